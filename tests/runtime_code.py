@@ -516,7 +516,9 @@ def torch_pipelining(folder: Path, blocks: int) -> object:  # noqa: ARG001
     for rank in range(0, world, plan["data_parallel_degree"]):
         torch.distributed.init_process_group(backend="fake", rank=rank, world_size=world, store=FakeStore())
         model = _chain_of([path for stage in plan["stages"] for path in stage["modules"]])
-        loss, x = torch.nn.functional.mse_loss, torch.zeros(1, 2)
+        kind = getattr(torch, plan["weight_type"])
+        loss, x = torch.nn.functional.mse_loss, torch.zeros(1, 2, dtype=kind)
+        model.to(kind)
         schedule, parts = pipeline.build(model, torch.device("cpu"), pipeline.mesh("cpu"), loss, x, x)
         built[rank] = [type(schedule).__name__, len(parts)]
         torch.distributed.destroy_process_group()

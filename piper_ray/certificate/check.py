@@ -29,11 +29,11 @@ import numpy as np
 
 from piper_ray.certificate.certificate import Certificate, Tails
 from piper_ray.certificate.claims import charged, require_certifiable
-from piper_ray.certificate.file import read_certificate
+from piper_ray.certificate.file import free_bytes, read_after
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, Scratch, make_scratch
-from piper_ray.certificate.tables import claim_of
+from piper_ray.certificate.tables import claim_of, count_downsets
 from piper_ray.certificate.ways import Way, ways_of
 from piper_ray.model import arguments
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
@@ -45,6 +45,9 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
+
+_FEW_ROWS = 100_000
+"""Of a certificate, which are read whatever the workload is."""
 
 _BYTES_OF_DOWNSET = 96
 """And so many for each way of running a stage: what the check keeps of one."""
@@ -113,7 +116,18 @@ def verify_certificate(
     if threads is not None:
         arguments.positive("threads", threads)
     if not isinstance(certificate, Certificate):
-        certificate = read_certificate(certificate)
+        certificate = read_after(certificate, lambda head, rows: _refuse_too_many(instance, head, rows))
+    on_levels = _levels_of(instance, certificate)
+    found = [
+        _check_level(level, tails, certificate, threads or _cores(), stop or Stop())
+        for level, tails in zip(on_levels, certificate.tails, strict=True)
+    ]
+    downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
+    return CertifiedBound(certificate.bound_s, certificate.restrictions, downsets, live, stages, choices)
+
+
+def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
+    """Those that it has tails of. Raises CertificateRefused for one that is not of the instance, or of parts of it."""
     if certificate.digest != instance.digest:
         raise CertificateRefused(
             f'the certificate is for another workload or cluster ("{certificate.name}"): give the same input, and the '
@@ -125,12 +139,22 @@ def verify_certificate(
         raise CertificateRefused(
             "the certificate leaves out some of the groups of devices that have links of their own"
         )
-    found = [
-        _check_level(level, tails, certificate, threads or _cores(), stop or Stop())
-        for level, tails in zip(on_levels, certificate.tails, strict=True)
-    ]
-    downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
-    return CertifiedBound(certificate.bound_s, certificate.restrictions, downsets, live, stages, choices)
+    return on_levels
+
+
+def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
+    """Raises CertificateRefused for more states than there can be, before they are read. head: without any.
+
+    Of a tail with so many devices only the least sum of d counts, and the other way round.
+    """
+    if rows <= _FEW_ROWS:
+        return
+    most = 0
+    for level, tails in zip(_levels_of(instance, head), head.tails, strict=True):
+        downsets = count_downsets(level, tails, max(2, int(free_bytes() / _BYTES_OF_DOWNSET)))
+        most += downsets * (1 + min(level.devices, level.data_parallel_limit))
+    if rows > most:
+        raise CertificateRefused(f"the certificate has {rows:,} rows; for this workload there are {most:,} at the most")
 
 
 def _cores() -> int:
@@ -154,7 +178,7 @@ def _check_level(
     if certificate.bound_s == 0.0 or any(not any(way.tmpcs[layer.id] for way in ways) for layer in instance.layers):
         return 0, 0, 0, 0  # nothing takes less than no time, and a layer that cannot be run is in no plan
     check_joined(instance, ways, tails.joined, ample_memory=memory_is_ample(instance))
-    most = max(2, int(_free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
+    most = max(2, int(free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
     claim = claim_of(instance, ways, tails, certificate.bound_s, most)
     _check_ends(instance, claim)
     found = (make_scratch(claim) for _ in range(threads))
@@ -164,14 +188,6 @@ def _check_level(
         for scratch in pool.map(lambda scratch: _look(claim, parts, scratch, ways, tails, stop), found):
             counts += scratch.tested
     return int(claim.tails.worth.size), int(claim.tails.live.size), int(counts[0]), int(counts[1])
-
-
-def _free_bytes() -> float:
-    """Of this machine, half of which may be taken."""
-    try:
-        return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # no such figure here
-        return 4e9
 
 
 def _check_ends(instance: Instance, claim: Claim) -> None:

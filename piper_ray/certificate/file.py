@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from piper_ray.certificate.certificate import Certificate, Tails
 from piper_ray.certificate.claims import restrictions_of
-from piper_ray.model.errors import CertificateRefused, UsageError
+from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file, written_whole
 
@@ -29,6 +29,12 @@ _KEY = b"piper_ray"
 _COLUMNS = ("level", "members", "devices", "data_parallel_sum")
 _MOST = 2**53
 """What devices and sums are below, so that they are exact in any number."""
+
+_LEAST_BYTES, _SPARE_BYTES = 64, 2**20
+"""Of a row beside its members, while it is read; and of a file's own tables."""
+
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError)
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UsageError, pa.ArrowException)
 
 
 def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) -> None:
@@ -70,8 +76,8 @@ def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) ->
 def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     """What ``write_certificate`` wrote, found to be in form; whether it proves anything says ``verify_certificate``.
 
-    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, and UsageError
-    for a file that cannot be read.
+    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, UsageError for a
+    file that cannot be read, and LimitError for one of more rows than there is memory for.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -80,6 +86,12 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     >>> piper_ray.read_certificate("bert.certificate").digest == bert.digest
     True
     """
+    return read_after(path, lambda _head, _rows: None)
+
+
+def read_after(path: str | os.PathLike[str], look: Callable[[Certificate, int], object]) -> Certificate:
+    """As ``read_certificate``. look: at the certificate without its rows and how many those are, before they are read:
+    a small file can have any number. What it raises is raised."""
     try:
         kind = kind_unless_file(path)
         if kind is not None:
@@ -88,32 +100,57 @@ def read_certificate(path: str | os.PathLike[str]) -> Certificate:
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
-        table = pq.read_table(pa.BufferReader(content))
-        header = json.loads((table.schema.metadata or {})[_KEY])
+        file = pq.ParquetFile(pa.BufferReader(content))
+        header = json.loads((file.schema_arrow.metadata or {})[_KEY])
         if not isinstance(header, dict) or header["form"] != FORM:
             raise ValueError
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
     if header.get("schema_version") != VERSION:
         raise CertificateRefused(
             f"{path}: is a certificate of version {header.get('schema_version')!r}; this piper_ray reads {VERSION}"
         )
     try:
+        head = _certificate(header, file.schema_arrow.empty_table())
+        rows = _rows(file.metadata, head)
+    except _MALFORMED as error:
+        raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
+    look(head, rows)
+    if rows * (_LEAST_BYTES + _width(head)) > free_bytes():
+        raise LimitError(f"{path}: has {rows:,} rows, which take more memory than is free")
+    try:
+        table = file.read()
+    except _UNREADABLE as error:
+        raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
+    try:
         found = _certificate(header, table)
         written = header.get("sha256") == _digest(_header(found, checked=False), found)
-    except (
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-        UsageError,
-        pa.ArrowException,
-    ) as error:
+    except _MALFORMED as error:
         raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
     if not written:
         raise CertificateRefused(f"{path}: was changed after it was written: its checksum is another")
     return found
+
+
+def free_bytes() -> float:
+    """Of this machine, half of which may be taken."""
+    try:
+        return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # no such figure here
+        return 4e9
+
+
+def _width(certificate: Certificate) -> int:
+    """Bytes of a row's members, the most."""
+    return max(((len(tails.layers) + 7) // 8 for tails in certificate.tails), default=0)
+
+
+def _rows(metadata: pq.FileMetaData, head: Certificate) -> int:
+    """By what the file says before they are read, which is to be no more bytes than so many rows take."""
+    sizes_bytes = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if sizes_bytes > _SPARE_BYTES + metadata.num_rows * (_LEAST_BYTES + _width(head)):
+        raise ValueError(f"its {metadata.num_rows:,} rows are said to take {sizes_bytes:,} bytes")
+    return int(metadata.num_rows)
 
 
 def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]:
@@ -185,10 +222,15 @@ def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
 
 def _members(column: pa.Array, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """uint8[rows, width]."""
-    values = column.to_pylist()
-    if any(len(value) != width for value in values):
+    _, ends, data = column.buffers()
+    if not len(column):
+        return np.zeros((0, width), np.uint8)
+    at = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    if np.any(np.diff(at) != width):
         raise ValueError(f"a row's members are to be {width} bytes")
-    return np.frombuffer(b"".join(values), np.uint8).reshape(len(values), width)
+    if data is None or at[-1] == at[0]:
+        return np.zeros((len(column), width), np.uint8)
+    return np.frombuffer(data, np.uint8)[at[0] : at[-1]].reshape(len(column), width)
 
 
 def _whole(number: object) -> int:

@@ -60,6 +60,11 @@ class Vertices:
         return cls(tails.layers, tuple(map(frozenset, successors)), tuple(edges))
 
 
+def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> int:
+    """Of the layers that do not join others. Raises as ``claim_of``."""
+    return int(_downsets(Vertices.of(instance, tails), most)[0].shape[0])
+
+
 def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, bound_s: float, most: int) -> Claim:
     """Raises CertificateRefused for tails that are none, and LimitError past ``most`` downsets.
 

@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from piper_ray.cli.commands import OnDemand
 from piper_ray.cli.interrupts import listening
 from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, as_options, reword
-from piper_ray.model.errors import EXIT_INTERRUPTED, PiperRayError, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError
 from piper_ray.model.extras import advice
 from piper_ray.version import __version__
 
@@ -58,6 +58,9 @@ class _Commands(FlagsAsFlags, TyperGroup):
             raise
         except (typer.Exit, typer.Abort):
             raise
+        except MemoryError as error:
+            _complain(f"there is not enough memory: {str(error) or 'the system gives no more'}", ctx)
+            raise typer.Exit(LimitError.exit_code) from None
         except Exception as error:  # noqa: BLE001 - whatever it is, the user gets a message and not a traceback
             missing = advice(error) if isinstance(error, ModuleNotFoundError) else None
             if missing is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +21,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.settings import context_of
-from piper_ray.model.solution import Solution
+from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines
@@ -97,6 +98,35 @@ class RuntimeSolve:
         if (alone := runtime.on_one_rank(instance)) is not None:
             note(f"{alone}: plans have one rank")
         return cls(runtime, node, asked if chunks is None else Schedule(scheduled, chunks), kept, restrictions)
+
+    def beyond_bytes(self, instance: Instance, solution: Solution) -> float:
+        """What the runtime holds on a device beside the plan's figures, where the plan has no room for it; else 0."""
+        from piper_ray.export.target import Target
+        from piper_ray.export.targets import export_plan
+
+        if solution.plan is None:
+            return 0.0
+        try:
+            launch = export_plan(
+                instance, solution.plan, solution.schedule, Target(self.runtime.name.value), self.gpus_per_node
+            )
+        except UsageError:  # what cannot be exported is told by whoever exports it
+            return 0.0
+        return max(launch.beyond_bytes) if launch.excess else 0.0
+
+    def with_room(self, instance: Instance, found: Solution, solve: Callable[[Instance], Solution]) -> Solution:
+        """The best plan that leaves the runtime what it holds beside its figures, with what is proved of all plans."""
+        beyond_bytes = self.beyond_bytes(instance, found)
+        if not 0.0 < beyond_bytes < instance.memory_bytes:
+            return found
+        note(
+            f"the best plan leaves less than the {size_text(beyond_bytes)} that {self.runtime.title} holds beside its "
+            "figures: solved anew with that set aside"
+        )
+        again = solve(instance.replace(memory_bytes=instance.memory_bytes - beyond_bytes))
+        lower_s = min(found.lower_bound_s, again.time_per_sample_s or found.lower_bound_s)
+        status = Status.UNKNOWN if again.plan is None else Status.FEASIBLE
+        return replace(again, status=status, lower_bound_s=lower_s, infeasibility=None)
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
         """The plan that the runtime's rules keep us from, under the same schedule."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -228,16 +229,22 @@ def solve(
 
             def search(stop: Stop[Solution]) -> Solution:
                 with ray_backend(address, workers, cpus_per_worker, threads, without_workers) as backend:
-                    found = piper_ray.solve(
-                        instance,
-                        restrictions=restrictions,
-                        options=options,
-                        backend=backend,
-                        listener=told(log, stop),
-                        stop=stop,
-                        schedule=asked,
-                        step=step,
-                    )
+
+                    def solve_one(one: Instance, how: SolveOptions = replace(options, resume=None)) -> Solution:
+                        return piper_ray.solve(
+                            one,
+                            restrictions=restrictions,
+                            options=how,
+                            backend=backend,
+                            listener=told(log, stop),
+                            stop=stop,
+                            schedule=asked,
+                            step=step,
+                        )
+
+                    found = solve_one(instance, options)
+                    if for_runtime is not None and found.stopped_by is not StoppedBy.TIME_LIMIT and not stop.requested:
+                        found = for_runtime.with_room(instance, found, solve_one)
                     stop.conclude(found)  # a cluster may be slow to let go
                     tell_of(found)
                 return found

@@ -3,7 +3,8 @@
 Numba's own cache trusts what it finds: a damaged file ends the program, some by a segmentation fault, and so does a
 disk without room. Here an entry is one file, which begins with a checksum of the rest and holds what it was compiled
 from and for. What does not match is as good as missing, and what cannot be written is compiled by the next process too.
-So processes may read, write and delete entries at the same time, in any order.
+So processes may read, write and delete entries at the same time, in any order. A checksum keeps nobody from writing an
+entry that does harm: folders that others may write to are left alone (``trust``).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from numba.core.serialize import dumps
 from piper_ray.compiled.claims import claim, release
 from piper_ray.compiled.compiler import KernelLibrary, Merged
 from piper_ray.compiled.observers import COMPILING, tell
+from piper_ray.compiled.trust import fault_of, made
 from piper_ray.storage.replacing import replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
@@ -96,6 +98,10 @@ class KernelCache(_Cache):
 
     def _found(self, key: Key, target_context: Any) -> CompileResult | None:
         for folder in self._folders:
+            fault = fault_of(folder)
+            if fault is not None:
+                tell(f"compiled kernels in {folder} are left alone: {fault}")
+                continue
             content = _content(folder / self._name(key))
             if content is not None and content[0] == key:
                 result = _loaded(target_context, *content[1])
@@ -112,7 +118,7 @@ class KernelCache(_Cache):
         entry = hashlib.sha256(body).digest() + body
         faults = []
         for folder in self._folders:
-            fault = _write(folder / self._name(key), entry)
+            fault = fault_of(folder) or _write(folder / self._name(key), entry)
             if fault is None:
                 return
             faults.append(f"{folder}: {fault}")
@@ -217,7 +223,7 @@ def _loaded(
 def _write(path: Path, entry: bytes) -> str | None:
     """Returns why it cannot be written, if so."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        made(path.parent)
         with replacing(path, path.with_name(f".{uuid4().hex}.tmp")) as unfinished:
             unfinished.write_bytes(entry)
     except OSError as error:

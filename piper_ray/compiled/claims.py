@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from piper_ray.compiled.trust import fault_of, made
+
 _FILE = "compiling"
 
 
@@ -61,7 +63,9 @@ def release(folders: Sequence[Path], number: int) -> None:
 def _opened(folders: tuple[Path, ...]) -> int | None:
     """Kept open: a process that closes the file anywhere gives up all its locks. None if no folder can be written."""
     for folder in folders:
+        if fault_of(folder) is not None:
+            continue
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+            made(folder)
             return os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     return None

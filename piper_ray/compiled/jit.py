@@ -21,6 +21,7 @@ from numba.np.numpy_support import from_dtype, map_layout
 
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler, Merged, MergedCompiler, SharedCompiler, by_itself, dispatchers
+from piper_ray.compiled.trust import fault_of
 
 _FOLDERS = (
     "certificate/kernels",
@@ -73,7 +74,8 @@ def cache_folders() -> tuple[Path, ...]:
 
 def is_kept(kernel_name: str) -> bool:
     """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
-    return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in cache_folders())
+    folders = [folder for folder in cache_folders() if fault_of(folder) is None]
+    return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in folders)
 
 
 def is_loaded(function: Callable[..., Any]) -> bool:

@@ -133,4 +133,4 @@ def _model(job: Job) -> Settings:
 
 
 def _precision(job: Job) -> Settings:
-    return {} if job.instance.model is None else precision_settings(job.instance.model)
+    return {} if job.instance.model is None else precision_settings(job, job.instance.model)

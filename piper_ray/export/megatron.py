@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from piper_ray.export.files import Export, shell_lines
 from piper_ray.export.job import Job
 from piper_ray.export.megatron_flags import words_of
-from piper_ray.export.megatron_model import model_settings, require_megatron_model, scaling_note
+from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
 from piper_ray.export.megatron_settings import (
     overlap_settings,
     plan_settings,
@@ -57,8 +57,9 @@ def export_megatron(job: Job) -> Export:
     known = model is not None
     if model is not None:
         shape = require_pretrained(model)
-        settings |= dict(model_settings(shape)) | dict(precision_settings(model))
-        notes += filter(None, [scaling_note(shape)])
+        require_divided(shape, job.tensor_parallel_degree, job.setting.expert_tensor)
+        settings |= dict(model_settings(shape)) | dict(precision_settings(job, model))
+        notes += unsaid(shape)
         notes.append("training.args has usual figures of the optimizer and the length of the training: change them")
     else:
         notes.append(
@@ -91,13 +92,16 @@ def _script(job: Job, known: bool) -> str:
         given = "# the model's own arguments: its shape, its data, the optimizer, the precision.\n"
     several = ", MASTER_ADDR (the address of node 0) and NODE_RANK" if job.nodes > 1 else ""
     names = ("megatron.args", "training.args") if known else ("megatron.args",)
-    files = [f'$(cat "$(dirname "$0")/{name}")' for name in names]
+    texts = {name: name.partition(".")[0] + "_arguments" for name in names}
+    read = "".join(f'{variable}="$(cat "$(dirname "$0")/{name}")"\n' for name, variable in texts.items())
+    files = [f"${variable}" for variable in texts.values()]
     return (
         "#!/usr/bin/env bash\n"
         f"# Run on each node with MEGATRON (a checkout of Megatron-LM){several} set, and\n{given}"
         "set -euo pipefail\nset -f\n"
         + _environment(job)
         + (_DATA if known else "")
+        + read
         + shell_lines([f"exec {job.torchrun}", _PRETRAIN, *files, '"$@"'])
     )
 

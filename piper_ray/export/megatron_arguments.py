@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import NoReturn
 
+from piper_ray.export.commands import command_words, ranks_started
 from piper_ray.export.megatron_flags import COSTLY_FLAGS, READ_FLAGS, Kind, PlanFlag, flag_of
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, check_layout, parse_layout
 from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
@@ -26,7 +26,8 @@ _COSTLY = tuple(map(flag_of, COSTLY_FLAGS))
 _DEFAULT_MODULE = "core_attn"
 """What Megatron computes again where selective recomputation names no modules."""
 
-_IN_A_COMMAND = re.compile(r"(^|[\s'\"=])--[\w.-]*(parallel|pipeline)")
+_SWITCHES = frozenset(flag_of(flag.name) for flag in READ_FLAGS.values() if flag.kind is Kind.SWITCH)
+_IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline)")
 
 
 def are_arguments(text: str) -> bool:
@@ -59,11 +60,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def read_arguments(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """Of a command's text. Flags that say nothing of the plan are left aside. Raises UsageError."""
-    try:
-        words = shlex.split(text, comments=True)
-    except ValueError as error:
-        raise UsageError(f"{_SOURCE}: {error}") from None
-    return _read(words, pieces, instance)
+    read = _read(command_words(text, _SOURCE, _SWITCHES), pieces, instance)
+    started, said = ranks_started(text), read.run_as
+    each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
+    if started is not None and started % each:
+        raise UsageError(f"{_SOURCE}: {started} ranks are started, of which a replica takes {each}")
+    return read if started is None else replace(read, run_as=replace(said, world=started))
 
 
 def read_values(
@@ -202,7 +204,8 @@ def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recompu
     if method not in (None, "uniform", "block"):
         raise UsageError(f"--recompute-method {method}: expected uniform or block")
     if granularity is None:
-        for flag, value in (("method", method), ("num-layers", layers)):
+        modules = None if given.recompute_modules is None else " ".join(given.recompute_modules)
+        for flag, value in (("method", method), ("num-layers", layers), ("modules", modules)):
             if value is not None:
                 notes.append(
                     f"--recompute-{flag} {value} does nothing in Megatron without --recompute-granularity: nothing is "

@@ -72,7 +72,7 @@ def export_bridge(job: Job) -> Export:
     else:
         shape = require_decoder(model)
         planned |= _planned(shape)
-        lines += _precision(model)
+        lines += _precision(job, model)
         if model.lora_rank:
             lines.append(_lora(model, shape))
     if hides_tensor_exchanges(job) and job.setting.sequence_parallel:
@@ -131,8 +131,8 @@ def _planned(shape: DecoderShape) -> dict[str, object]:
     return found
 
 
-def _precision(model: TrainedModel) -> list[str]:
-    precision_settings(model)  # refuses what Megatron cannot keep
+def _precision(job: Job, model: TrainedModel) -> list[str]:
+    precision_settings(job, model)  # refuses what Megatron cannot keep
     if model.optimizer_bytes != TrainedModel.optimizer_bytes:
         raise UsageError(
             f"{model.optimizer_bytes:g} bytes of optimizer state a parameter, where Megatron-Bridge's recipes keep "

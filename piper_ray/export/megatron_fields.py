@@ -19,6 +19,7 @@ from piper_ray.runtimes.pieces import ModelPieces
 
 _LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
 _SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
+_CHANGED = re.compile(r"cfg\.[\w.]+ *[-+*/|%]+=.*")
 _SECTIONS_DEEP = 4
 
 
@@ -30,6 +31,8 @@ def is_recipe(text: str) -> bool:
 def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """Of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
     values: dict[str, object] = {}
+    if (changed := _CHANGED.search(text)) is not None:
+        raise UsageError(f"{changed[0]}: expected a value that need not be worked out")
     for found in _SETTING.finditer(text):
         name, value = found["name"], found["value"].strip()
         values[name] = _literal(value)

@@ -27,7 +27,16 @@ KNOWN = frozenset({
 _GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
 _SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "dots1"})
 _SWIGLU_LIMIT = 7.0
+_SQUARED = "squared_relu"
 _AUXILIARY_LOSS = 1e-3
+_FIXED_STRETCHING = {
+    "llama3": {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    "yarn": {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096},
+}
+"""Figures of a stretching that Megatron has as constants, by its kind."""
+
+_UNSAID = {"scale_attn_by_inverse_layer_idx": False, "router_jitter_noise": 0.0}
+"""Keys of configs that no argument says, with their usual values."""
 
 
 MODEL_NUMBERS = (
@@ -73,6 +82,18 @@ def _reasons(shape: DecoderShape) -> Iterator[str]:
         yield "its layers are not known to be Megatron's own"
 
 
+def require_divided(shape: DecoderShape, t: int, each: int) -> None:
+    """Raises UsageError for a size of its feed-forward parts that devices do not divide, which Megatron refuses once it
+    builds them. t: devices of a replica's layers; each: of an expert."""
+    experts = shape.experts
+    sizes = [("intermediate size", shape.config.inner, t)]
+    if experts is not None:
+        sizes += [("experts' intermediate size", experts.inner, each), ("shared experts' size", experts.shared, t)]
+    for what, size, devices in sizes:
+        if size and size % devices:
+            raise UsageError(f"Megatron divides no {what} of {size} by tensor parallelism {devices}")
+
+
 _BIASES = {(False, False, False): ("disable_bias_linear",), (True, True, True): (),
            (True, False, False): ("disable_bias_linear", "add_qkv_bias")}  # fmt: skip
 """Of queries, keys and values, of attention's output, of the feed-forward part: the switches that say so."""
@@ -91,7 +112,7 @@ def _activation(shape: DecoderShape) -> tuple[str, ...] | None:
     if shape.rules.gated:
         return ("swiglu",) if shape.activation in ("silu", "swish", "swiglu") else None
     if shape.activation in ("relu2", "squared_relu"):
-        return ("squared_relu",)
+        return (_SQUARED,)
     return () if shape.activation in _GELUS else None
 
 
@@ -110,6 +131,7 @@ def model_settings(shape: DecoderShape) -> Settings:
         "norm_epsilon": shape.norm_epsilon or 1e-5,
         **dict.fromkeys(_activation(shape) or (), True),
         **dict.fromkeys(_BIASES[_biases(shape)], True),
+        "no_bias_gelu_fusion": _activation(shape) == (_SQUARED,),  # of which Megatron has no fused one
         "untie_embeddings_and_output_weights": not config.tied,
         "qk_layernorm": bool(rules.query_norm) or any(isinstance(part, LatentAttention) for part in shape.mixing),
         "hidden_dropout": hidden_dropout,
@@ -171,16 +193,23 @@ def _positions(shape: DecoderShape) -> dict[str, Value]:
     return found
 
 
-def scaling_note(shape: DecoderShape) -> str | None:
-    """What is said of rotary positions that are stretched in a way that no argument says; it changes no time."""
+def unsaid(shape: DecoderShape) -> Iterator[str]:
+    """What no argument says of how rotary positions are stretched, scores scaled or routers fed; it changes no time."""
     rotary = shape.rotary
-    if rotary is None:
-        return None
-    kind = rotary.scaling.get("rope_type", rotary.scaling.get("type", "default"))
-    said = {"rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"}
-    if kind == "default" or said & _positions(shape).keys():
-        return None
-    return f"the config stretches rotary positions ({kind}), which pretrain_gpt.py has no argument for: left out"
+    kind = "default"
+    if rotary is not None:
+        kind = str(rotary.scaling.get("rope_type", rotary.scaling.get("type", "default")))
+        said = {"rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"}
+        if kind != "default" and not said & _positions(shape).keys():
+            yield f"the config stretches rotary positions ({kind}), which pretrain_gpt.py has no argument for: left out"
+            kind = "default"
+        for key, own in _FIXED_STRETCHING.get(kind, {}).items():
+            value = rotary.scaling.get(key, own)
+            if value != own:
+                yield f"the config's {key} is {value}, Megatron's {own:g}, which pretrain_gpt.py has no argument for"
+    for key, usual in _UNSAID.items():
+        if (value := shape.said(key)) is not None and value != usual:
+            yield f"the config's {key} is {value}, which pretrain_gpt.py has no argument for: left out"
 
 
 def _experts(shape: DecoderShape, experts: Experts) -> dict[str, Value]:

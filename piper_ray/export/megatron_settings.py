@@ -10,6 +10,9 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.simulate.actions import group_size
+from piper_ray.workloads.estimate.architectures.latent import LatentAttention
+from piper_ray.workloads.estimate.architectures.layers import Attention
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from piper_ray.workloads.estimate.software import ContextExchange
 
 _BLACKWELL = ("B", "GB")
@@ -46,10 +49,26 @@ _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather
 
 
 def context_settings(job: Job) -> Settings:
-    """How groups that share a sequence attend to all of it, where the workload says so."""
-    if job.setting.context == 1 or job.instance.model is None:
+    """How groups that share a sequence attend to all of it, where the workload says so. Raises UsageError for what no
+    kernel does."""
+    model = job.instance.model
+    if job.setting.context == 1 or model is None:
         return {}
-    return {"cp_comm_type": _CONTEXT[ContextExchange(job.instance.model.context_exchange)]}
+    kind = _CONTEXT[ContextExchange(model.context_exchange)]
+    shape = decoder_shape(model)
+    parts = () if shape is None else shape.mixing
+    # TransformerEngine's attn_forward_func_with_cp takes no others.
+    if kind == "p2p" and any(isinstance(part, Attention) and part.window for part in parts):
+        raise UsageError(
+            "context parallelism as a ring takes no sliding windows (TransformerEngine), and this model has some; "
+            "expected estimate --context-exchange all-gather or all-to-all"
+        )
+    if kind != "p2p" and any(isinstance(part, LatentAttention) for part in parts):
+        raise UsageError(
+            f"context parallelism by {model.context_exchange} takes no latent attention (TransformerEngine), and this "
+            "model has it; expected estimate --context-exchange ring"
+        )
+    return {"cp_comm_type": kind}
 
 
 def _experts(job: Job) -> dict[str, Value]:
@@ -96,7 +115,7 @@ def overlap_settings(job: Job) -> Settings:
     return {name: value for name, value in found.items() if value is not False}
 
 
-def precision_settings(model: TrainedModel) -> Settings:
+def precision_settings(job: Job, model: TrainedModel) -> Settings:
     """Precision of products, of gradients as they are summed, and of the optimizer's state.
 
     Raises UsageError for bytes a parameter that no arguments give.
@@ -118,6 +137,13 @@ def precision_settings(model: TrainedModel) -> Settings:
             f"plan's {model.optimizer_bytes:g}"
         )
     found |= _OPTIMIZERS[model.optimizer_bytes]
+    if "use_precision_aware_optimizer" in found:  # which Megatron has as a distributed optimizer alone
+        if job.setting.optimizer_shards == 1 and job.data_parallel_degree > 1:
+            raise UsageError(
+                f"Megatron keeps {model.optimizer_bytes:g} bytes of optimizer state a parameter where replicas share "
+                "it, and the plan's do not; expected estimate --zero all"
+            )
+        found["use_distributed_optimizer"] = True
     return {name: value for name, value in found.items() if value is not False}
 
 

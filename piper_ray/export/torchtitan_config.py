@@ -18,6 +18,8 @@ from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "torchtitan layout"
 _ALL_THAT_ARE_LEFT = -1
+_BUILDER = "builder"
+"""Of a table of the model as we export it; torchtitan's own names a flavor."""
 
 READ_FIELDS = frozenset({
     "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
@@ -59,7 +61,7 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
         )
         check_batch(instance, _SOURCE, microbatch, training.get("global_batch_size"), training.get("seq_len"))
     names = frozenset(parallelism.keys() & READ_FIELDS)
-    if isinstance(given := document.get("model"), Mapping):
+    if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
         names |= _same_model(given, instance)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts is None:

@@ -29,6 +29,8 @@ _KNOWN = _LATENT | {
 
 _SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2"})
 _GPT_OSS_WINDOW = 128
+_GPT_OSS_HEADS = 64, 8, 64
+"""Of queries, of keys and values, and their size."""
 _USUAL_EPSILON = {"mixtral": 1e-5, _GPT_OSS: 1e-5}
 """Where the config says none; of all others 1e-6."""
 _ADAPTED = ("wq", "wkv", "wo", "w1", "w2", "w3")
@@ -82,6 +84,10 @@ def _attention_reasons(shape: DecoderShape) -> Iterator[str]:
     gpt_oss, rotary = shape.model_type == _GPT_OSS, shape.rotary
     windows = [part.window for part in shape.mixing if isinstance(part, Attention)]
     expected = [_GPT_OSS_WINDOW if gpt_oss and layer % 2 == 0 else None for layer in range(len(windows))]
+    config = shape.config
+    if gpt_oss and (config.num_attention_heads, config.key_heads, config.head_size) != _GPT_OSS_HEADS:
+        heads, key_heads, size = _GPT_OSS_HEADS
+        yield f"torchtitan's gpt_oss has {heads} heads of {size}, {key_heads} of them of keys and values"
     if windows and windows != expected:
         yield "torchtitan's attention has not its sliding windows"
     if any(isinstance(part, Attention) and part.output_gate for part in shape.mixing):

@@ -12,7 +12,7 @@ from piper_ray.model.figures import printable
 _COMMENT = re.compile(r"(^|\s)#.*$", re.MULTILINE)
 _KEY = re.compile(
     r"(?<![\w./$-])(?P<dashes>[-\u2013\u2014]{0,2})(?P<name>[A-Za-z][\w.-]*)"
-    r"(?=(?P<between>['\"]?\s*[:=,]\s*|\s+|$)['\"]?(?P<value>[^\s'\",;)\]}]*))"
+    r"(?=(?P<between>['\"]?\s*[:=,]\s*|['\"]?[\s;|&()<>`]+|['\"]?$)['\"]?(?P<value>[^\s'\",;)\]}]*))"
 )
 """An option and what follows it, in a command, YAML, TOML, JSON or Python."""
 
@@ -21,6 +21,8 @@ _DEGREES = frozenset({
     "tp", "pp", "cp", "ep", "dp", "etp", "edp", "vp", "vpp", "mp",
 })  # fmt: skip
 """Parts of a name that says how something is divided, where a number follows."""
+
+_OLDER_RECOMPUTATION = ("activations_checkpoint", "checkpoint_activations", "checkpoint_num_layers")
 
 _LONG = ("parallel", "pipeline")
 _ALIKE = 0.85
@@ -43,7 +45,7 @@ def require_understood(text: str, read: Collection[str], known: Collection[str],
             if (meant := _misspelt(name, known)) is not None:
                 written = meant if shown[0].isalpha() else "--" + meant.replace("_", "-")
                 raise UsageError(f"layout: {shown} is not understood; did you mean {written}?")
-            if _is_degree(name, value):
+            if _is_degree(name, value) or _recomputes(name, value):
                 raise UsageError(f"layout: {shown} is not understood; {_EXPECTED}")
     for name, said in values.items():
         if len(said) > 1:
@@ -60,7 +62,7 @@ def _options(text: str) -> Iterator[tuple[str, str, str]]:
     """Each option as it stands, its name in Python without what it is a field of, and the first word that follows."""
     for match in _KEY.finditer(text):
         dashes, name, between, value = match["dashes"], match["name"], match["between"], match["value"]
-        is_word = not dashes and not between.strip("'\" \t\n")
+        is_word = not dashes and not between.strip("'\" \t\n;|&()<>`")
         is_variable = not dashes and name.isupper()  # of the shell: where it is used, no number is found
         if not is_word and not is_variable:
             follows = value if value[:1].isalnum() else ""  # not the next option
@@ -69,6 +71,11 @@ def _options(text: str) -> Iterator[tuple[str, str, str]]:
 
 def _misspelt(name: str, known: Collection[str]) -> str | None:
     return next(iter(get_close_matches(name, known, 1, _ALIKE)), None)
+
+
+def _recomputes(name: str, value: str) -> bool:
+    """Whether it is one of the ways to ask for recomputation that Megatron and NeMo had before."""
+    return name.startswith(_OLDER_RECOMPUTATION) and value.lower() not in ("null", "none", "false")
 
 
 def _is_degree(name: str, value: str) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.software import ContextExchange
 
 _LEAST_TOKENS = 8192
 """Of a group: with fewer there is little left to share that tensor parallelism does not share as well."""
@@ -15,9 +18,13 @@ _MOST_GROUPS = 8
 
 
 def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> tuple[int, ...]:
-    """Powers of two, 1 among them."""
+    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no windows in a ring."""
     length = tokens or model.tokens
     if length is None or not runtime.setting.context:
+        return (1,)
+    shape = decoder_shape(TrainedModel(config=model.document))
+    mixing = () if shape is None else shape.mixing
+    if runtime.context_exchange == ContextExchange.RING.value and any(getattr(part, "window", None) for part in mixing):
         return (1,)
     kinds = _kinds(model, tokens)
     if not all(attends(kind) and kind.value("s") == length for kind in kinds if kind.recomputable):

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.cli.commands import LISTED
+from piper_ray.model.errors import LimitError
 from piper_ray.report.document import to_text
 from tests.cli_cases import run, write_small
 from tests.report_cases import small_instance, small_plan
@@ -50,6 +51,16 @@ def plan(tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(small_plan().to_dict()))
     return path
+
+
+def test_too_little_memory_is_no_fault_of_ours(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 3.00 TiB")
+
+    monkeypatch.setattr("piper_ray.cli.info.load_instance", fails)
+    result = RUNNER.invoke(app, ["info", str(small)])
+    assert result.exit_code == LimitError.exit_code
+    assert result.stderr == "piper-ray: there is not enough memory: Unable to allocate 3.00 TiB\n"
 
 
 SIZED = {"--memory": "8", "--bandwidth": "25", "--memory-limit": "16"}

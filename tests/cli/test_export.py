@@ -11,7 +11,7 @@ import pytest
 import piper_ray
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
 from tests.cli_cases import run, without_notes, write_small
-from tests.export_support import llama, plan_of, runtime_says
+from tests.export_support import ROOT, llama, plan_of, runtime_says
 
 LAYOUT = "Et*3|(t*3|)*2,t*3L"
 
@@ -190,6 +190,18 @@ def test_a_plan_that_does_not_fit_is_written_only_if_asked(source: Path, tmp_pat
     written = good("export", source, plan, *little, "--despite-memory")
     assert "note: more memory is needed than there is: stage 1 needs" in written.stderr
     assert "more memory is needed than there is: stage 1 needs" in (out / "README.md").read_text()
+
+
+def test_a_plan_for_deepspeed_leaves_what_it_holds_beside_the_figures(tmp_path: Path) -> None:
+    """Tensors between stages: the plan that is fastest by the figures alone would be refused."""
+    source, plan = str(ROOT / "inputs" / "llama3-70b.toml"), tmp_path / "plan.json"
+    words = ("--devices", "64", "--runtime", "deepspeed", "--gap", "1%")
+    finished = good("solve", source, *words, "--out", plan)
+    assert "than the 3.75 GiB that DeepSpeed holds beside its figures: solved anew" in finished.stderr
+    document = json.loads(plan.read_text())
+    assert document["status"] == "feasible"
+    assert 0.0 < document["gap"] < 0.02
+    good("export", source, plan, "--devices", "64", "--to", "deepspeed", "-o", tmp_path / "launch")
 
 
 def test_a_plan_of_another_workload_is_one_line_that_names_it(source: Path, tmp_path: Path) -> None:

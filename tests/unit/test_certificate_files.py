@@ -19,7 +19,7 @@ from piper_ray.certificate.certificate import Certificate
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.certificate.file import read_certificate, write_certificate
 from piper_ray.model.constraints import KeepOrder, SameDegrees, TensorParallelDegrees
-from piper_ray.model.errors import CertificateRefused, UsageError
+from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
 from piper_ray.model.restrictions import Restrictions
 from tests.certificate_support import certificate_of, with_state, with_tails
 from tests.formats_support import named_pipe
@@ -128,6 +128,52 @@ def test_a_named_pipe_is_not_waited_for(tmp_path: Path) -> None:
         pytest.raises(UsageError, match=r"pipe: is a named pipe \(FIFO\): reading it could wait for ever"),
     ):
         read_certificate(pipe)
+
+
+def many_rows(path: Path, rows: int) -> None:
+    """The file with its first row so many times, and its header as it was."""
+    table = pq.read_table(path)
+    pq.write_table(table.take(pa.array(np.zeros(rows, np.int64))), path, compression="zstd")
+
+
+def test_more_rows_than_there_can_be_are_not_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many_rows(path, 300_000)
+    assert path.stat().st_size < 100_000
+    read: list[int] = []
+    real = pq.ParquetFile.read
+
+    def noted(file: pq.ParquetFile) -> pa.Table:
+        read.append(1)
+        return real(file)
+
+    monkeypatch.setattr(pq.ParquetFile, "read", noted)
+    with pytest.raises(CertificateRefused, match=r"has 300,000 rows; for this workload there are \d+ at the most"):
+        verify_certificate(TOWERS, path, threads=1)
+    assert not read
+
+
+def test_more_rows_than_there_is_memory_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.certificate.file.free_bytes", lambda: 10.0)
+    with pytest.raises(LimitError, match="rows, which take more memory than is free"):
+        read_certificate(path)
+
+
+def test_columns_larger_than_their_rows_are_not_read(path: Path) -> None:
+    table = pq.read_table(path)
+    large = pa.array([b"\0" * 2_000_000] * table.num_rows, pa.binary())
+    at = table.schema.get_field_index("members")
+    pq.write_table(table.set_column(at, table.schema.field("members"), large), path, use_dictionary=False)
+    with pytest.raises(CertificateRefused, match=r"its \d+ rows are said to take [\d,]+ bytes"):
+        read_certificate(path)
+
+
+def test_members_are_of_one_width(path: Path) -> None:
+    table = pq.read_table(path)
+    at = table.schema.get_field_index("members")
+    uneven = pa.array([b"\0" * (2 + row % 2) for row in range(table.num_rows)], pa.binary())
+    pq.write_table(table.set_column(at, table.schema.field("members"), uneven), path)
+    with pytest.raises(CertificateRefused, match="a row's members are to be"):
+        read_certificate(path)
 
 
 def test_files_that_are_not_there(tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_blackwell_scales_by_blocks() -> None:
     ("kept", "said"),
     [
         ({"gradient_bytes": 2.0}, "--grad-reduce-in-bf16"),
-        ({"optimizer_bytes": 8.0}, "--use-precision-aware-optimizer"),
+        ({"gradient_bytes": 4.0}, "--bf16"),
     ],
 )
 def test_bytes_of_a_parameter_are_said(kept: dict[str, Any], said: str) -> None:
@@ -159,7 +159,17 @@ def test_bytes_of_a_parameter_are_said(kept: dict[str, Any], said: str) -> None:
     assert result.instance.model is not None
     instance = replace(result.instance, model=replace(result.instance.model, **kept))
     assert said in arguments(instance, plan)
-    assert said not in arguments(result.instance, plan)
+    assert (said in arguments(result.instance, plan)) is (instance == result.instance)
+
+
+def test_moments_in_bf16_take_a_distributed_optimizer() -> None:
+    result, plan = planned(llama())
+    alone = Plan(tuple(replace(stage, data_parallel_degree=1) for stage in plan.stages), True)
+    assert result.instance.model is not None
+    instance = replace(result.instance, model=replace(result.instance.model, optimizer_bytes=8.0))
+    assert {"--use-precision-aware-optimizer", "--use-distributed-optimizer"} <= set(arguments(instance, alone))
+    with pytest.raises(UsageError, match="keeps 8 bytes of optimizer state a parameter where replicas share it"):
+        arguments(instance, plan)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +188,58 @@ def test_what_megatron_cannot_keep_is_refused(kept: dict[str, Any], told: str) -
     instance = replace(result.instance, model=replace(result.instance.model, **kept))
     with pytest.raises((UsageError, InputError), match=told):
         arguments(instance, plan)
+
+
+def test_activations_that_megatron_has_no_fused_kernel_of() -> None:
+    nemotron = model_of_config("n", shallow(PUBLISHED["Nemotron-4-340B"]["config"]))
+    result, plan = planned(nemotron)
+    assert {"--squared-relu", "--no-bias-gelu-fusion"} <= set(arguments(result.instance, plan))
+    result, plan = planned(llama())
+    assert "--no-bias-gelu-fusion" not in arguments(result.instance, plan)
+
+
+def test_sizes_that_t_does_not_divide_are_refused() -> None:
+    config = shallow(PUBLISHED["Llama-3.2-1B"]["config"]) | {"intermediate_size": 4099}
+    instance = estimated(model_of_config("odd", config), "H100-SXM", nodes=1, batch=8).instance
+    row = {layer.id: layer.tmpcs[2][0].id for layer in instance.layers}
+    with pytest.raises(UsageError, match="divides no intermediate size of 4099 by tensor parallelism 2"):
+        arguments(instance, Plan((Stage(tuple(row), 4, 2, row),), True))
+
+
+def test_context_parallelism_that_no_kernel_has_is_refused() -> None:
+    config = shallow(PUBLISHED["Mistral-7B-v0.1"]["config"])
+    offer = Offer(contexts=(1, 2))
+    for exchange, told in (("ring", "as a ring takes no sliding windows"), ("all-gather", "")):
+        result = estimated(
+            model_of_config("m", config), "H100-SXM", nodes=1, batch=8, offer=offer, context_exchange=exchange
+        )
+        instance = result.instance
+        chosen = {layer.id: tmpcs_under(layer.tmpcs[2], Setting(context=2))[0].id for layer in instance.layers}
+        plan = Plan((Stage(tuple(chosen), 4, 2, chosen),), True)
+        if told:
+            with pytest.raises(UsageError, match=told):
+                arguments(instance, plan)
+        else:
+            assert "--cp-comm-type all_gather" in arguments(instance, plan)
+
+
+STRETCHED: dict[str, Any] = {"factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "told"),
+    [
+        ("Llama-3.2-1B", STRETCHED | {"rope_type": "llama3", "low_freq_factor": 2.0}, "low_freq_factor is 2.0, Megat"),
+        ("Llama-3.2-1B", STRETCHED | {"rope_type": "dynamic"}, "stretches rotary positions (dynamic)"),
+        ("DeepSeek-V3", STRETCHED | {"type": "yarn", "beta_fast": 16}, "beta_fast is 16, Megatron's 32"),
+    ],
+)  # fmt: skip
+def test_what_no_argument_says_is_noted(name: str, changed: dict[str, Any], told: str) -> None:
+    config = shallow(PUBLISHED[name]["config"])
+    for extra, expected in (({"rope_scaling": changed}, True), ({}, False)):
+        result, plan = planned(model_of_config("changed", config | extra))
+        found = export_plan(result.instance, plan, ONE, Target.MEGATRON, 8)
+        assert any(told in note for note in found.notes) is expected
 
 
 def test_a_model_that_nobody_knows_is_the_users_own() -> None:

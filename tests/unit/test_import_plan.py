@@ -362,7 +362,25 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         ),
         (SCRIPT.format('ARGS="--pipeline-model-parallel-size 2"'), "--pipeline-model-parallel-size stands in a place"),
         (SCRIPT.format("ARGS='--recompute-granularity full'"), "--recompute-granularity stands in a place"),
-        (SCRIPT.format("A=(--tensor-model-parallel-size 4)"), "tensor_model_parallel_size is said as 2 and as 4"),
+        (SCRIPT.format("ARGS=(--tensor-model-parallel-size 4)"), "tensor_model_parallel_size is said as 2 and as 4"),
+        (SCRIPT.format(""), "what stands behind $ARGS cannot be seen here; expected the options themselves"),
+        (SCRIPT.format("ARGS=(--lr 1e-4 $MORE)"), "what stands behind $MORE cannot be seen here"),
+        (f"torchrun pretrain_gpt.py $(cat plan.args) {TWO}", "what stands behind $(cat cannot be seen here"),
+        (f"torchrun pretrain_gpt.py {TWO} --yaml-cfg run.yaml", "what stands behind --yaml-cfg cannot be seen here"),
+        (f"torchrun pretrain_gpt.py {TWO} --sequence-parallel|tee log", "--sequence-parallel stands in a place"),
+        (
+            f"EXTRA='--sequence-parallel'\ntorchrun pretrain_gpt.py {TWO} $EXTRA",
+            "--sequence-parallel stands in a place",
+        ),
+        (f"{TWO} --checkpoint-activations", "--checkpoint-activations is not understood"),
+        (
+            "model: {tensor_model_parallel_size: 1, activations_checkpoint_granularity: full}",
+            "is not understood; expec",
+        ),
+        (
+            f"torchrun --nproc-per-node 1 --nnodes 1 pretrain_gpt.py {TWO}",
+            "1 ranks are started, of which a replica takes 2",
+        ),
         ('["torchrun", "--pipeline-model-parallel-size", "2"]', "--pipeline-model-parallel-size stands in"),
         ("MODEL_ARGS:\n  --tensor-model-parallel-size: 8\n", "--tensor-model-parallel-size stands in a place"),
         (
@@ -373,6 +391,10 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
         ("model: {tensor_model_parallel_size: 1, pp: 2}", "pp is not understood"),
         ("a: {tensor_model_parallel_size: 1}\nb: {tensor_model_parallel_size: 2}", "is said as 1 and as 2"),
         ("system: {tensor_model_parallel_size: 1, sequence_parallel: 'on'}", "sequence_parallel: 'on'; expected true"),
+        (
+            "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size *= 2\n",
+            "need not be worked",
+        ),
         ("cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size=2\n", "stands in a place"),
         ("cfg.model.tensor_model_parallel_size = 1\nmodel.context_parallel_size = 2\n", "stands in a place"),
         (TITAN.format('"tensor_parallel_degre": 2'), "did you mean tensor_parallel_degree?"),
@@ -412,6 +434,7 @@ HARMLESS = (
     [
         f"{TWO} {HARMLESS}",
         f"# --tensor-model-parallel-size 8 was slower\n  {TWO} \\\n  {HARMLESS}  # --tp 8",
+        f"torchrun $DISTRIBUTED pretrain_gpt.py {TWO} --data-path $DATA --save ${{CHECKPOINTS}} 2>&1 | tee $LOG",
         f"TP=1\nPP_SIZE=2\nPATH=/data/tp=8/pp8 torchrun --nproc-per-node 8 pretrain_gpt.py {TWO}",
         "a:\n  tensor_model_parallel_size: 1\n  pipeline_model_parallel_size: 2\n  exp_name: llama-tp-8\nx: {}",
     ],
@@ -420,6 +443,34 @@ def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
     found = read(text)
     expected = read("Et*6|t*6L")
     assert (found.plan, found.notes) == (expected.plan, expected.notes)
+
+
+def test_ranks_that_torchrun_starts_are_the_replicas() -> None:
+    """Whatever the workload's cluster has."""
+    found = read(f"torchrun --nproc_per_node=4 --nnodes 2 pretrain_gpt.py {TWO}")
+    assert found.plan.devices == 8
+    assert "8 of the workload's 16 devices are left over" in found.notes
+
+
+def test_modules_without_a_granularity_are_noted() -> None:
+    told = "--recompute-modules mlp does nothing in Megatron without --recompute-granularity: nothing is recomputed"
+    assert told in read(f"{TWO} --recompute-modules mlp").notes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"A=(--recompute-granularity full --recompute-method block {TWO} --recompute-num-layers 2)\nrun x.py ${{A[@]}}",
+        f"ARGS=({TWO} --recompute-method block --recompute-num-layers 2\n--recompute-granularity full)\nrun x.py $ARGS",
+        f"run x.py {TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 2; echo done 5",
+        f"run x.py {TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 2 | tee $LOG",
+    ],
+)
+def test_what_ends_a_list_or_a_command_is_no_part_of_an_option(text: str) -> None:
+    plain = read(f"{TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 2")
+    assert read(text).plan == plain.plan
+    switch = text.replace("--recompute-num-layers 2", "--recompute-num-layers 2 --use-distributed-optimizer")
+    assert read(switch).plan == read(switch.replace(")", " )").replace(";", " ;")).plan
 
 
 def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:

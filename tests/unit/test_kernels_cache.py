@@ -21,7 +21,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import jit
+from piper_ray.compiled import jit, trust
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler, KernelLibrary
 from piper_ray.compiled.observers import observed
@@ -264,6 +264,41 @@ def below_a_file(folder: Path) -> Path:
     """Where no folder can be made."""
     (folder / "file").touch()
     return folder / "file" / "nowhere"
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o775, 0o757])
+def test_what_others_may_write_to_is_neither_read_nor_written(tmp_path: Path, mode: int) -> None:
+    """An entry is a pickle: whoever writes one there would have it run."""
+    folder = tmp_path / "kernels"
+    assert call([folder]).compiled
+    (entry,) = folder.glob("*.nbc")
+    before = entry.read_bytes()
+    folder.chmod(mode)
+    told = call([folder])
+    assert (told.value, told.compiled) == (42, True)
+    assert f"compiled kernels in {folder} are left alone: others may write to it; delete it" in told.notes[0]
+    assert entry.read_bytes() == before
+    folder.chmod(0o755)
+    assert not call([folder]).compiled
+
+
+def test_what_another_user_owns_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, other = tmp_path / "kernels", tmp_path / "other"
+    assert call([folder]).compiled
+    monkeypatch.setattr(trust, "_trusted", lambda: frozenset({os.getuid() + 1}))
+    told = call([folder, other])
+    assert told.compiled
+    assert f"compiled kernels in {folder} are left alone: it belongs to another user" in told.notes[0]
+
+
+def test_folders_are_made_for_nobody_else_to_write_to(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        assert call([tmp_path / "kernels"]).compiled
+    finally:
+        os.umask(before)
+    assert (tmp_path / "kernels").stat().st_mode & 0o022 == 0
+    assert not call([tmp_path / "kernels"]).compiled
 
 
 def test_each_observer_is_told_once(tmp_path: Path) -> None:

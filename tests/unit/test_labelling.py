@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pytest
 
 from piper_ray.engine.lattice import labelling
+from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.labelling import Labelling
-from tests.instances import random_instance, two_towers
+from piper_ray.engine.lattice.layer_graph import build_graph
+from tests.instances import build, random_instance, tmpc, two_towers
 from tests.kernel_support import case
 from tests.solver_support import tables
 
@@ -52,6 +56,24 @@ def _paths(found: Labelling, charges_s: np.ndarray) -> dict[frozenset[int], list
     for _, inside, paid in at:
         stages.setdefault(inside, []).append(paid)
     return stages
+
+
+@pytest.mark.parametrize("edges", [{}, {(0, v): 1 for v in range(1, 300)}], ids=["apart", "star"])
+def test_layers_side_by_side_are_put_in_order_at_once(
+    monkeypatch: pytest.MonkeyPatch, edges: dict[tuple[int, int], float]
+) -> None:
+    """By some looks at each vertex, of which there were as many as pairs."""
+    looks = 0
+
+    def counted(found: Iterable[object]) -> bool:
+        nonlocal looks
+        looks += 1
+        return any(found)
+
+    monkeypatch.setattr(labelling, "any", counted, raising=False)
+    instance = build({v: {1: [tmpc(1 + v % 7)]} for v in range(300)}, edges)
+    assert Labelling.of(build_graph(instance, without_contraction())) is not None
+    assert 300 <= looks < 10 * 300
 
 
 def test_two_towers_have_few_states_however_high() -> None:

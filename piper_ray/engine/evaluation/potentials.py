@@ -24,7 +24,7 @@ from piper_ray.engine.kernels.cover import (
 )
 from piper_ray.engine.kernels.reach import StagePaths
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.bits import members_of, offsets
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import descendants
 from piper_ray.engine.tables.problem import Problem
@@ -93,9 +93,7 @@ class StageCover:
         replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
         behind = descendants(problem.workload.lattice.graph.successors)
         # Of each vertex and all behind it, the least that their stages take together, of one replica.
-        self._behind_s = np.array(
-            [replica_s[[w for w in range(v + 1) if (mask | 1 << v) >> w & 1]].sum() for v, mask in enumerate(behind)]
-        )
+        self._behind_s = np.array([replica_s[members_of(mask | 1 << v)].sum() for v, mask in enumerate(behind)])
 
     @classmethod
     def of(cls, problem: Problem, most_cells: int = _CELLS) -> StageCover | None:

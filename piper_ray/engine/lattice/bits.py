@@ -23,6 +23,12 @@ def members(row: npt.NDArray[np.uint64]) -> list[int]:
     return [64 * word + bit for word, value in enumerate(row.tolist()) for bit in range(64) if value >> bit & 1]
 
 
+def members_of(mask: int) -> npt.NDArray[np.int64]:
+    """The vertices of a bit mask, ascending."""
+    data = np.frombuffer(mask.to_bytes((mask.bit_length() + 7) // 8, "little"), np.uint8)
+    return np.flatnonzero(np.unpackbits(data, bitorder="little"))
+
+
 def offsets(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
     """Start of each run, and the end of the last: int64[len + 1]."""
     return np.concatenate(([0], np.cumsum(np.fromiter(lengths, np.int64)))).astype(np.int64)

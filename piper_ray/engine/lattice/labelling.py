@@ -59,16 +59,21 @@ def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, l
     left = [len(of_vertex) for of_vertex in neighbours]
     frontier: set[int] = set()
     todo = set(range(len(neighbours)))
+    # With an empty frontier any vertex can come next: those first that never stay in it.
+    apart = iter(sorted(todo, key=lambda v: (bool(neighbours[v]), v)))
     order: list[int] = []
     cost = 0
     near = {start}
     while todo:
         best_size, v = len(todo) + len(frontier) + 2, -1
-        for u in sorted(near or todo):
+        least_size = len(frontier) - sum(1 for w in frontier if left[w] == 1)
+        for u in sorted(near) if near else [next(u for u in apart if u in todo)]:
             stays = any(w in todo for w in neighbours[u])
             size = len(frontier) + stays - sum(1 for w in neighbours[u] if w in frontier and left[w] == 1)
             if size < best_size:
                 best_size, v = size, u
+                if size == least_size:
+                    break
         todo.remove(v)
         order.append(v)
         frontier.add(v)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,9 @@ else:
     import tomli as tomllib
 
 _DEEPEST = 100  # levels; no workload has ten
+_DEEP_KEY = re.compile(
+    r"""(?<![\w.-])(?:(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')[ \t]*\.[ \t]*){%d}""" % _DEEPEST  # noqa: UP031 - braces
+)
 _LONGEST_INTEGER = 400  # digits; beyond every float, and below the limit at which Python refuses to convert
 
 
@@ -63,6 +67,14 @@ def parse_json(source: str, text: str) -> Mapping[str, object]:
 
 def parse_toml(source: str, text: str) -> Mapping[str, object]:
     """The table that a TOML text holds. Raises InputError."""
+    for number, line in enumerate(text.splitlines(), 1):
+        # Python's reader takes a key's levels times all before them.
+        if line.count(".") > _DEEPEST and _DEEP_KEY.search(line) is not None:
+            refuse(
+                source,
+                f"line {number}",
+                f"nested too deeply: a key of more than {_DEEPEST} levels; expected a workload",
+            )
     try:
         document = tomllib.loads(text)
     except RecursionError:
