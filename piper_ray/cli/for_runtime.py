@@ -14,7 +14,7 @@ import piper_ray
 from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.progress import working
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -110,7 +110,7 @@ class RuntimeSolve:
             launch = export_plan(
                 instance, solution.plan, solution.schedule, Target(self.runtime.name.value), self.gpus_per_node
             )
-        except UsageError:  # what cannot be exported is told by whoever exports it
+        except PiperRayError:  # what cannot be exported is told by whoever exports it
             return 0.0
         return max(launch.beyond_bytes) if launch.excess else 0.0
 
