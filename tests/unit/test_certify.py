@@ -65,7 +65,7 @@ def test_threads_change_nothing() -> None:
 
 def test_more_downsets_than_there_is_memory_for(monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = certify(TOWERS, solve(TOWERS, options=ONE_THREAD), threads=1)
-    monkeypatch.setattr("piper_ray.certificate.check._free_bytes", lambda: 1500.0)
+    monkeypatch.setattr("piper_ray.certificate.check.free_bytes", lambda: 1500.0)
     with pytest.raises(LimitError, match=r"more than \d+ downsets, .* on a machine that has it"):
         verify_certificate(TOWERS, certificate, threads=1)
 
