@@ -182,7 +182,9 @@ def _watched(child: int, reader: int) -> tuple[dict[bytes, bytes], list[str], in
             for kind, content in _whole_messages(unread):
                 told[kind] = content
                 if kind == _SERVICES:
-                    services |= _ends_of(content)
+                    watched, gone = _ends_of(content)
+                    services |= watched
+                    ended += gone
         # A signal that is passed on must not go to a process that has its pid by then.
         signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
         _, status = os.waitpid(child, 0)
@@ -214,14 +216,17 @@ def _whole_messages(unread: bytearray) -> Iterator[tuple[bytes, bytes]]:
         del unread[: _HEAD.size + size]
 
 
-def _ends_of(content: bytes) -> dict[int, str]:
-    """What becomes readable when a service ends. Where the system has no such thing, nothing."""
+def _ends_of(content: bytes) -> tuple[dict[int, str], list[str]]:
+    """What becomes readable when a service ends (where the system has no such thing, nothing), and those that have."""
     _, pids = _value(content)
-    found = {}
+    found, gone = {}, []
     for name, pid in pids.items():
         with contextlib.suppress(OSError, AttributeError):
-            found[os.pidfd_open(pid)] = name
-    return found
+            try:
+                found[os.pidfd_open(pid)] = name
+            except ProcessLookupError:
+                gone.append(name)
+    return found, gone
 
 
 def _is_from_outside(status: int) -> bool:
