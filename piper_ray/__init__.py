@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.certify import certify
     from piper_ray.engine.evaluation.backend import Backend
-    from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
-    from piper_ray.engine.frontier.frontier import Frontier, Numbers, frontier
-    from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
+    from piper_ray.engine.frontier.events import CurveAdvanced, FrontierListener, PointClosed
+    from piper_ray.engine.frontier.frontier import frontier
+    from piper_ray.engine.frontier.ranges import Numbers
+    from piper_ray.engine.frontier.result import Frontier, FrontierPoint, FrontierStats
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
@@ -79,9 +80,11 @@ if TYPE_CHECKING:
     )
     from piper_ray.model.extras import advice
     from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+    from piper_ray.model.mode import Mode, Sharding
     from piper_ray.model.options import Contract, SolveOptions
     from piper_ray.model.passes import Passes, passes_of, with_passes
     from piper_ray.model.plan import Plan, Stage
+    from piper_ray.model.recomputation import Recomputation
     from piper_ray.model.restrictions import Restrictions
     from piper_ray.model.schedule import Schedule, ScheduleName
     from piper_ray.model.solution import (
@@ -101,7 +104,7 @@ if TYPE_CHECKING:
     from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.figures import Figures
     from piper_ray.proposal.plan import Planned, plan
-    from piper_ray.report.graph.drawing import draw
+    from piper_ray.report.graph.picture import draw
     from piper_ray.report.info import info
     from piper_ray.run.job import Job, LayerJob, Replicas
     from piper_ray.run.result import RankRun, Run, Stretch
@@ -155,6 +158,9 @@ __all__ = [
     "Layer",
     "Edge",
     "Tmpc",
+    "Mode",
+    "Sharding",
+    "Recomputation",
     "TrainedModel",
     "Tensor",
     "Cluster",
@@ -272,157 +278,87 @@ __all__ = [
     "__version__",
 ]
 
-# Where the names live (PEP 562).
-_LAZY = {
-    "Binding": "piper_ray.evaluate",
-    "Evaluation": "piper_ray.evaluate",
-    "StageEvaluation": "piper_ray.evaluate",
-    "evaluate": "piper_ray.evaluate",
-    "Certificate": "piper_ray.certificate.certificate",
-    "Tails": "piper_ray.certificate.certificate",
-    "CertifiedBound": "piper_ray.certificate.check",
-    "verify_certificate": "piper_ray.certificate.check",
-    "read_certificate": "piper_ray.certificate.file",
-    "write_certificate": "piper_ray.certificate.file",
-    "certify": "piper_ray.engine.certify",
-    "CertificateRefused": "piper_ray.model.errors",
-    "Batch": "piper_ray.model.batch",
-    "Cluster": "piper_ray.model.cluster",
-    "Link": "piper_ray.model.cluster",
-    "AllDevices": "piper_ray.model.constraints",
-    "Constraint": "piper_ray.model.constraints",
-    "KeepOrder": "piper_ray.model.constraints",
-    "NoDataParallelism": "piper_ray.model.constraints",
-    "NoTensorParallelism": "piper_ray.model.constraints",
-    "Recompute": "piper_ray.model.constraints",
-    "RecomputeRule": "piper_ray.model.constraints",
-    "SameDegrees": "piper_ray.model.constraints",
-    "Scope": "piper_ray.model.constraints",
-    "StageCount": "piper_ray.model.constraints",
-    "SustainedRate": "piper_ray.model.constraints",
-    "TensorParallelDegrees": "piper_ray.model.constraints",
-    "CheckpointLost": "piper_ray.model.errors",
-    "CheckpointRefused": "piper_ray.model.errors",
-    "ChoiceTooHard": "piper_ray.model.errors",
-    "ClusterError": "piper_ray.model.errors",
-    "DatasetDamaged": "piper_ray.model.errors",
-    "Fault": "piper_ray.model.errors",
-    "InfeasibleError": "piper_ray.model.errors",
-    "InputError": "piper_ray.model.errors",
-    "InvalidPlan": "piper_ray.model.errors",
-    "LimitError": "piper_ray.model.errors",
-    "PiperRayError": "piper_ray.model.errors",
-    "UsageError": "piper_ray.model.errors",
-    "Bounds": "piper_ray.model.events",
-    "Compiling": "piper_ray.model.events",
-    "DegreesAdvanced": "piper_ray.model.events",
-    "DegreesSearched": "piper_ray.model.events",
-    "EvaluationAdvanced": "piper_ray.model.events",
-    "EvaluationFinished": "piper_ray.model.events",
-    "Event": "piper_ray.model.events",
-    "IncumbentFound": "piper_ray.model.events",
-    "Listener": "piper_ray.model.events",
-    "Note": "piper_ray.model.events",
-    "PartBegun": "piper_ray.model.events",
-    "StepFinished": "piper_ray.model.events",
-    "advice": "piper_ray.model.extras",
-    "Edge": "piper_ray.model.instance",
-    "Instance": "piper_ray.model.instance",
-    "Layer": "piper_ray.model.instance",
-    "Tensor": "piper_ray.model.instance",
-    "Tmpc": "piper_ray.model.instance",
-    "TrainedModel": "piper_ray.model.trained_model",
-    "Contract": "piper_ray.model.options",
-    "SolveOptions": "piper_ray.model.options",
-    "Passes": "piper_ray.model.passes",
-    "passes_of": "piper_ray.model.passes",
-    "with_passes": "piper_ray.model.passes",
-    "Plan": "piper_ray.model.plan",
-    "Stage": "piper_ray.model.plan",
-    "Restrictions": "piper_ray.model.restrictions",
-    "Schedule": "piper_ray.model.schedule",
-    "ScheduleName": "piper_ray.model.schedule",
-    "BlockStats": "piper_ray.model.solution",
-    "ClusterStats": "piper_ray.model.solution",
-    "DegreeStats": "piper_ray.model.solution",
-    "EvaluationStats": "piper_ray.model.solution",
-    "Forecast": "piper_ray.model.solution",
-    "Infeasibility": "piper_ray.model.solution",
-    "NodeStats": "piper_ray.model.solution",
-    "Solution": "piper_ray.model.solution",
-    "SolveStats": "piper_ray.model.solution",
-    "Status": "piper_ray.model.solution",
-    "AllReduce": "piper_ray.model.step",
-    "StepTerms": "piper_ray.model.step",
-    "Stop": "piper_ray.model.stop",
-    "StoppedBy": "piper_ray.model.stop",
-    "StopSearch": "piper_ray.model.stop",
-    "run": "piper_ray.run.run",
-    "InFlightRule": "piper_ray.simulate.options",
-    "SimulationOptions": "piper_ray.simulate.options",
-    "simulate": "piper_ray.simulate.run",
-    "load": "piper_ray.workloads.formats",
-    "dump": "piper_ray.workloads.formats",
-    "load_plan": "piper_ray.workloads.formats",
-    "dump_plan": "piper_ray.workloads.formats",
-    "load_solution": "piper_ray.workloads.formats",
-    "Form": "piper_ray.workloads.formats",
-    "InFlight": "piper_ray.workloads.formats",
-    "Source": "piper_ray.workloads.formats.load",
-    "estimate": "piper_ray.calibrate.workload",
-    "profile": "piper_ray.workloads.measure.workload",
-    "info": "piper_ray.report.info",
-    "draw": "piper_ray.report.graph.drawing",
-    "solve": "piper_ray.engine.solve",
-    "plan": "piper_ray.proposal.plan",
-    "Planned": "piper_ray.proposal.plan",
-    "Figures": "piper_ray.proposal.figures",
-    "Preparation": "piper_ray.engine.preparation",
-    "run_sweep": "piper_ray.sweep.run",
-    "read_dataset": "piper_ray.sweep.dataset",
-    "frontier": "piper_ray.engine.frontier.frontier",
-    "Frontier": "piper_ray.engine.frontier.frontier",
-    "FrontierPoint": "piper_ray.engine.frontier.points",
-    "FrontierStats": "piper_ray.engine.frontier.points",
-    "FrontierListener": "piper_ray.engine.frontier.curve_events",
-    "CurveAdvanced": "piper_ray.engine.frontier.curve_events",
-    "PointClosed": "piper_ray.engine.frontier.curve_events",
-    "Numbers": "piper_ray.engine.frontier.frontier",
-    "Progress": "piper_ray.sweep.progress",
-    "SweepListener": "piper_ray.sweep.progress",
-    "Point": "piper_ray.sweep.point",
-    "Best": "piper_ray.sweep.progress",
-    "Backend": "piper_ray.engine.evaluation.backend",
-    "Simulation": "piper_ray.simulate.result",
-    "RankSimulation": "piper_ray.simulate.result",
-    "PathPart": "piper_ray.simulate.result",
-    "Interval": "piper_ray.simulate.result",
-    "StageLoad": "piper_ray.simulate.stages",
-    "Timeline": "piper_ray.simulate.timeline",
-    "MemorySteps": "piper_ray.simulate.memory",
-    "Versions": "piper_ray.simulate.memory",
-    "chrome_trace": "piper_ray.simulate.trace",
-    "write_trace": "piper_ray.simulate.trace",
-    "Run": "piper_ray.run.result",
-    "RankRun": "piper_ray.run.result",
-    "Stretch": "piper_ray.run.result",
-    "Job": "piper_ray.run.job",
-    "LayerJob": "piper_ray.run.job",
-    "Replicas": "piper_ray.run.job",
-    "run_trace": "piper_ray.run.trace",
-    "write_run_trace": "piper_ray.run.trace",
-    "RayBackend": "piper_ray.engine.backends.ray",
-    "WithoutWorkers": "piper_ray.engine.backends.ray.coordinator",
+_NAMES = {
+    "evaluate": "Binding Evaluation StageEvaluation evaluate",
+    "certificate.certificate": "Certificate Tails",
+    "certificate.check": "CertifiedBound verify_certificate",
+    "certificate.file": "read_certificate write_certificate",
+    "engine.certify": "certify",
+    "model.errors": (
+        "CertificateRefused CheckpointLost CheckpointRefused ChoiceTooHard ClusterError DatasetDamaged Fault "
+        "InfeasibleError InputError InvalidPlan LimitError PiperRayError UsageError"
+    ),
+    "model.batch": "Batch",
+    "model.cluster": "Cluster Link",
+    "model.constraints": (
+        "AllDevices Constraint KeepOrder NoDataParallelism NoTensorParallelism Recompute RecomputeRule "
+        "SameDegrees Scope StageCount SustainedRate TensorParallelDegrees"
+    ),
+    "model.events": (
+        "Bounds Compiling DegreesAdvanced DegreesSearched EvaluationAdvanced EvaluationFinished Event "
+        "IncumbentFound Listener Note PartBegun StepFinished"
+    ),
+    "model.extras": "advice",
+    "model.instance": "Edge Instance Layer Tensor Tmpc",
+    "model.trained_model": "TrainedModel",
+    "model.mode": "Mode Sharding",
+    "model.recomputation": "Recomputation",
+    "model.options": "Contract SolveOptions",
+    "model.passes": "Passes passes_of with_passes",
+    "model.plan": "Plan Stage",
+    "model.restrictions": "Restrictions",
+    "model.schedule": "Schedule ScheduleName",
+    "model.solution": (
+        "BlockStats ClusterStats DegreeStats EvaluationStats Forecast Infeasibility NodeStats Solution SolveStats "
+        "Status"
+    ),
+    "model.step": "AllReduce StepTerms",
+    "model.stop": "Stop StoppedBy StopSearch",
+    "run.run": "run",
+    "simulate.options": "InFlightRule SimulationOptions",
+    "simulate.run": "simulate",
+    "workloads.formats": "load dump load_plan dump_plan load_solution Form InFlight",
+    "workloads.formats.load": "Source",
+    "calibrate.workload": "estimate",
+    "workloads.measure.workload": "profile",
+    "report.info": "info",
+    "report.graph.picture": "draw",
+    "engine.solve": "solve",
+    "proposal.plan": "plan Planned",
+    "proposal.figures": "Figures",
+    "engine.preparation": "Preparation",
+    "sweep.run": "run_sweep",
+    "sweep.dataset": "read_dataset",
+    "engine.frontier.frontier": "frontier",
+    "engine.frontier.result": "Frontier FrontierPoint FrontierStats",
+    "engine.frontier.events": "FrontierListener CurveAdvanced PointClosed",
+    "engine.frontier.ranges": "Numbers",
+    "sweep.progress": "Progress SweepListener Best",
+    "sweep.point": "Point",
+    "engine.evaluation.backend": "Backend",
+    "simulate.result": "Simulation RankSimulation PathPart Interval",
+    "simulate.stages": "StageLoad",
+    "simulate.timeline": "Timeline",
+    "simulate.memory": "MemorySteps Versions",
+    "simulate.trace": "chrome_trace write_trace",
+    "run.result": "Run RankRun Stretch",
+    "run.job": "Job LayerJob Replicas",
+    "run.trace": "run_trace write_run_trace",
+    "engine.backends.ray": "RayBackend",
+    "engine.backends.ray.coordinator": "WithoutWorkers",
 }
+"""By the module where they live; the package has them from there when they are first asked for (PEP 562)."""
+
+_HOMES = {name: f"piper_ray.{module}" for module, names in _NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> object:
     if name == "baselines":
         return import_module("piper_ray.planners")
-    if name not in _LAZY:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        value: object = getattr(import_module(_LAZY[name]), name)
+        value: object = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         raise advice(error) or error from None
     globals()[name] = value
@@ -446,7 +382,7 @@ class _Package(ModuleType):
     would put in the function's place, hides nothing."""
 
     def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _LAZY and isinstance(value, ModuleType)):
+        if not (name in _HOMES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

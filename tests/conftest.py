@@ -1,6 +1,6 @@
-"""Hypothesis profiles: ``fast`` by default, ``HYPOTHESIS_PROFILE=ci`` or ``nightly`` for more examples.
+"""How much is run: without ``--all`` no test that is marked long, and fewer of Hypothesis' examples.
 
-``fast`` and ``ci`` draw the same examples on every run; ``nightly`` looks for new ones.
+Its profiles ``quick`` and ``all`` draw the same examples on every run; ``HYPOTHESIS_PROFILE=nightly`` draws new ones.
 """
 
 from __future__ import annotations
@@ -24,10 +24,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's 
 
 # A first example may compile a kernel: no deadlines.
 _COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("fast", _COMMON, max_examples=50, derandomize=True, database=None)
-settings.register_profile("ci", _COMMON, max_examples=300, derandomize=True, database=None)
+settings.register_profile("quick", _COMMON, max_examples=15, derandomize=True, database=None)
+settings.register_profile("all", _COMMON, max_examples=50, derandomize=True, database=None)
 settings.register_profile("nightly", _COMMON, max_examples=5000, print_blob=True)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fast"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", help="run the tests marked long too, and more of Hypothesis' examples"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "all" if config.getoption("--all") else "quick"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    long = [item for item in items if item.get_closest_marker("long")]
+    if long and not config.getoption("--all"):
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
 
 
 @pytest.hookimpl(optionalhook=True)

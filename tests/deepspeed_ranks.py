@@ -11,7 +11,6 @@ the mean, and how often a microbatch ran each layer of this rank forward; of lay
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -28,6 +27,8 @@ from deepspeed.comm import torch as messages
 from deepspeed.pipe import LayerSpec, TiedLayerSpec
 from torch import Tensor, nn
 from torch.nn import functional
+
+from tests.run_support import imported, loopback
 
 WIDTH, HEADS, INNER, WORDS, TOKENS, BLOCKS = 16, 2, 24, 32, 4, 3
 STEPS, RATE = 2, 0.02
@@ -155,7 +156,7 @@ def in_one_piece(
 
 
 def compared(case: dict[str, Any]) -> dict[str, Any]:
-    planned = imported(Path(case["folder"]))
+    planned = imported(Path(case["folder"], "planned_module.py"))
     settings = json.loads(planned.CONFIG.read_text())
     settings["optimizer"]["params"] |= {"torch_adam": True, "lr": RATE}  # FusedAdam would be compiled
     planned.CONFIG = Path(case["folder"], f"config-of-{os.environ['RANK']}.json")
@@ -196,20 +197,11 @@ def compared(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def imported(folder: Path) -> Any:
-    spec = importlib.util.spec_from_file_location("planned_module", folder / "planned_module.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def main(case_file: str, rank: str) -> None:
     read: dict[str, Any] = json.loads(Path(case_file).read_text())
     os.environ |= {
         "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(read["ranks"]), "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(read["port"]), "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
+        "MASTER_PORT": str(read["port"]), "GLOO_SOCKET_IFNAME": loopback(),
     }  # fmt: skip
     torch.set_num_threads(1)
     messages.build_shm_op = lambda: None  # it would be compiled

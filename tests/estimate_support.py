@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer
+from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
+from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer
 from piper_ray.workloads.estimate.operators import LayerKind
 
 
@@ -63,14 +64,20 @@ def estimated(
         reserve_bytes=reserve_bytes,
         lora=lora,
     )
-    return estimate(model, load_hardware(), gpu, request)
+    return estimate(model, built_in_hardware(), gpu, request)
+
+
+@cache
+def built_in_hardware() -> Hardware:
+    """The built-in table, which takes longer to read than an estimate to make."""
+    return load_hardware()
 
 
 def kind_of(result: Estimate, key: str = "block") -> LayerKind:
     return next(kind for kind in result.architecture.kinds if kind.key == key)
 
 
-def tmpc_of(result: Estimate, mode: Mode, key: str = "block") -> Tmpc:
+def tmpc_of(result: Estimate, mode: LayerMode, key: str = "block") -> Tmpc:
     """The TMPC of the first layer of a kind in a mode."""
     index = next(index for index, node in enumerate(result.architecture.nodes) if node.kind.key == key)
     return next(tmpc for tmpc in result.instance.layers[index].tmpcs[mode.devices] if tmpc.id == mode.id)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import threading
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -15,15 +18,19 @@ from typing import Any
 import pytest
 
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS, Mode
+from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Setting, tmpcs_under
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
+from tests.runtime_code import ANSWERS
 
 ROOT = Path(__file__).resolve().parents[1]
-PLAIN = Setting()
+PLAIN = Mode()
+TIMEOUT_S = 300.0
+"""For the answers to the questions of a test."""
 
 
 @cache
@@ -60,7 +67,7 @@ def mixture(experts: int = 8) -> Instance:
     return estimated(model, "H100-SXM", nodes=4, samples=1, batch=32, offer=offer).instance
 
 
-def plan_in(instance: Instance, setting: Setting, *, t: int, d: int) -> Plan:
+def plan_in(instance: Instance, setting: Mode, *, t: int, d: int) -> Plan:
     """Two stages of three layers each, of a model of four blocks."""
     rows = {layer.id: tmpcs_under(layer.tmpcs[t], setting)[0].id for layer in instance.layers}
     ids = list(rows)
@@ -74,7 +81,7 @@ def plan_of(
     *,
     d: int = 1,
     t: int = 1,
-    setting: Setting = PLAIN,
+    setting: Mode = PLAIN,
     first_k: int | None = None,
 ) -> Plan:
     """Stages of so many layers each; first_k: full recomputation of so many first blocks of each stage."""
@@ -85,7 +92,7 @@ def plan_of(
             block = layer.path.rpartition(".")[2].isdecimal()
             blocks += block
             kind = Recomputation.FULL if first_k is not None and block and blocks <= first_k else setting.recomputation
-            of_layer = Setting(kind, setting.sequence_parallel, setting.optimizer_shards)
+            of_layer = Mode(kind, setting.sequence_parallel, setting.optimizer_shards)
             chosen[layer.id] = tmpcs_under(layer.tmpcs[t], of_layer)[0].id
         stages.append(Stage(tuple(chosen), d, t, chosen))
         at += count
@@ -108,8 +115,8 @@ def random_case(
     most = len(instance.layers) // p
     v = rng.choice([1, 2, 3]) if chunks and p > 1 and most >= 3 else 1
     shards = max(x.optimizer_shards for x in _settings(instance)) if d == 2 else 1
-    known = sorted({x.recomputation or Recomputation.NONE for x in _settings(instance)}, key=lambda x: x.parts)
-    setting = Setting(rng.choice(known), t > 1 and rng.random() < 0.5, rng.choice([1, shards]))
+    known = sorted({x.recomputation for x in _settings(instance)}, key=lambda x: x.parts)
+    setting = Mode(rng.choice(known), t > 1 and rng.random() < 0.5, rng.choice([1, shards]))
     first_k = None
     if setting.recomputation == Recomputation.NONE and rng.random() < 0.4:
         first_k = rng.randint(1, 3)
@@ -119,14 +126,12 @@ def random_case(
     return instance, plan, Schedule(ScheduleName.INTERLEAVED if v > 1 else ScheduleName.ONE_F_ONE_B, v)
 
 
-def _settings(instance: Instance) -> set[Setting]:
-    from piper_ray.model.settings import setting_of
-
-    return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
+def _settings(instance: Instance) -> set[Mode]:
+    return {x.mode for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
 def runtime_says(package: str, *questions: tuple[str, Path, int]) -> list[Any]:
-    """What ``tests.runtime_code`` says to each question, all in one process. package: that it takes.
+    """What ``tests.runtime_code`` says to each question, in one process for all of a package. package: that it takes.
 
     Skips where the package has no wheels; fails in CI where it has.
     """
@@ -134,17 +139,54 @@ def runtime_says(package: str, *questions: tuple[str, Path, int]) -> list[Any]:
         if os.environ.get("CI") and sys.platform == "linux" and sys.version_info >= (3, 11):
             pytest.fail(f"{package} is not installed; scripts/test installs it from requirements-runtimes.lock")
         pytest.skip(f"{package} is not installed")
-    asked = json.dumps([(name, str(folder), blocks) for name, folder, blocks in questions])
-    finished = subprocess.run(
-        [sys.executable, "-m", "tests.runtime_code"],
-        cwd=ROOT,
-        input=asked,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    answers: list[Any] = json.loads(finished.stdout.splitlines()[-1])
-    return answers
+    if package not in _RUNTIMES:
+        _RUNTIMES[package] = _Runtime()
+    try:
+        return _RUNTIMES[package].answers([(name, str(folder), blocks) for name, folder, blocks in questions])
+    except AssertionError:
+        del _RUNTIMES[package]
+        raise
+
+
+class _Runtime:
+    """A process that has imported a runtime, which takes longer than most answers."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115  # closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.runtime_code"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )
+        atexit.register(self._close)
+
+    def answers(self, questions: list[tuple[str, str, int]]) -> list[Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(questions) + "\n")
+        self._process.stdin.flush()
+        hangs = threading.Timer(TIMEOUT_S, self._process.kill)
+        hangs.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(ANSWERS):
+                    answers: list[Any] = json.loads(line.removeprefix(ANSWERS))
+                    return answers
+        finally:
+            hangs.cancel()
+            hangs.join()
+        self._errors.seek(0)
+        raise AssertionError(self._errors.read()[-3000:])
+
+    def _close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+
+_RUNTIMES: dict[str, _Runtime] = {}
+"""By the package that its questions are of."""

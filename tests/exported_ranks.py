@@ -11,7 +11,6 @@ one piece, how many parameters it has, and the largest difference of a gradient,
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import sys
@@ -24,19 +23,20 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tests import export_models
+from tests.run_support import imported, loopback
 
 SAMPLES, STEPS, RATE = 2, 2, 0.1
 """Of a microbatch; of a case; of plain gradient descent."""
 
 
 def main(case_file: str, rank: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     read: dict[str, Any] = json.loads(Path(case_file).read_text())
     world = read["ranks"]
     dist.init_process_group("gloo", init_method=Path(read["rendezvous"]).as_uri(), rank=rank, world_size=world)
     found = {}
     for name, case in read["cases"].items():
-        pipeline = imported(Path(case["folder"]))
+        pipeline = imported(Path(case["folder"], "pipeline.py"))
         if case["ranks"] == world:
             mesh = pipeline.mesh("cpu")
         else:  # the first ranks of more: a mesh of one's own
@@ -47,16 +47,6 @@ def main(case_file: str, rank: int) -> None:
     dist.barrier()
     dist.destroy_process_group()
     Path(read["results"], f"{rank}.json").write_text(json.dumps(found))
-
-
-def imported(folder: Path) -> Any:
-    """The folder's ``pipeline.py``."""
-    spec = importlib.util.spec_from_file_location("pipeline", folder / "pipeline.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def compared(case: dict[str, Any], pipeline: Any, mesh: DeviceMesh) -> dict[str, object]:

@@ -9,9 +9,8 @@ from pathlib import Path
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
-from piper_ray.report.page.build import report_subject, write_page
-from piper_ray.report.page.render import page_html
-from piper_ray.report.page.subject import Subject
+from piper_ray.report.page.render import page_html, write_page
+from piper_ray.report.page.subject import Subject, report_subject
 from piper_ray.workloads.formats.claims import PlanClaims
 
 _VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})

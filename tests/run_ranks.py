@@ -2,15 +2,17 @@
 
     python -m tests.run_ranks JOBS.json RANK
 
-JOBS.json: {"rendezvous": path, "results": folder, "jobs": {name: Job as JSON}}. A job of fewer ranks than there are
-runs on the first ones. Writes RESULTS/RANK.json: for each of its jobs the mean loss of its replica (null where the last
-stage is not), that of the unpiped model, and the largest difference of a gradient, relative to the largest gradient.
+JOBS.json: {"rendezvous": path, "results": folder, "jobs": path of {name: Job}, pickled}. A job of fewer ranks than
+there are runs on the first ones. Writes RESULTS/RANK.json: for each of its jobs the mean loss of its replica (null
+where the last stage is not), that of the unpiped model, and the largest difference of a gradient, relative to the
+largest gradient.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,16 +23,17 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.job import Job
-from piper_ray.run.training import Training
+from piper_ray.run.train import Training
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
+from tests.run_support import loopback
 
 CPU = torch.device("cpu")
 
 
 def main(job_file: str, rank: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     read: dict[str, Any] = json.loads(Path(job_file).read_text())
-    jobs = {name: Job.from_json(text) for name, text in read["jobs"].items()}
+    jobs: dict[str, Job] = pickle.loads(Path(read["jobs"]).read_bytes())
     dist.init_process_group(
         "gloo",
         init_method=Path(read["rendezvous"]).as_uri(),

@@ -1,12 +1,23 @@
-"""Jobs for tests of runs."""
+"""Jobs for tests of runs, and ranks as processes of their own."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.job import Job, LayerJob, Replicas
 
+ROOT = Path(__file__).resolve().parents[1]
+RANKS_TIMEOUT_S = 300
 GPT_PATHS = ("word_embedding", "position_embedding", *(f"blocks.{i}" for i in range(4)), "norm", "head")
 
 
@@ -39,3 +50,44 @@ def job(
         warm_up=0,
         threads=1,
     )
+
+
+def results_of_ranks(
+    module: str, folder: Path, ranks: int, document: Mapping[str, object], *, strict: bool = True
+) -> list[Any]:
+    """What each rank writes to RESULTS/RANK.json, as ``python -m tests.MODULE JOB.json RANK``.
+
+    JOB.json: the document with "ranks", "results" (this folder), "rendezvous" (a path that gloo may use) and "port" (a
+    free one). strict: warnings are errors.
+    """
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job_file = folder / "job.json"
+    meeting = {"ranks": ranks, "results": str(folder), "rendezvous": str(folder / "rendezvous"), "port": port}
+    job_file.write_text(json.dumps(meeting | dict(document)))
+    command = [sys.executable, *(("-W", "error") if strict else ()), "-m", f"tests.{module}", str(job_file)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    processes = [subprocess.Popen([*command, str(rank)], cwd=ROOT, env=environment) for rank in range(ranks)]
+    try:
+        assert [process.wait(timeout=RANKS_TIMEOUT_S) for process in processes] == [0] * ranks
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def loopback() -> str:
+    """The interface that gloo is to use."""
+    return "lo0" if sys.platform == "darwin" else "lo"
+
+
+def imported(file: Path) -> Any:
+    """A Python file that was exported, under its own name."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

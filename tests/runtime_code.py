@@ -1,7 +1,7 @@
 """What each runtime's own code says of exported folders: asked and answered in JSON, by stdin and stdout.
 
-A question is the name of a function below, a folder, and how many blocks the model has. A process of its own answers,
-as importing these runtimes changes warnings, environment and logging of whoever does.
+A question is the name of a function below, a folder, and how many blocks the model has; a line has several. A process
+of its own answers, as importing these runtimes changes warnings, environment and logging of whoever does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import warnings
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
+
+ANSWERS = "answers: "
+"""Begins the line of stdout that has those to a line of stdin; runtimes print lines of their own."""
 
 EXPERTS = 8
 """Of the mixtures that tests export."""
@@ -593,5 +596,7 @@ def _imported(folder: Path, name: str) -> Any:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    answers = [globals()[name](Path(folder), blocks) for name, folder, blocks in json.loads(sys.stdin.read())]
-    sys.stdout.write("\n" + json.dumps(answers, default=str) + "\n")
+    for line in sys.stdin:
+        answers = [globals()[name](Path(folder), blocks) for name, folder, blocks in json.loads(line)]
+        sys.stdout.write(f"\n{ANSWERS}{json.dumps(answers, default=str)}\n")
+        sys.stdout.flush()

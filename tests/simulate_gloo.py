@@ -17,13 +17,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.run_support import loopback
+
 F, B, I, W = range(4)  # noqa: E741 - the field's names
 START, END, NEXT, WAITED = range(4)
-TIMEOUT_S = 300
 
 
 def main(job_file: str, rank: int) -> None:
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = loopback()
     import torch
     import torch.distributed as dist
 

@@ -1,9 +1,10 @@
 """A folder that was exported for torchtitan, trained by torchtitan's own Trainer: each rank a process that runs a step
 on CPUs, beside the model in one piece.
 
-    python -m tests.titan_ranks FOLDER RESULTS RANK RANKS PORT
+    python -m tests.titan_ranks JOB.json RANK
 
-Writes RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many
+JOB.json: {"port": of rank 0, "ranks": all of them, "results": folder, "folder": what was exported}. Writes
+RESULTS/RANK.json: the step's loss (null where the last stage is not), that of the model in one piece, how many
 parameters the rank has and all have, and the largest difference of a gradient, relative to the largest gradient.
 """
 
@@ -23,18 +24,21 @@ import torch
 from torch.nn import functional
 
 from tests import runtime_code
+from tests.run_support import loopback
 
 TOKENS, WORDS = 32, 64
 """Of a sample and of the vocabulary, as the test exports them."""
 
 
-def main(folder: str, results: str, rank: int, ranks: int, port: str) -> None:
+def main(job_file: str, rank: int) -> None:
+    job: dict[str, Any] = json.loads(Path(job_file).read_text())
+    ranks, port = job["ranks"], job["port"]
     own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {name: str(value) for name, value in own.items()}
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": loopback()}
     torch.set_num_threads(1)
     torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan takes GPUs for there where nothing is
-    trainer = made(Path(folder))
+    trainer = made(Path(job["folder"]))
     torch.manual_seed(5)
     reference = trainer.config.model_spec.model.build()
     with torch.no_grad():
@@ -63,7 +67,7 @@ def main(folder: str, results: str, rank: int, ranks: int, port: str) -> None:
     torch.distributed.destroy_process_group()
     found = loss.item() if trainer.pp_has_last_stage else None
     result = {"loss": found, "expected": expected, "parameters": len(owned), "difference": difference}
-    Path(results, f"{rank}.json").write_text(json.dumps(result | {"of": len(gradients)}))
+    Path(job["results"], f"{rank}.json").write_text(json.dumps(result | {"of": len(gradients)}))
 
 
 def made(folder: Path) -> Any:
@@ -135,4 +139,4 @@ def batch(words: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,26 +1,30 @@
-"""What a file says was measured: steps of runs in their own layouts, or times of a profile's layers."""
+"""An estimate's request with the constants that measurements give: steps of runs in their own layouts, or times of a
+profile's layers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from piper_ray.calibrate.fit import Measurement
+from piper_ray.calibrate.fit import Fit, Measurement, fit
+from piper_ray.calibrate.layouts import Laid, NotExpressible, Untold, laid_out
+from piper_ray.calibrate.runs import PublishedRun, Unreadable, is_run, read_runs
 from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
-from piper_ray.validate.layouts import Laid, NotExpressible, Untold, laid_out
-from piper_ray.validate.price import simulated
-from piper_ray.validate.runs import Run, Unreadable, is_run, read_runs
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.run import simulate
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.calibration import Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Setting, costs_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
-from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.layout import PricedLayout, priced
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.software import precision_named
 from piper_ray.workloads.formats import load
@@ -35,6 +39,31 @@ class Estimated:
     hardware: Hardware
     gpu: str
     request: EstimateRequest
+
+
+def calibrated(path: str, estimated: Estimated) -> EstimateRequest:
+    """The request with a calibration by the file. Raises UsageError and InputError."""
+    measurements = measurements_in(path, estimated)
+    found = fit(measurements)
+    told = tuple(told_of(path, found))
+    return replace(estimated.request, calibration=Calibration(found.calibration.factors, told))
+
+
+def told_of(path: str, found: Fit) -> list[str]:
+    """What was changed, and how far predictions were off before and after."""
+    changed = [f"{constant.value} x {factor:.3g}" for constant, factor in found.calibration.factors.items()]
+    counted = plural(len(found.before), "measurement")
+    lines = [
+        f"calibrated with {counted} of {path}: {', '.join(changed) or 'nothing changed'} (of the tables' rates)",
+        f"error of these {_errors_text(found.before)} before, {_errors_text(found.after)} after",
+    ]
+    if found.left:
+        lines.append(f"left as they are, as these do not tell: {', '.join(constant.value for constant in found.left)}")
+    return lines
+
+
+def _errors_text(errors: Sequence[float]) -> str:
+    return f"{sum(map(abs, errors)) / len(errors):.1%} on average and {max(errors, key=abs):+.1%} at worst"
 
 
 def measurements_in(path: str, estimated: Estimated) -> list[Measurement]:
@@ -55,7 +84,7 @@ def _holds_runs(path: str) -> bool:
     return "runs" in document or "sources" in document or is_run(document)
 
 
-def _of_run(path: str, run: Run | Unreadable, estimated: Estimated) -> Measurement:
+def _of_run(path: str, run: PublishedRun | Unreadable, estimated: Estimated) -> Measurement:
     if isinstance(run, Unreadable):
         raise InputError(path, list(run.faults))
     request, hardware = estimated.request, estimated.hardware
@@ -81,16 +110,22 @@ def _of_run(path: str, run: Run | Unreadable, estimated: Estimated) -> Measureme
             f"{path}: {run.id} is of software {laid.software}, the estimate of {request.software}; "
             f"add --software {laid.software}"
         )
-    return Measurement(run.id, measured_s, _Step(laid, hardware))
+    return Measurement(run.id, measured_s, LayoutStep(laid, hardware))
 
 
-def measured_step(run: Run, laid: Laid, hardware: Hardware) -> Measurement | None:
-    """A run in its own words; None where no step was measured."""
-    return None if run.measured_step_s is None else Measurement(run.id, run.measured_step_s, _Step(laid, hardware))
+def simulated(plan: PricedLayout) -> Simulation:
+    """The layout run event by event."""
+    options = SimulationOptions(
+        overlap_transfers=plan.overlap_transfers,
+        all_reduce=plan.terms.all_reduce,
+        all_reduce_overlap=plan.terms.all_reduce_overlap,
+        optimizer_s=plan.terms.optimizer_s,
+    )
+    return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 
 
 @dataclass(frozen=True)
-class _Step:
+class LayoutStep:
     """The step of a layout."""
 
     laid: Laid
@@ -148,7 +183,7 @@ class _LayerPass:
         request, hardware = self.estimated.request, self.estimated.hardware
         stack = replace(request, calibration=calibration).stack(hardware.gpu(self.estimated.gpu))
         setting = Setting(stack, hardware.training, 1, stack.gpu.network_bytes_per_s, 0.0, 1)
-        costs = costs_of(self.kind, Mode(1), setting)
+        costs = costs_of(self.kind, LayerMode(degree=1), setting)
         return (costs.forward_pass_s, costs.time_s - costs.forward_pass_s)[self.place]
 
 

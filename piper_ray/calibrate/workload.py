@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import replace
@@ -11,8 +10,8 @@ from typing import Literal
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.recomputation import parse_recomputation
-from piper_ray.model.settings import ALL_REPLICAS
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
 """Of functions that estimate, by the command's options where these have other names."""
@@ -28,20 +27,6 @@ def shared_replicas(zero: object) -> int:
     if isinstance(zero, str):
         raise UsageError(f"zero must be a whole number of at least 1, or 'all', not {arguments.shown(zero)}")
     return arguments.positive("zero", zero)
-
-
-def _size(name: str, value: object) -> float:
-    size_bytes = arguments.number(value)
-    if size_bytes is None or not 0.0 <= size_bytes < math.inf:
-        raise UsageError(f"{name} must be a number of bytes >= 0, not {arguments.shown(value)}")
-    return size_bytes
-
-
-def _imbalance(value: object) -> float:
-    factor = arguments.number(value)
-    if factor is None or not 1.0 <= factor < math.inf:
-        raise UsageError(f"expert_imbalance must be a number >= 1, not {arguments.shown(value)}")
-    return factor
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -106,13 +91,6 @@ def estimate(
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
-    def given(name: str, value: int | None) -> int | None:
-        return None if value is None else arguments.positive(name, value)
-
-    def degrees(name: str, values: Iterable[int]) -> tuple[int, ...]:
-        found = arguments.whole_numbers(name, values)
-        return tuple(sorted({arguments.positive(name, value) for value in found}))
-
     def text(name: str, value: str, example: str) -> str:
         arguments.of_kind(name, value, str, f"a text, such as '{example}'")
         return value
@@ -120,10 +98,10 @@ def estimate(
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
-        gpus_per_node=given("gpus_per_node", gpus_per_node),
-        tokens=given("tokens", tokens),
-        samples=given("microbatch", microbatch),
-        batch=given("batch", batch),
+        gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
+        tokens=arguments.positive_or_none("tokens", tokens),
+        samples=arguments.positive_or_none("microbatch", microbatch),
+        batch=arguments.positive_or_none("batch", batch),
         fused=arguments.flag("fused_attention", fused_attention),
         software=text("software", software, "megatron-core"),
         precision=text("precision", precision, "bf16"),
@@ -132,23 +110,26 @@ def estimate(
             zero2=arguments.positive("zero_2", zero_2),
             fsdp=arguments.positive("fsdp", fsdp),
             offload=arguments.flag("offload", offload),
-            contexts=tuple(sorted({1, *degrees("context_parallel", context_parallel)})),
-            experts=degrees("expert_parallel", expert_parallel),
+            contexts=tuple(sorted({1, *arguments.degrees("context_parallel", context_parallel)})),
+            experts=arguments.degrees("expert_parallel", expert_parallel),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),
         ),
         recomputations=tuple(parse_recomputation(text("recompute", one, "core_attn,mlp")) for one in recompute),
         context_exchange=text("context_exchange", context_exchange, "ring"),
-        expert_imbalance=None if expert_imbalance is None else _imbalance(expert_imbalance),
-        lora=given("lora", lora) or 0,
-        reserve_bytes=None if reserve_bytes is None else _size("reserve_bytes", reserve_bytes),
+        expert_imbalance=None
+        if expert_imbalance is None
+        else arguments.number_from("expert_imbalance", expert_imbalance, 1.0, "a number >= 1"),
+        lora=arguments.positive_or_none("lora", lora) or 0,
+        reserve_bytes=None
+        if reserve_bytes is None
+        else arguments.number_from("reserve_bytes", reserve_bytes, 0.0, "a number of bytes >= 0"),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
     read = read_model(arguments.location("model", model, MODEL_WORDS))
     if calibrate is not None:
-        from piper_ray.calibrate.calibrated import calibrated
-        from piper_ray.calibrate.measurements import Estimated
+        from piper_ray.calibrate.measurements import Estimated, calibrated
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     found = build.estimate(read, table, gpu, request)

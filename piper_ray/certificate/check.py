@@ -32,9 +32,9 @@ from piper_ray.certificate.claims import charged, require_certifiable
 from piper_ray.certificate.file import free_bytes, read_after
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
-from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, Scratch, make_scratch
+from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import claim_of, count_downsets
-from piper_ray.certificate.ways import Way, ways_of
+from piper_ray.certificate.ways import StageWay, ways_of
 from piper_ray.model import arguments
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE
@@ -221,8 +221,8 @@ class _Parts:
 
 
 def _look(
-    claim: Claim, parts: _Parts, scratch: Scratch, ways: tuple[Way, ...], tails: Tails, stop: Stop[Any]
-) -> Scratch:
+    claim: Claim, parts: _Parts, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails, stop: Stop[Any]
+) -> ThreadScratch:
     try:
         for first, last in parts:
             stop.check()
@@ -236,7 +236,7 @@ def _look(
     return scratch
 
 
-def _gap_text(claim: Claim, scratch: Scratch, ways: tuple[Way, ...], tails: Tails) -> str:
+def _gap_text(claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails) -> str:
     """The stage that leads to a tail that is not listed."""
     j, i, r, k = (int(x) for x in scratch.gap)
     bits = [int(word) for word in claim.tails.bits[i] & ~claim.tails.bits[j]]

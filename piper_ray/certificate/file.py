@@ -10,7 +10,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from piper_ray.storage.files import kind_unless_file, written_whole
 
 FORM, VERSION = "certificate", 1
 _KEY = b"piper_ray"
-_COLUMNS = ("level", "members", "devices", "data_parallel_sum")
+_COLUMNS = {"level": pa.int32(), "members": pa.binary(), "devices": pa.int64(), "data_parallel_sum": pa.int64()}
 _MOST = 2**53
 """What devices and sums are below, so that they are exact in any number."""
 
@@ -34,6 +35,7 @@ _LEAST_BYTES, _SPARE_BYTES = 64, 2**20
 """Of a row beside its members, while it is read; and of a file's own tables."""
 
 _UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError)
+_DAMAGED = "is no certificate, or is cut off or damaged"
 _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UsageError, pa.ArrowException)
 
 
@@ -47,28 +49,16 @@ def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) ->
     >>> piper_ray.read_certificate("bert.certificate").bound_s == certificate.bound_s
     True
     """
-    header = _header(certificate)
-    rows = [
-        {
-            "level": np.full(tails.used_devices.size, level, np.int32),
-            "members": [row.tobytes() for row in tails.members],
-            "devices": tails.used_devices,
-            "data_parallel_sum": tails.data_parallel_sum,
-        }
-        for level, tails in enumerate(certificate.tails)
-    ]
     schema = pa.schema(
-        [
-            pa.field("level", pa.int32(), nullable=False),
-            pa.field("members", pa.binary(), nullable=False),
-            pa.field("devices", pa.int64(), nullable=False),
-            pa.field("data_parallel_sum", pa.int64(), nullable=False),
-        ],
-        metadata={_KEY: json.dumps(header, allow_nan=False)},
+        [pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()],
+        metadata={_KEY: json.dumps(_header(certificate), allow_nan=False)},
     )
-    batches = [
-        pa.record_batch([pa.array(row[name], schema.field(name).type) for name in _COLUMNS], schema) for row in rows
-    ]
+    batches = []
+    for level, tails in enumerate(certificate.tails):
+        members = [row.tobytes() for row in tails.members]
+        rows = (np.full(tails.used_devices.size, level, np.int32), members, tails.used_devices, tails.data_parallel_sum)
+        columns = [pa.array(values, kind) for values, kind in zip(rows, _COLUMNS.values(), strict=True)]
+        batches.append(pa.record_batch(columns, schema))
     with written_whole(Path(path)) as file:
         pq.write_table(pa.Table.from_batches(batches, schema), file, compression="zstd")
 
@@ -99,37 +89,39 @@ def read_after(path: str | os.PathLike[str], look: Callable[[Certificate, int], 
         content = Path(path).read_bytes()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    try:
+    with _refused(path, _UNREADABLE):
         file = pq.ParquetFile(pa.BufferReader(content))
         header = json.loads((file.schema_arrow.metadata or {})[_KEY])
         if not isinstance(header, dict) or header["form"] != FORM:
             raise ValueError
-    except _UNREADABLE as error:
-        raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
     if header.get("schema_version") != VERSION:
         raise CertificateRefused(
             f"{path}: is a certificate of version {header.get('schema_version')!r}; this piper_ray reads {VERSION}"
         )
-    try:
+    with _refused(path, _MALFORMED):
         head = _certificate(header, file.schema_arrow.empty_table())
         rows = _rows(file.metadata, head)
-    except _MALFORMED as error:
-        raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
     look(head, rows)
     if rows * (_LEAST_BYTES + _width(head)) > free_bytes():
         raise LimitError(f"{path}: has {rows:,} rows, which take more memory than is free")
-    try:
+    with _refused(path, _UNREADABLE):
         table = file.read()
-    except _UNREADABLE as error:
-        raise CertificateRefused(f"{path}: is no certificate, or is cut off or damaged") from error
-    try:
+    with _refused(path, _MALFORMED):
         found = _certificate(header, table)
         written = header.get("sha256") == _digest(_header(found, checked=False), found)
-    except _MALFORMED as error:
-        raise CertificateRefused(f"{path}: is not in the form of a certificate: {error}") from error
     if not written:
         raise CertificateRefused(f"{path}: was changed after it was written: its checksum is another")
     return found
+
+
+@contextmanager
+def _refused(path: str | os.PathLike[str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raises CertificateRefused for errors of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        form = f"is not in the form of a certificate: {error}" if kinds is _MALFORMED else _DAMAGED
+        raise CertificateRefused(f"{path}: {form}") from error
 
 
 def free_bytes() -> float:
@@ -185,7 +177,7 @@ def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
 def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
     if header["schedule"] != PAPERS_SCHEDULE.name.value:
         raise ValueError(f"of schedule {header['schedule']!r}, but only {PAPERS_SCHEDULE.name.value} has certificates")
-    if tuple(table.column_names) != _COLUMNS or any(table[name].null_count for name in _COLUMNS):
+    if table.column_names != list(_COLUMNS) or any(table[name].null_count for name in _COLUMNS):
         raise ValueError(f"its columns are to be {', '.join(_COLUMNS)}, without gaps")
     level = np.asarray(table["level"].to_numpy(), np.int64)
     devices, sums = (np.asarray(table[name].to_numpy(), np.int64) for name in ("devices", "data_parallel_sum"))

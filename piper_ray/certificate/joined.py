@@ -17,12 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from piper_ray.certificate.ways import Way
+from piper_ray.certificate.ways import StageWay
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
 
 
-def check_joined(instance: Instance, ways: Sequence[Way], joined: Mapping[int, int], *, ample_memory: bool) -> None:
+def check_joined(
+    instance: Instance, ways: Sequence[StageWay], joined: Mapping[int, int], *, ample_memory: bool
+) -> None:
     """Raises CertificateRefused unless all of these may join, some after others. ample_memory: it counts for nothing.
 
     joined: layer ids, each with that of the layer it ends up with, which joins none.
@@ -31,7 +33,7 @@ def check_joined(instance: Instance, ways: Sequence[Way], joined: Mapping[int, i
     for z, v in joined.items():
         if z not in ids or v not in ids or v in joined:
             raise CertificateRefused(f"layer {z} is said to share the stage of {v}, which it cannot")
-    graph = _Graph(instance)
+    graph = _JoinedGraph(instance)
     free = {z: {n for n, way in enumerate(ways) if any(_is_free(x, ample_memory) for x in way.tmpcs[z])} for z in ids}
     runs = {v: {n for n, way in enumerate(ways) if way.tmpcs[v]} for v in ids}
     left = set(joined)
@@ -90,7 +92,7 @@ def _is_free(tmpc: Tmpc, ample_memory: bool) -> bool:
     return not any(costs)
 
 
-class _Graph:
+class _JoinedGraph:
     """Layers, of which some have joined others."""
 
     def __init__(self, instance: Instance) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from piper_ray.certificate import certificate
 from piper_ray.certificate.joined import edge_charges
-from piper_ray.certificate.kernels.downsets import Bits, Floats, Ints, Room, list_downsets, sums_over
-from piper_ray.certificate.kernels.types import Claim, Cluster, Graph, Least, Tails, Ways
-from piper_ray.certificate.ways import Way
+from piper_ray.certificate.kernels.downsets import Bits, DownsetRoom, Floats, Ints, list_downsets, sums_over
+from piper_ray.certificate.kernels.types import Budgets, Claim, ClaimedTails, Graph, Least, Ways
+from piper_ray.certificate.ways import StageWay
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused, LimitError
 from piper_ray.model.instance import Instance, Tmpc
@@ -23,6 +24,15 @@ rounded by, and less than the solver's own margin."""
 
 MARGIN_BYTES = 2.5e-10
 """The same of memory."""
+
+_FIGURES: Mapping[str, Callable[[Tmpc], float]] = {
+    "time_s": attrgetter("time_per_sample_s"),
+    "weights_bytes": attrgetter("weights_bytes"),
+    "a_bytes": attrgetter("activation_bytes"),
+    "b_bytes": attrgetter("fixed_bytes"),
+    "shared_bytes": attrgetter("shared_bytes"),
+}
+"""Of a TMPC, by the name that kernels have."""
 
 _EPSILON = 2.0**-52
 _FIRST_ROOM = 1 << 14
@@ -65,7 +75,9 @@ def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> i
     return int(_downsets(Vertices.of(instance, tails), most)[0].shape[0])
 
 
-def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, bound_s: float, most: int) -> Claim:
+def claim_of(
+    instance: Instance, ways: Sequence[StageWay], tails: certificate.Tails, bound_s: float, most: int
+) -> Claim:
     """Raises CertificateRefused for tails that are none, and LimitError past ``most`` downsets.
 
     instance: on the devices of ``tails``. bound_s: above 0.
@@ -89,7 +101,7 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
     start, devices, sums = _listed(bits[order], tails)
     return Claim(
         graph=graph,
-        cluster=Cluster(
+        cluster=Budgets(
             devices=instance.devices,
             budget_s=budget_s,
             memory_bytes=instance.memory_bytes * (1.0 + MARGIN_BYTES),
@@ -99,7 +111,7 @@ def claim_of(instance: Instance, ways: Sequence[Way], tails: certificate.Tails, 
         ),
         ways=of_ways,
         least=least,
-        tails=Tails(
+        tails=ClaimedTails(
             bits=np.ascontiguousarray(bits[order]),
             worth=np.ascontiguousarray(of_vertex[order]),
             device_limit=_limit(instance.devices, of_vertex[order], rounding),
@@ -125,11 +137,10 @@ def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
     for u, heads in enumerate(vertices.successors):
         for v in heads:
             before[v].append(u)
-    before_start = np.cumsum([0, *map(len, before)]).astype(np.int64)
-    listed = np.array([u for tails in before for u in tails], np.int64)
+    before_start, listed = _flat(before)
     size = min(_FIRST_ROOM, most)
     while True:
-        room = Room(
+        room = DownsetRoom(
             bits=np.zeros((size, words), np.uint64),
             addable=np.zeros((size, words), np.uint64),
             parent=np.zeros(size, np.int64),
@@ -144,6 +155,12 @@ def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
                 "certificate on a machine that has it"
             )
         size = min(most, 8 * size)
+
+
+def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+    """Where each list begins in all of them one after the other, and these: int64[lists + 1], int64[..]."""
+    start = np.cumsum([0, *map(len, lists)]).astype(np.int64)
+    return start, np.array([x for listed in lists for x in listed], np.int64)
 
 
 def _bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
@@ -176,17 +193,18 @@ def _between_bytes_per_s(instance: Instance) -> float:
     return found
 
 
-def _degrees(ways: Sequence[Way]) -> Ints:
+def _degrees(ways: Sequence[StageWay]) -> Ints:
     return np.array(sorted({d for way in ways for d in way.data_parallel_degrees}), np.int64)
 
 
-def _ways(instance: Instance, vertices: Vertices, ways: Sequence[Way]) -> Ways:
+def _ways(instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> Ways:
     degrees = _degrees(ways)
     place = {int(d): k for k, d in enumerate(degrees)}
     edges_of: list[list[int]] = [[] for _ in vertices.layers]
     for e, (u, v) in enumerate(vertices.edges):
         edges_of[u].append(e)
         edges_of[v].append(e)
+    edge_start, edge = _flat(edges_of)
     edge_bytes = _edge_bytes(instance)
     resync = np.zeros((len(ways), degrees.size))
     start = np.zeros((len(ways), len(vertices.layers) + 1), np.int64)
@@ -211,15 +229,11 @@ def _ways(instance: Instance, vertices: Vertices, ways: Sequence[Way]) -> Ways:
         end=np.array([place[way.data_parallel_degrees[-1]] + 1 for way in ways], np.int64),
         resync_s=resync,
         start=start,
-        time_s=_figures(options, lambda x: x.time_per_sample_s),
-        weights_bytes=_figures(options, lambda x: x.weights_bytes),
-        a_bytes=_figures(options, lambda x: x.activation_bytes),
-        b_bytes=_figures(options, lambda x: x.fixed_bytes),
-        shared_bytes=_figures(options, lambda x: x.shared_bytes),
+        **{name: np.array([figure(tmpc) for tmpc in options], np.float64) for name, figure in _FIGURES.items()},
         charge_start=np.array(charge_start, np.int64),
         charge_s=2.0 * np.array(charges, np.float64) / _between_bytes_per_s(instance),
-        edge_start=np.cumsum([0, *map(len, edges_of)]).astype(np.int64),
-        edge=np.array([e for listed in edges_of for e in listed], np.int64),
+        edge_start=edge_start,
+        edge=edge,
     )
 
 
@@ -238,10 +252,6 @@ def _charge(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[
     return edge_bytes[u, w] + more
 
 
-def _figures(options: Iterable[Tmpc], figure: Callable[[Tmpc], float]) -> Floats:
-    return np.array([figure(tmpc) for tmpc in options], np.float64)
-
-
 def _undominated(tmpcs: Sequence[Tmpc]) -> list[Tmpc]:
     """Without those that another one is as good as in every figure by itself; of equal ones the first."""
     kept: list[Tmpc] = []
@@ -252,15 +262,8 @@ def _undominated(tmpcs: Sequence[Tmpc]) -> list[Tmpc]:
 
 
 def _all_figures(tmpc: Tmpc) -> tuple[float, ...]:
-    return (
-        tmpc.time_per_sample_s,
-        tmpc.weights_bytes,
-        tmpc.activation_bytes,
-        tmpc.fixed_bytes,
-        tmpc.shared_bytes,
-        sum(tmpc.forward_sync_bytes.values()),
-        sum(tmpc.backward_sync_bytes.values()),
-    )
+    extra = sum(tmpc.forward_sync_bytes.values()), sum(tmpc.backward_sync_bytes.values())
+    return (*(figure(tmpc) for figure in _FIGURES.values()), *extra)
 
 
 def _is_as_good(one: Tmpc, other: Tmpc) -> bool:
@@ -270,7 +273,9 @@ def _is_as_good(one: Tmpc, other: Tmpc) -> bool:
     ) and (all(size <= theirs.get(end, 0.0) for mine, theirs in tables for end, size in mine.items()))
 
 
-def _worth(instance: Instance, vertices: Vertices, ways: Sequence[Way], budget_s: float, *, by_degree: bool) -> Floats:
+def _worth(
+    instance: Instance, vertices: Vertices, ways: Sequence[StageWay], budget_s: float, *, by_degree: bool
+) -> Floats:
     """float64[n]: devices, or replicas, that a layer takes at least: a stage of d replicas has d budgets of time."""
     found = np.zeros(len(vertices.layers))
     for v, layer in enumerate(vertices.layers):
@@ -285,22 +290,15 @@ def _worth(instance: Instance, vertices: Vertices, ways: Sequence[Way], budget_s
 def _least(
     instance: Instance,
     vertices: Vertices,
-    ways: Sequence[Way],
+    ways: Sequence[StageWay],
     summed: Callable[[Floats], Floats],
 ) -> Least:
     """summed: float64[r, m], of float64[r, n]."""
-    figures: Mapping[str, Callable[[Tmpc], float]] = {
-        "time_s": lambda x: x.time_per_sample_s,
-        "weights_bytes": lambda x: x.weights_bytes,
-        "a_bytes": lambda x: x.activation_bytes,
-        "b_bytes": lambda x: x.fixed_bytes,
-        "shared_bytes": lambda x: x.shared_bytes,
-    }
     of_vertex = {
         name: np.array(
             [[min(map(figure, way.tmpcs[layer]), default=0.0) for layer in vertices.layers] for way in ways], np.float64
         )
-        for name, figure in figures.items()
+        for name, figure in _FIGURES.items()
     }
     missing = np.array([[float(not way.tmpcs[layer]) for layer in vertices.layers] for way in ways], np.float64)
     edge_bytes, per_byte = _edge_bytes(instance), 2.0 / _between_bytes_per_s(instance)
@@ -342,8 +340,7 @@ def _listed(bits: Bits, tails: certificate.Tails) -> tuple[Ints, Ints, Ints]:
     if not np.array_equal(bits[place], rows):
         raise CertificateRefused("the certificate lists layers that can be no tail of a pipeline")
     order = np.argsort(place, kind="stable")
-    start = np.zeros(bits.shape[0] + 1, np.int64)
-    np.cumsum(np.bincount(place, minlength=bits.shape[0]), out=start[1:])
+    start = np.searchsorted(place[order], np.arange(bits.shape[0] + 1)).astype(np.int64)
     devices = np.ascontiguousarray(tails.used_devices[order], np.int64)
     return start, devices, np.ascontiguousarray(tails.data_parallel_sum[order], np.int64)
 

@@ -12,7 +12,7 @@ from piper_ray.model.restrictions import Restrictions
 
 
 @dataclass(frozen=True)
-class Way:
+class StageWay:
     """degree: t. tmpcs: for each layer id what it may run, nothing if it cannot be in such a stage.
 
     data_parallel_degrees: those at which just these configurations are there, ascending.
@@ -23,12 +23,12 @@ class Way:
     tmpcs: Mapping[int, tuple[Tmpc, ...]]
 
 
-def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[Way, ...]:
+def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, ...]:
     """Each stage of each plan that keeps the restrictions is run in one of these, by ``evaluate``'s rules."""
     return tuple(_ways(instance, restrictions))
 
 
-def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[Way]:
+def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[StageWay]:
     degrees = restrictions.data_parallel_degrees(instance)
     starts = [*instance.least_data_parallel_degrees, instance.data_parallel_limit + 1]
     for t in instance.degrees:
@@ -39,7 +39,7 @@ def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[Way]:
             for least, beyond in pairwise(starts):
                 inside = tuple(d for d in degrees if least <= d < beyond)
                 if inside:
-                    yield Way(
+                    yield StageWay(
                         t,
                         inside,
                         {

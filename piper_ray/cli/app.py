@@ -6,14 +6,15 @@ import sys
 import traceback
 from collections.abc import Mapping
 from copy import copy
+from importlib import import_module
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from piper_ray.cli.commands import OnDemand
 from piper_ray.cli.interrupts import listening
-from piper_ray.cli.wording import Command, FlagsAsFlags, UsageComplaint, as_options, reword
+from piper_ray.cli.wording import PLAIN, Command, FlagsAsFlags, UsageComplaint, as_options, reword, understood
 from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError
 from piper_ray.model.extras import advice
 from piper_ray.version import __version__
@@ -21,26 +22,70 @@ from piper_ray.version import __version__
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
-class _Commands(FlagsAsFlags, TyperGroup):
+_DOES: Mapping[str, str] = MappingProxyType(
+    {
+        "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
+        "people ask for.",
+        "solve": "Find the fastest plan for INPUT, and prove it.",
+        "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
+        "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",
+        "simulate": "Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what "
+        "bounds it.",
+        "compare": "Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first "
+        "from the best.",
+        "report": "Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other "
+        "planners' plans.",
+        "info": "Show what INPUT holds, and what solving it will take in memory and time.",
+        "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
+        "starts it.",
+        "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
+        "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
+        "convert": "Write INPUT in another form, with the figures given here in place of its own.",
+        "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
+        "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
+        "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
+        "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
+        "warm": "Compile the kernels of all commands beforehand, in several processes side by side.",
+    }
+)
+"""The commands by name, with what each does in a line: a command's module is loaded when more is asked of it."""
+
+_MODULES = {"import-plan": "export", "convert": "export", "sweep-report": "sweep"}
+"""Of piper_ray.cli, where they are not called as the command is."""
+
+
+class _Listed(Command):
+    """A command that is not loaded yet."""
+
+
+class Commands(FlagsAsFlags, TyperGroup):
     """Turns what a command raises into words and an exit code, in one place for all. Loads the one that runs."""
 
-    def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
-        super().__init__(commands=OnDemand(commands), **settings)  # type: ignore[arg-type]
+    loads = True
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
+        listed = {name: _Listed(name=name, short_help=does) for name, does in _DOES.items()}
+        super().__init__(commands=listed | dict(commands), **settings)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Loaded, unless commands are to be listed alone."""
+        if self.loads and isinstance(self.commands.get(cmd_name), _Listed):
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Lists the commands without loading them."""
-        super(_Commands, self._listing()).format_help(ctx, formatter)
+        super(Commands, self._listing()).format_commands(ctx, formatter)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Of their names, without loading them, and of options."""
         above = copy(ctx)
         above.command = self._listing()
-        return super(_Commands, above.command).shell_complete(above, incomplete)
+        return super(Commands, above.command).shell_complete(above, incomplete)
 
-    def _listing(self) -> _Commands:
+    def _listing(self) -> Commands:
         listing = copy(self)
-        assert isinstance(self.commands, OnDemand)
-        listing.commands = self.commands.in_a_line()
+        listing.loads = False
         return listing
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
@@ -81,16 +126,26 @@ def _complain(message: str, ctx: typer.Context) -> None:
     typer.echo(f"piper-ray: {message}", err=True)
 
 
+def _load(name: str) -> Any:
+    from piper_ray.cli.options import flat
+
+    module = import_module(f"piper_ray.cli.{_MODULES.get(name, name)}")
+    alone = typer.Typer(add_completion=False, **PLAIN)
+    of_today = {"token_normalize_func": understood(name)}
+    alone.command(name, cls=Command, context_settings=of_today)(flat(getattr(module, name.replace("-", "_"))))
+    return typer.main.get_command(alone)
+
+
 app = typer.Typer(
     name="piper-ray",
-    cls=_Commands,
+    cls=Commands,
     no_args_is_help=True,
     epilog=(
         "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
         "6 a plan that is not valid, 7 cluster; ended by a signal 128 and its number: 130 Ctrl-C, 143 SIGTERM, "
         "129 SIGHUP, 141 as nobody reads the output any more."
     ),
-    pretty_exceptions_enable=False,
+    **PLAIN,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from piper_ray.cli.common import Unwritten, say
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import option
+from piper_ray.cli.telling import Unwritten, say, working
 from piper_ray.model.errors import EXIT_SOLVED, InfeasibleError, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 
-PlannerName = Annotated[
-    str,
-    typer.Option(
-        "--planner",
-        metavar="NAME",
-        help="piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, "
-        "tensor-parallel, pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists "
-        "them).",
-    ),
-]
+
+@dataclass(frozen=True)
+class PlannerOption:
+    """Who plans."""
+
+    planner: str = option(
+        "NAME",
+        "piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, tensor-parallel, "
+        "pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists them).",
+        default=EXACT,
+    )
 
 
-def refuse_search_options(planner: str, **options: object) -> None:
-    """Raises UsageError for an unknown planner, and for what only the exact one knows."""
+_EXACT_ALONE = (
+    "gap", "time_limit", "contract", "memory_limit", "address", "checkpoint", "chunks", "sustained", "all_reduce",
+    "all_reduce_overlap", "optimizer", "runtime", "plans", "certificate",
+)  # fmt: skip
+
+
+def refuse_search_options(planner: str, given: Collection[str]) -> None:
+    """Raises UsageError for an unknown planner, and for options that only the exact one knows."""
     from piper_ray.planners import planner_of
 
     planner_of(planner)
-    for name, value in options.items():
-        if value:
+    for name in _EXACT_ALONE:
+        if name in given:
             option = "--" + name.replace("_", "-")
             raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
 

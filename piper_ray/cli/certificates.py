@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 import piper_ray
-from piper_ray.cli.common import Unwritten, note, refuse_unwritable
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import option
+from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
 from piper_ray.model.instance import Instance
@@ -26,24 +25,26 @@ from piper_ray.storage.files import kind_unless_file
 if TYPE_CHECKING:
     from piper_ray.certificate.check import CertifiedBound
 
-CertificateOut = Annotated[
-    Path | None,
-    typer.Option(
-        "--certificate",
-        metavar="FILE",
-        help="Write to FILE what proves the bound, for verify --certificate. Under 2bw alone; takes one more "
-        "evaluation.",
-    ),
-]
-CertificateIn = Annotated[
-    Path | None,
-    typer.Option(
-        "--certificate",
-        metavar="FILE",
-        help="Check also that the certificate in FILE, which solve wrote, proves its bound: that no plan is "
-        "faster, from INPUT alone, by code that shares nothing with the solver.",
-    ),
-]
+
+@dataclass(frozen=True)
+class CertificateOutput:
+    """What proves the bound, written."""
+
+    certificate: Path | None = option(
+        "FILE",
+        "Write to FILE what proves the bound, for verify --certificate. Under 2bw alone; takes one more evaluation.",
+    )
+
+
+@dataclass(frozen=True)
+class CertificateInput:
+    """What proves a bound, read."""
+
+    certificate: Path | None = option(
+        "FILE",
+        "Check also that the certificate in FILE, which solve wrote, proves its bound: that no plan is faster, from "
+        "INPUT alone, by code that shares nothing with the solver.",
+    )
 
 
 def refuse_uncertifiable(

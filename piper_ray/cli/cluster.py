@@ -6,14 +6,15 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from piper_ray.cli import outliving
-from piper_ray.cli.common import say
+from piper_ray.cli.options import flag, option
+from piper_ray.cli.telling import say
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.solution import Solution, Status
@@ -30,77 +31,53 @@ class Alone(str, Enum):
     WAIT = "wait"
 
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        "--address",
-        metavar="ADDR",
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where a solve runs, and where its state is kept."""
+
+    address: str | None = option(
+        "ADDR",
+        "Solve on the Ray cluster at ADDR (host:port, or auto); local starts a Ray on this machine. Without it the "
+        "threads of this process do the work.",
         envvar="RAY_ADDRESS",
-        help="Solve on the Ray cluster at ADDR (host:port, or auto); local starts a Ray on this machine. Without it "
-        "the threads of this process do the work.",
-    ),
-]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        "--workers", metavar="W", help="Ray workers, spread over the machines; one on each machine if not given."
-    ),
-]
-CpusPerWorker = Annotated[
-    int | None,
-    typer.Option(
-        "--cpus-per-worker",
-        metavar="C",
-        help="Cores, and so threads, of each Ray worker; all of its machine's, or its share of them, if not given.",
-    ),
-]
-WithoutWorkers = Annotated[
-    Alone,
-    typer.Option(
-        "--without-workers",
-        metavar="RULE",
-        help="When the last Ray worker is lost: continue in the driver, or wait for a new one.",
-    ),
-]
-Checkpoint = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="DIR-or-URI",
-        help="Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
-    ),
-]
-Supervise = Annotated[
-    bool,
-    typer.Option("--supervise", help="Start the solve again when it dies, from where it was. Needs --checkpoint."),
-]
-
-
-@contextmanager
-def ray_backend(
-    address: str | None,
-    workers: int | None,
-    cpus_per_worker: int | None,
-    threads: int | None,
-    without_workers: Alone,
-) -> Iterator[Backend | None]:
-    """The cluster of these options; None without an address. Raises UsageError if they do not go together."""
-    if not address:
-        if workers is not None:
-            raise UsageError("--workers needs --address: the Ray cluster whose workers they are, or local")
-        yield None
-        return
-    from piper_ray.engine.backends import ray as cluster
-    from piper_ray.engine.backends.ray import services
-
-    if outliving.has_parent():
-        services.observe(outliving.tell_of_services)
-    rule = cluster.WithoutWorkers(without_workers.value)
-    backend = cluster.RayBackend(
-        address, workers=workers, cpus_per_worker=cpus_per_worker, threads=threads, without_workers=rule
     )
-    with closing(backend):
-        yield backend
+    workers: int | None = option("W", "Ray workers, spread over the machines; one on each machine if not given.")
+    cpus_per_worker: int | None = option(
+        "C", "Cores, and so threads, of each Ray worker; all of its machine's, or its share of them, if not given."
+    )
+    without_workers: Alone = option(
+        "RULE",
+        "When the last Ray worker is lost: continue in the driver, or wait for a new one.",
+        default=Alone.CONTINUE,
+    )
+    checkpoint: str | None = option(
+        "DIR-or-URI",
+        "Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
+    )
+    supervise: bool = flag("Start the solve again when it dies, from where it was. Needs --checkpoint.")
+
+    @contextmanager
+    def backend(self, threads: int | None) -> Iterator[Backend | None]:
+        """The cluster; None without an address. Raises UsageError for options that do not go together."""
+        if not self.address:
+            if self.workers is not None:
+                raise UsageError("--workers needs --address: the Ray cluster whose workers they are, or local")
+            yield None
+            return
+        from piper_ray.engine.backends import ray
+        from piper_ray.engine.backends.ray import services
+
+        if outliving.has_parent():
+            services.observe(outliving.tell_of_services)
+        backend = ray.RayBackend(
+            self.address,
+            workers=self.workers,
+            cpus_per_worker=self.cpus_per_worker,
+            threads=threads,
+            without_workers=ray.WithoutWorkers(self.without_workers.value),
+        )
+        with closing(backend):
+            yield backend
 
 
 def told(listener: Listener, stop: Stop[Solution]) -> Listener:

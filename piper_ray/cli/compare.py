@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import Bandwidth, Devices, Input, Json, KeptInFlight, Memory, Microbatches, load_instance
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.plan_files import judged
-from piper_ray.cli.progress import working
-from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
+from piper_ray.cli.options import argument
+from piper_ray.cli.shared import JsonOption, StepOptions, WorkloadOptions
+from piper_ray.cli.telling import judged, working
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.step import AllReduce
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.workloads.formats.load import plan_claims
 
@@ -25,31 +24,21 @@ if TYPE_CHECKING:
     from piper_ray.report.live import Working
 
 
-def compare(
-    source: Input,
-    plan_files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="PLAN...",
-            show_default=False,
-            help="Plans, yours first: upstream's JSON, or what solve or import-plan wrote.",
-        ),
-    ],
-    all_reduce: SumOfGradients = None,
-    all_reduce_overlap: SumOverlap = None,
-    optimizer: OptimizerTime = None,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class PlanFiles:
+    """What is compared."""
+
+    plan_files: list[Path] = argument(
+        "PLAN...", "Plans, yours first: upstream's JSON, or what solve or import-plan wrote."
+    )
+
+
+def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions, told_as: JsonOption) -> None:
     """Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first from the best.
 
     All are charged the same terms of a step: those given here, else those of the first plan.
     """
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    instance, plan_files = workload.load(), compared.plan_files
 
     from piper_ray.report.comparison import comparison_document, print_comparison, verdict
     from piper_ray.report.document import to_text
@@ -57,10 +46,9 @@ def compare(
     from piper_ray.report.summary import instance_lines
 
     names = _names(plan_files)
-    terms = all_reduce, all_reduce_overlap, optimizer
     with working("simulating") as progress:
-        plans = current().run(lambda _: _compared(instance, plan_files, names, terms, progress))
-    if json:
+        plans = current().run(lambda _: _compared(instance, plan_files, names, charged, progress))
+    if told_as.json:
         document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
         typer.echo(to_text(document), nl=False)
         return
@@ -74,11 +62,7 @@ def compare(
 
 
 def _compared(
-    instance: Instance,
-    plan_files: list[Path],
-    names: list[str],
-    terms: tuple[AllReduce | None, float | None, float | None],
-    progress: Working,
+    instance: Instance, plan_files: list[Path], names: list[str], charged: StepOptions, progress: Working
 ) -> list[ComparedPlan]:
     from piper_ray.report.comparison import ComparedPlan
 
@@ -88,7 +72,7 @@ def _compared(
         progress(done, len(names), name)
         plan = piper_ray.load_plan(plan_file, instance)
         schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
-        step = step_terms(*terms, first.step_under(schedule))
+        step = charged.terms(first.step_under(schedule))
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
             simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
         found.append(ComparedPlan(name, plan, simulation))

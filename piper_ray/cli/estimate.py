@@ -2,164 +2,146 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 import piper_ray
-from piper_ray.cli.calibration import Calibrate, calibrated_request
-from piper_ray.cli.common import command_text, load_model, note, parse_size
-from piper_ray.cli.offers import (
-    ContextExchanged,
-    ContextParallel,
-    ExpertImbalance,
-    ExpertParallel,
-    ExpertTensorParallel,
-    KeepGathered,
-    Recompute,
-    ShardedGradients,
-    ShardedState,
-    ShardedWeights,
-    contexts_of,
-    experts_of,
-)
+from piper_ray.cli.modelled import ModelOptions, OfferOptions, parse_some_replicas
+from piper_ray.cli.options import command_text, flag, option, parse_size
+from piper_ray.cli.telling import note
 from piper_ray.model.errors import UsageError
+from piper_ray.model.recomputation import parse_recomputation
 from piper_ray.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.estimate.modes import Offer
+
+
+@dataclass(frozen=True)
+class EveryOfferOption(OfferOptions):
+    """All that an estimate knows."""
+
+    zero_2: int = option(
+        "SHARDS",
+        "Offer sharding gradients too (ZeRO-2), which are scattered in each backward pass.",
+        default=1,
+        parse=parse_some_replicas,
+    )
+    fsdp: int = option(
+        "SHARDS",
+        "Offer sharding weights too (ZeRO-3, FSDP), which are gathered for each pass; in stages of more replicas, over "
+        "groups of so many (HSDP).",
+        default=1,
+        parse=parse_some_replicas,
+    )
+    context_exchange: str = option(
+        "NAME",
+        "How groups that share a sequence attend to all its tokens: ring, all-gather (of keys and values) or "
+        "all-to-all (of heads).",
+        default="ring",
+    )
+    expert_tensor_parallel: int = option("COUNT", "GPUs that share an expert.", default=1, min=1)
+    expert_imbalance: float | None = option(
+        "FACTOR", "Tokens of the busiest experts' GPU over those of the average one; 1.25 if not given.", min=1.0
+    )
+    recompute: list[Any] | None = option(
+        "PARTS",
+        "Offer recomputing these parts of each layer, as core_attn,mlp, besides what suits the software; may be given "
+        "again.",
+        parse=parse_recomputation,
+    )
+    keep_gathered: bool = flag("Offer keeping what sequence parallelism would gather again in the backward pass.")
+    offload: bool = flag("Offer keeping activations in host memory.")
+
+    def offer(self) -> Offer:
+        """Raises UsageError for figures that make no sense."""
+        from piper_ray.workloads.estimate.modes import Offer
+
+        return Offer(
+            zero=self.zero,
+            zero2=self.zero_2,
+            fsdp=self.fsdp,
+            offload=self.offload,
+            contexts=self.contexts,
+            experts=self.experts,
+            expert_tensor=self.expert_tensor_parallel,
+            gathered=self.keep_gathered,
+        )
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """How the model is trained."""
+
+    batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
+    microbatch: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
+    unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
+    precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
+    software: str = option(
+        "NAME",
+        "The generation of training software: megatron-core, nemo, fsdp, megascale, megatron-2022, megatron-2021 or "
+        "deepspeed-2021.",
+        default="megatron-core",
+    )
+    lora: int = option(
+        "RANK",
+        "Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        default=0,
+        min=0,
+    )
+    reserve: float | None = option(
+        "SIZE",
+        "Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
+        "allocator, in place of what is usual.",
+        parse=parse_size,
+    )
+
+
+@dataclass(frozen=True)
+class EstimateOutput:
+    """What is shown of the estimate."""
+
+    out: Path | None = option("FILE", "Write the workload to FILE (.toml or .json) and not to stdout.", "-o", "--out")
+    explain: str | None = option("LAYER", "Show how each figure of a layer (its kind or number) comes about.")
 
 
 def estimate(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A Hugging Face config.json, or the name of a known model, such as llama3-405b; - reads a config from "
-            "stdin.",
-        ),
-    ],
-    gpu: Annotated[
-        str, typer.Option("--gpu", metavar="NAME", show_default=False, help="The GPU, such as H100-SXM or A100-80.")
-    ],
-    nodes: Annotated[
-        int, typer.Option("--nodes", metavar="COUNT", min=1, show_default=False, help="Nodes of the cluster.")
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o", "--out", metavar="FILE", help="Write the workload to FILE (.toml or .json) and not to stdout."
-        ),
-    ] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch, over all replicas."),
-    ] = None,
-    microbatch: Annotated[
-        int | None, typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="Samples of a microbatch.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
-    unfused_attention: Annotated[
-        bool,
-        typer.Option("--unfused-attention", help="Attention that keeps its scores, as before FlashAttention."),
-    ] = False,
-    precision: Annotated[
-        str,
-        typer.Option("--precision", metavar="NAME", help="Of matrix products: bf16, fp16 or fp8."),
-    ] = "bf16",
-    software: Annotated[
-        str,
-        typer.Option(
-            "--software",
-            metavar="NAME",
-            help="The generation of training software: megatron-core, nemo, fsdp, megascale, megatron-2022, "
-            "megatron-2021 or deepspeed-2021.",
-        ),
-    ] = "megatron-core",
-    zero: ShardedState = 1,
-    zero_2: ShardedGradients = 1,
-    fsdp: ShardedWeights = 1,
-    context_parallel: ContextParallel = None,
-    context_exchange: ContextExchanged = "ring",
-    expert_parallel: ExpertParallel = None,
-    expert_tensor_parallel: ExpertTensorParallel = 1,
-    expert_imbalance: ExpertImbalance = None,
-    recompute: Recompute = None,
-    keep_gathered: KeepGathered = False,
-    offload: Annotated[bool, typer.Option("--offload", help="Offer keeping activations in host memory.")] = False,
-    lora: Annotated[
-        int,
-        typer.Option(
-            "--lora",
-            metavar="RANK",
-            min=0,
-            help="Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
-        ),
-    ] = 0,
-    reserve: Annotated[
-        float | None,
-        typer.Option(
-            "--reserve",
-            metavar="SIZE",
-            parser=parse_size,
-            help="Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
-            "allocator, in place of what is usual.",
-        ),
-    ] = None,
-    hardware: Annotated[
-        Path | None,
-        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
-    ] = None,
-    calibrate: Calibrate = None,
-    explain: Annotated[
-        str | None,
-        typer.Option(
-            "--explain", metavar="LAYER", help="Show how each figure of a layer (its kind or number) comes about."
-        ),
-    ] = None,
+    modelled: ModelOptions,
+    shown: EstimateOutput,
+    trained: TrainingOptions,
+    offered: EveryOfferOption,
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
     from piper_ray.report.estimate_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
-    from piper_ray.workloads.estimate.hardware import load_hardware
-    from piper_ray.workloads.estimate.modes import Offer
 
+    out, explain = shown.out, shown.explain
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     request = EstimateRequest(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        tokens=tokens,
-        samples=microbatch,
-        batch=batch,
-        fused=not unfused_attention,
-        software=software,
-        precision=precision,
-        offer=Offer(
-            zero=zero,
-            zero2=zero_2,
-            fsdp=fsdp,
-            offload=offload,
-            contexts=contexts_of(context_parallel),
-            experts=experts_of(expert_parallel),
-            expert_tensor=expert_tensor_parallel,
-            gathered=keep_gathered,
-        ),
-        recomputations=tuple(recompute or ()),
-        context_exchange=context_exchange,
-        expert_imbalance=expert_imbalance,
-        lora=lora,
-        reserve_bytes=reserve,
+        nodes=modelled.nodes,
+        gpus_per_node=modelled.gpus_per_node,
+        tokens=modelled.tokens,
+        samples=trained.microbatch,
+        batch=trained.batch,
+        fused=not trained.unfused_attention,
+        software=trained.software,
+        precision=trained.precision,
+        offer=offered.offer(),
+        recomputations=tuple(offered.recompute or ()),
+        context_exchange=offered.context_exchange,
+        expert_imbalance=offered.expert_imbalance,
+        lora=trained.lora,
+        reserve_bytes=trained.reserve,
     )
-    read = load_model(model)
-    table = load_hardware(hardware, note)
-    request = calibrated_request(calibrate, read, table, gpu, request)
-    result = run(read, table, gpu, request)
+    model, hardware = modelled.read()
+    request = modelled.calibrated(model, hardware, request)
+    result = run(model, hardware, modelled.gpu, request)
     for text in result.instance.notes:
         note(text)
     if explain is not None:

@@ -1,75 +1,41 @@
-"""``piper-ray export`` and ``piper-ray import-plan``: plans to what runtimes read, and back."""
+"""``piper-ray export`` and ``import-plan``: plans to what runtimes read, and back. ``convert``: inputs too."""
 
 from __future__ import annotations
 
 import errno
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import (
-    Bandwidth,
-    Devices,
-    Input,
-    KeptInFlight,
-    Memory,
-    Microbatches,
-    load_instance,
-    note,
-    option_value,
-    refuse_unwritable,
-)
-from piper_ray.cli.plan_files import judged
-from piper_ray.cli.progress import working
-from piper_ray.cli.search_options import Chunks, PlannedSchedule, valued_schedule
-from piper_ray.export.target import RANKS, Target
+from piper_ray.cli.for_runtime import NodeOption
+from piper_ray.cli.options import REQUIRED, Without, argument, flag, option
+from piper_ray.cli.shared import PlannedOptions, ScheduleOptions, WorkloadOptions
+from piper_ray.cli.telling import judged, note, refuse_unwritable, working
+from piper_ray.export.files import RANKS, Target
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.recomputation import Recomputation, parse_recomputation
-from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.schedule import PAPERS_SCHEDULE, ScheduleName
 from piper_ray.runtimes.runtime import gpus_per_node_of
-from piper_ray.workloads.formats.load import plan_claims
+from piper_ray.workloads.formats import Form
 
-GpusPerNode = Annotated[
-    int | None,
-    typer.Option(
-        "--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the input's; 8 if it knows none."
-    ),
-]
+if TYPE_CHECKING:
+    from piper_ray.export.run_as import RunAs
 
 
-def export(
-    source: Input,
-    plan_file: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PLAN",
-            show_default=False,
-            help="The plan: upstream's JSON, or what solve wrote with --out or --json.",
-        ),
-    ],
-    target: Annotated[Target, typer.Option("--to", show_default=False, help="Who is to read it.")],
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", metavar="DIR", show_default=False, help="The folder to write the files to."),
-    ],
-    gpus_per_node: GpusPerNode = None,
-    despite_memory: Annotated[
-        bool,
-        typer.Option(
-            "--despite-memory", help="Write a plan that needs more memory than there is, too; its README says so."
-        ),
-    ] = False,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    schedule: PlannedSchedule = None,
-    chunks: Chunks = None,
-) -> None:
+@dataclass(frozen=True)
+class ExportOptions:
+    """Who is to read the plan, and where it goes."""
+
+    target: Target = option(None, "Who is to read it.", "--to", default=REQUIRED)
+    out: Path = option("DIR", "The folder to write the files to.", "--out", "-o", default=REQUIRED)
+    despite_memory: bool = flag("Write a plan that needs more memory than there is, too; its README says so.")
+
+
+def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, scheduled: ScheduleOptions) -> None:
     """Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that starts it.
 
     What the form cannot hold is refused or noted by name, and so is a plan that needs more memory than there is. A
@@ -77,89 +43,71 @@ def export(
     """
     from piper_ray.export.targets import export_plan
 
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-    plan = piper_ray.load_plan(plan_file, instance)
-    known = plan_claims(plan_file).schedule or instance.schedule
-    planned_for = valued_schedule(schedule, chunks, known)
+    plan_file = planned.plan_file
+    instance, plan, claims = planned.load_all()
+    planned_for = scheduled.valued(claims.schedule or instance.schedule)
     if planned_for == PAPERS_SCHEDULE:
         raise UsageError(f"{plan_file}: a plan for 2bw, which no runtime has; give the --schedule that it is run under")
     with judged(plan_file, instance), working("simulating"):
-        found = export_plan(instance, plan, planned_for, target, gpus_per_node_of(instance, gpus_per_node))
-    if found.excess and not despite_memory:
+        found = export_plan(instance, plan, planned_for, wanted.target, gpus_per_node_of(instance, nodes.gpus_per_node))
+    if found.excess and not wanted.despite_memory:
         # A job that waits for its cluster and then fails is dear: nobody is to start one unawares.
         raise InvalidPlan(found.excess, f"{plan_file}: nothing is written (--despite-memory writes it all the same)")
-    for path in found.write(out):
+    for path in found.write(wanted.out):
         typer.echo(str(path))
     typer.echo(found.command)
     for text in found.notes:
         note(text)
 
 
+@dataclass(frozen=True)
+class LayoutOptions:
+    """What somebody runs. What is None it may say itself."""
+
+    layout: str = argument(
+        "LAYOUT",
+        "Megatron's layout string, Megatron's launch arguments (one text that starts with --), torchtitan's list of "
+        "lists of module names or configuration (JSON, TOML), FlagScale's or Megatron-Bridge's (YAML), a file with one "
+        "of these, or a folder that export wrote.",
+    )
+    out: Path = option("FILE", "The plan to write, in JSON.", "--out", "-o", default=REQUIRED)
+    pipeline_parallel: int | None = option("P", "Ranks of a pipeline; as many as stages if left out.", min=1)
+    tensor_parallel: int | None = option("T", "Tensor-parallel degree; 1 if left out.", min=1)
+    context_parallel: int | None = option("C", "Groups that share a sequence; 1 if left out.", min=1)
+    data_parallel: int | None = option("D", "Data-parallel degree; what the devices leave if left out.", min=1)
+    recompute: Recomputation | None = option(
+        "WHAT",
+        "What layers recompute in the backward pass: none, full, or parts of them, such as core_attn,mlp.",
+        parse=parse_recomputation,
+    )
+    recompute_layers: int | None = option(
+        "K", "With full recomputation: the first K layers of each stage.", "--recompute-num-layers", min=1
+    )
+    sequence_parallel: bool | None = flag(
+        "Sequence parallelism beside tensor parallelism.", "--sequence-parallel", default=None
+    )
+    optimizer_shards: int | None = option("COUNT", "Replicas that share the optimizer's state.", min=1)
+
+    def run_as(self, world: int | None, schedule: ScheduleName | None) -> RunAs:
+        """world: ranks of all, where they are known."""
+        from piper_ray.export.run_as import RunAs
+
+        return RunAs(
+            world=world,
+            pipeline_ranks=self.pipeline_parallel,
+            tensor_parallel=self.tensor_parallel,
+            context_parallel=self.context_parallel,
+            data_parallel=self.data_parallel,
+            schedule=schedule,
+            recomputation=self.recompute,
+            recomputed_layers=self.recompute_layers,
+            sequence_parallel=self.sequence_parallel,
+            optimizer_shards=self.optimizer_shards,
+        )
+
+
 def import_plan(
-    source: Input,
-    layout: Annotated[
-        str,
-        typer.Argument(
-            metavar="LAYOUT",
-            show_default=False,
-            help="Megatron's layout string, Megatron's launch arguments (one text that starts with --), torchtitan's "
-            "list of lists of module names or configuration (JSON, TOML), FlagScale's or Megatron-Bridge's (YAML), a "
-            "file with one of these, or a folder that export wrote.",
-        ),
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", show_default=False, help="The plan to write, in JSON.")
-    ],
-    pipeline_parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--pipeline-parallel", metavar="P", min=1, help="Ranks of a pipeline; as many as stages if left out."
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        int | None, typer.Option("--tensor-parallel", metavar="T", min=1, help="Tensor-parallel degree; 1 if left out.")
-    ] = None,
-    context_parallel: Annotated[
-        int | None,
-        typer.Option("--context-parallel", metavar="C", min=1, help="Groups that share a sequence; 1 if left out."),
-    ] = None,
-    data_parallel: Annotated[
-        int | None,
-        typer.Option(
-            "--data-parallel", metavar="D", min=1, help="Data-parallel degree; what the devices leave if left out."
-        ),
-    ] = None,
-    recompute: Annotated[
-        Recomputation | None,
-        typer.Option(
-            "--recompute",
-            metavar="WHAT",
-            parser=option_value(parse_recomputation),
-            help="What layers recompute in the backward pass: none, full, or parts of them, such as core_attn,mlp.",
-        ),
-    ] = None,
-    recompute_layers: Annotated[
-        int | None,
-        typer.Option(
-            "--recompute-num-layers",
-            metavar="K",
-            min=1,
-            help="With full recomputation: the first K layers of each stage.",
-        ),
-    ] = None,
-    sequence_parallel: Annotated[
-        bool | None, typer.Option("--sequence-parallel", help="Sequence parallelism beside tensor parallelism.")
-    ] = None,
-    optimizer_shards: Annotated[
-        int | None,
-        typer.Option("--optimizer-shards", metavar="COUNT", min=1, help="Replicas that share the optimizer's state."),
-    ] = None,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    schedule: PlannedSchedule = None,
+    workload: WorkloadOptions, read: LayoutOptions, scheduled: Annotated[ScheduleOptions, Without("chunks")]
 ) -> None:
     """Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.
 
@@ -167,29 +115,16 @@ def import_plan(
     noted.
     """
     from piper_ray.export.import_plan import import_plan as read_layout
-    from piper_ray.export.run_as import RunAs
 
-    refuse_unwritable("--out", out)
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-    text, world = _layout_text(layout)
-    run_as = RunAs(
-        world=world,
-        pipeline_ranks=pipeline_parallel,
-        tensor_parallel=tensor_parallel,
-        context_parallel=context_parallel,
-        data_parallel=data_parallel,
-        schedule=schedule,
-        recomputation=recompute,
-        recomputed_layers=recompute_layers,
-        sequence_parallel=sequence_parallel,
-        optimizer_shards=optimizer_shards,
-    )
-    found = read_layout(instance, text, run_as)
+    refuse_unwritable("--out", read.out)
+    instance = workload.load()
+    text, world = _layout_text(read.layout)
+    found = read_layout(instance, text, read.run_as(world, scheduled.schedule))
     for words in found.notes:
         note(words)
-    piper_ray.dump_plan(found.plan, out, instance, found.schedule)
+    piper_ray.dump_plan(found.plan, read.out, instance, found.schedule)
     ranks = found.plan.by_rank(found.schedule)
-    typer.echo(f"{out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
+    typer.echo(f"{read.out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
 
 
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
@@ -249,3 +184,24 @@ def _text_of(path: Path) -> str:
         raise UsageError(f"{path}: is no text") from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class ConvertOptions:
+    """What is written of an input."""
+
+    target: Path = argument(
+        "OUTPUT",
+        "The file to write: .json for Piper's JSON, .toml for a compact workload, .txt for a PipeDream profile.",
+    )
+    form: Form | None = option(
+        "FORM",
+        "What to write, whatever OUTPUT ends in: piper, toml, pipedream or dnn-partitioning. What the form cannot hold "
+        "is refused by name.",
+        "--to",
+    )
+
+
+def convert(workload: WorkloadOptions, wanted: ConvertOptions) -> None:
+    """Write INPUT in another form, with the figures given here in place of its own."""
+    piper_ray.dump(workload.load(), wanted.target, wanted.form)

@@ -6,23 +6,22 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING, TypeVar
 
 import piper_ray
-from piper_ray.cli.common import Unwritten, note
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import option
+from piper_ray.cli.shared import ScheduleOptions
+from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.instance import Instance
+from piper_ray.model.one_mode import context_of
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import context_of
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines
 from piper_ray.runtimes.runtime import Runtime, RuntimeName, gpus_per_node_of
@@ -32,35 +31,43 @@ if TYPE_CHECKING:
 
     from piper_ray.planners.alternatives import Alternatives
 
-ForRuntime = Annotated[
-    RuntimeName | None,
-    typer.Option(
-        "--runtime",
-        help="Plans that this runtime can run alone: its schedules, its recomputation, layers in order, tensor "
-        "parallelism within a node. What these rules cost is told.",
-    ),
-]
-HowManyPlans = Annotated[
-    int,
-    typer.Option(
-        "--plans",
-        metavar="COUNT",
-        min=1,
-        help="Besides, list the best plans of so many shapes (d, t, chunks), and what separates them. Schedules with a "
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class NodeOption:
+    """How ranks lie on nodes."""
+
+    gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the input's; 8 if it knows none.", min=1)
+
+
+@dataclass(frozen=True)
+class RuntimeOptions(NodeOption):
+    """The runtime that plans are for, and how many of the best there are to be."""
+
+    runtime: RuntimeName | None = option(
+        None,
+        "Find a plan that this training framework can run: one of its schedules, what it can recompute, layers in "
+        "the model's order, and tensor parallelism within a node. Also says how much faster a plan could be that need "
+        "not keep to this.",
+    )
+    plans: int = option(
+        "COUNT",
+        "Besides, list the best plans of so many shapes (d, t, chunks), and what separates them. Schedules with a "
         "flush only.",
-    ),
-]
-Tolerance = Annotated[
-    float,
-    typer.Option(
-        "--tolerance",
-        metavar="SHARE",
+        default=1,
+        min=1,
+    )
+    tolerance: float = option(
+        "SHARE",
+        "With --plans: plans count as equally fast if they take at most this share longer than the fastest, as 0.01 "
+        "for 1 %. Of these the one on the fewest devices is listed first, then the one of the simplest layout, then "
+        "the one with the most memory to spare.",
+        default=1e-3,
         min=0.0,
         max=1.0,
-        help="With --plans: plans within so much of the fastest are told apart by fewest devices, then the simplest "
-        "layout, then the most memory to spare.",
-    ),
-]
+    )
+
 
 _FREE_GAP = 5e-4
 """How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
@@ -81,52 +88,53 @@ class RuntimeSolve:
 
     @classmethod
     def of(
-        cls,
-        name: RuntimeName,
-        instance: Instance,
-        schedule: ScheduleName | None,
-        chunks: int | None,
-        restrictions: Restrictions,
-        gpus_per_node: int | None,
+        cls, asked: RuntimeOptions, instance: Instance, scheduled: ScheduleOptions, restrictions: Restrictions
     ) -> RuntimeSolve:
         """Raises UsageError for a schedule that the runtime has not got, and a model that it does not know."""
-        runtime = RUNTIMES[name]
-        node = gpus_per_node_of(instance, gpus_per_node)
-        asked = runtime.schedule(schedule, instance.schedule)
-        scheduled = asked.name if isinstance(asked, Schedule) else asked
-        kept = runtime.restricted(restrictions, instance, scheduled, node)
+        assert asked.runtime is not None
+        runtime = RUNTIMES[asked.runtime]
+        node = gpus_per_node_of(instance, asked.gpus_per_node)
+        schedule = runtime.schedule(scheduled.schedule, instance.schedule)
+        name = schedule.name if isinstance(schedule, Schedule) else schedule
+        kept = runtime.restricted(restrictions, instance, name, node)
         if (alone := runtime.on_one_rank(instance)) is not None:
             note(f"{alone}: plans have one rank")
-        return cls(runtime, node, asked if chunks is None else Schedule(scheduled, chunks), kept, restrictions)
+        if scheduled.chunks is not None:
+            schedule = Schedule(name, scheduled.chunks)
+        return cls(runtime, node, schedule, kept, restrictions)
 
-    def beyond_bytes(self, instance: Instance, solution: Solution) -> float:
-        """What the runtime holds on a device beside the plan's figures, where the plan has no room for it; else 0."""
-        from piper_ray.export.target import Target
+    def with_room(self, instance: Instance, solve: Callable[[Instance], Solution], stop: Stop[Solution]) -> Solution:
+        """The best plan whose launch fits, with what is proved of all plans. solve: under the runtime's rules."""
+        first: Solution | None = None
+
+        def find(set_aside_bytes: float) -> Solution:
+            nonlocal first
+            if first is None:
+                first = solve(instance)
+                return first
+            # Until there is a plan that leaves so much, the first one is all that is known.
+            stop.offer(lambda: first)
+            if set_aside_bytes >= instance.memory_bytes:
+                return first
+            return _bounded(solve(instance.replace(memory_bytes=instance.memory_bytes - set_aside_bytes)), first)
+
+        def missing_bytes(found: Solution) -> float:
+            ended = stop.requested or found.stopped_by is StoppedBy.TIME_LIMIT
+            return 0.0 if ended else self._missing_bytes(instance, found)
+
+        return with_room(self.runtime.title, find, missing_bytes)
+
+    def _missing_bytes(self, instance: Instance, found: Solution) -> float:
+        from piper_ray.export.files import Target
         from piper_ray.export.targets import export_plan
 
-        if solution.plan is None:
+        if found.plan is None:
             return 0.0
+        target = Target(self.runtime.name.value)
         try:
-            launch = export_plan(
-                instance, solution.plan, solution.schedule, Target(self.runtime.name.value), self.gpus_per_node
-            )
+            return export_plan(instance, found.plan, found.schedule, target, self.gpus_per_node).missing_bytes
         except PiperRayError:  # what cannot be exported is told by whoever exports it
             return 0.0
-        return max(launch.beyond_bytes) if launch.excess else 0.0
-
-    def with_room(self, instance: Instance, found: Solution, solve: Callable[[Instance], Solution]) -> Solution:
-        """The best plan that leaves the runtime what it holds beside its figures, with what is proved of all plans."""
-        beyond_bytes = self.beyond_bytes(instance, found)
-        if not 0.0 < beyond_bytes < instance.memory_bytes:
-            return found
-        note(
-            f"the best plan leaves less than the {size_text(beyond_bytes)} that {self.runtime.title} holds beside its "
-            "figures: solved anew with that set aside"
-        )
-        again = solve(instance.replace(memory_bytes=instance.memory_bytes - beyond_bytes))
-        lower_s = min(found.lower_bound_s, again.time_per_sample_s or found.lower_bound_s)
-        status = Status.UNKNOWN if again.plan is None else Status.FEASIBLE
-        return replace(again, status=status, lower_bound_s=lower_s, infeasibility=None)
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
         """The plan that the runtime's rules keep us from, under the same schedule."""
@@ -193,6 +201,22 @@ class RuntimeSolve:
             console.print(f"  {line}", soft_wrap=True, highlight=False)
 
 
+def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Callable[[_Found], float]) -> _Found:
+    """What is found so that its launch fits the memory that a runtime holds beside a plan's figures.
+
+    find: the best with so many bytes of each device set aside. missing_bytes: what has to be set aside for the launch
+    of what was found to fit; 0 where it does, or nobody waits for more. runtime: its title.
+    """
+    set_aside_bytes, found = 0.0, find(0.0)
+    while (wanted_bytes := missing_bytes(found)) > set_aside_bytes:
+        note(
+            f"the best plan leaves less than the {size_text(wanted_bytes)} that {runtime} holds beside its figures: it "
+            "is sought anew with that set aside"
+        )
+        set_aside_bytes, found = wanted_bytes, find(wanted_bytes)
+    return found
+
+
 def _percent(share: float) -> str:
     return f"{100.0 * share:.1f} %"
 
@@ -207,12 +231,18 @@ def _differs(free: Solution) -> str:
     return f"{plural(len(ranks.stages), 'rank')}, {degrees}, layers run as {', '.join(ids[:6])}"
 
 
+def _bounded(found: Solution, first: Solution) -> Solution:
+    """A plan of those that leave some memory, with the bound of all; the first one if there is none."""
+    if found.plan is None or found.time_per_sample_s is None:
+        return first
+    return replace(found, status=Status.FEASIBLE, lower_bound_s=min(first.lower_bound_s, found.time_per_sample_s))
+
+
 def find_alternatives(
     instance: Instance,
     restrictions: Restrictions,
     schedule: Schedule | ScheduleName,
-    count: int,
-    tolerance: float,
+    asked: RuntimeOptions,
     given: SolveOptions,
     solution: Solution,
 ) -> Alternatives:
@@ -228,11 +258,10 @@ def find_alternatives(
                 instance,
                 restrictions,
                 schedule,
-                count=count,
-                tolerance=tolerance,
-                step=solution.step,
+                solution,
+                count=asked.plans,
+                tolerance=asked.tolerance,
                 options=options,
-                known=solution,
                 stop=stop,
             )
         )

@@ -2,127 +2,65 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import (
-    Bandwidth,
-    Input,
-    Json,
-    KeptInFlight,
-    Memory,
-    Microbatches,
-    Unwritten,
-    counts_text,
-    load_instance,
-    say,
-)
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.search_options import (
-    Chunks,
-    Gap,
-    MemoryLimit,
-    NoDataParallel,
-    NoTensorParallel,
-    PlannedSchedule,
-    RecomputeRule,
-    SameForAll,
-    Stages,
-    TensorParallel,
-    Threads,
-    TimeLimit,
-    UseAllDevices,
-    asked_schedule,
-    constraints_of,
-)
+from piper_ray.cli.options import Without, counts_text, option
+from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
+from piper_ray.cli.telling import Unwritten, say
 from piper_ray.engine.frontier.ranges import parse_numbers
-from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
-    from piper_ray.engine.frontier.frontier import Frontier
-    from piper_ray.engine.frontier.points import FrontierPoint
-    from piper_ray.engine.frontier.table import PlanEntry
+    from piper_ray.engine.frontier.result import Frontier, FrontierPoint
+    from piper_ray.report.frontier_table import PlanEntry
 
     _Curves: TypeAlias = tuple[Frontier, tuple[FrontierPoint, ...]]
 
 
+@dataclass(frozen=True)
+class CurveOptions:
+    """What frontier alone takes: which points, and where they go."""
+
+    devices: str | None = option(
+        "RANGE", "Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given."
+    )
+    budgets: str | None = option(
+        "RANGE", "Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all."
+    )
+    out: Path | None = option("FILE", "Write all points to FILE: a table, .parquet or .csv.", "-o", "--out")
+    plot: Path | None = option("FILE", "Draw the curves to FILE: .png, .svg or .pdf.")
+    plans: Path | None = option("DIR", "Write the plan of each step to DIR, made if it is not there.")
+
+
 def frontier(
-    source: Input,
-    devices: Annotated[
-        str | None,
-        typer.Option(
-            "--devices",
-            metavar="RANGE",
-            help="Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given.",
-        ),
-    ] = None,
-    budgets: Annotated[
-        str | None,
-        typer.Option(
-            "--budgets",
-            metavar="RANGE",
-            help="Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all.",
-        ),
-    ] = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Write all points to FILE: a table, .parquet or .csv."),
-    ] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the curves to FILE: .png, .svg or .pdf."),
-    ] = None,
-    plans: Annotated[
-        Path | None,
-        typer.Option("--plans", metavar="DIR", help="Write the plan of each step to DIR, made if it is not there."),
-    ] = None,
-    json: Json = False,
-    no_tensor_parallel: NoTensorParallel = False,
-    no_data_parallel: NoDataParallel = False,
-    recompute: RecomputeRule = Recompute.AUTO,
-    schedule: PlannedSchedule = None,
-    chunks: Chunks = None,
-    same_degrees: SameForAll = False,
-    stages: Stages = None,
-    use_all_devices: UseAllDevices = False,
-    tensor_parallel: TensorParallel = None,
-    gap: Gap = 0.0,
-    time_limit: TimeLimit = None,
-    threads: Threads = None,
-    memory_limit: MemoryLimit = None,
+    workload: Annotated[WorkloadOptions, Without("devices")],
+    curves: CurveOptions,
+    told_as: JsonOption,
+    kept: Annotated[RestrictionOptions, Without("per_stage_recompute", "keep_order", "sustained")],
+    scheduled: ScheduleOptions,
+    ends: SearchOptions,
 ) -> None:
     """Find the least time per microbatch for INPUT on every number of devices, and prove each.
 
     Ctrl-C stops the search and prints what is known so far, with its gaps.
     """
-    options = SolveOptions(gap=gap, time_limit_s=time_limit, threads=threads, memory_limit_bytes=memory_limit)
-    restrictions = Restrictions(
-        tensor_parallelism=not no_tensor_parallel,
-        data_parallelism=not no_data_parallel,
-        recompute=recompute,
-        constraints=constraints_of(
-            tensor_parallel=tensor_parallel, same_degrees=same_degrees, stages=stages, all_devices=use_all_devices
-        ),
-    )
+    options, restrictions = ends.options(), kept.restrictions()
+    devices, budgets, out, plot, plans = curves.devices, curves.budgets, curves.out, curves.plot, curves.plans
     _refuse_unwritable(out, plot, plans)
     wanted = None if devices is None else parse_numbers(counts_text(devices), "--devices")
     bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     most = None if wanted is None else wanted[-1]
-    instance = load_instance(source, most, microbatches, memory, bandwidth, in_flight)
+    instance = workload.load(most)
 
     from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.engine.request import is_by_degrees
@@ -131,12 +69,12 @@ def frontier(
     from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
 
-    asked = asked_schedule(schedule, chunks, instance.schedule)
+    asked = scheduled.asked(instance.schedule)
     planned_for = Schedule.of(asked)
     if budgets is not None and (planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions)):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
-    screen = console(stderr=json)
-    log = FrontierLog(screen, time_limit if budgets is None else None)
+    screen = console(stderr=told_as.json)
+    log = FrontierLog(screen, ends.time_limit if budgets is None else None)
 
     def search(stop: Stop[_Curves]) -> _Curves:
         """Both curves, the second once the first is done."""
@@ -161,7 +99,7 @@ def frontier(
         log.line(schedule_line(planned_for, most_chunks(asked)))
         found, of_budgets = current().run(search)
     print_frontier(screen, found, of_budgets)
-    if json:
+    if told_as.json:
         document = frontier_document(instance, restrictions, options, found, of_budgets)
         typer.echo(to_text(document), nl=False)
     unwritten = Unwritten()
@@ -197,18 +135,18 @@ def exit_code(found: Frontier) -> int:
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
     """Said before the search, not after hours of it."""
-    from piper_ray.engine.frontier.table import FORMATS
+    from piper_ray.report.frontier_table import FORMATS
     from piper_ray.report.plots.style import refuse_other_formats
 
     if out is not None and out.suffix.lower() not in FORMATS:
         raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
     if plot is not None:
         refuse_other_formats(plot)
-    for option, path in (("--out", out), ("--plot", plot), ("--plans", plans)):
+    for name, path in (("--out", out), ("--plot", plot), ("--plans", plans)):
         if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+            raise UsageError(f"{name} {path}: there is no folder {path.parent}")
         if path is not None and path is not plans and path.is_dir():
-            raise UsageError(f"{option} {path}: is a folder; expected the path of a file")
+            raise UsageError(f"{name} {path}: is a folder; expected the path of a file")
     if plans is not None and plans.exists() and not plans.is_dir():
         raise UsageError(f"--plans {plans}: is a file; expected a folder")
 
@@ -238,8 +176,8 @@ def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
 
 
 def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntry:
-    from piper_ray.engine.frontier.table import PlanEntry
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
+    from piper_ray.report.frontier_table import PlanEntry
 
     solution = found.solution(point.devices)
     instance = found.instance.replace(devices=point.devices)
@@ -253,19 +191,18 @@ def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntr
 def _write_table(
     out: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...], entries: dict[int, PlanEntry]
 ) -> None:
-    from piper_ray.engine.frontier.table import BUDGETS, DEVICES, frontier_table, write_table
+    from piper_ray.report.frontier_table import BUDGETS, DEVICES, frontier_table, write_table
 
     curves = {DEVICES: found.points(), BUDGETS: of_budgets}
     write_table(frontier_table(found.instance, curves, entries, found.schedule), out)
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.report.plots.curves import figure_of
-    from piper_ray.report.plots.frontier import frontier_panels
+    from piper_ray.report.plots.frontier import frontier_figure
     from piper_ray.report.plots.style import save
 
-    panels = frontier_panels(found.instance, found.points(), of_budgets, found.schedule)
-    if not panels:
+    figure = frontier_figure(found.instance, found.points(), of_budgets, found.schedule)
+    if figure is None:
         say(f"there is no plan to plot to {plot}")
         return
-    save(figure_of(panels, found.instance.name), plot)
+    save(figure, plot)

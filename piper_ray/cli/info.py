@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from piper_ray.cli.common import (
-    Bandwidth,
-    Contraction,
-    Devices,
-    Input,
-    Json,
-    KeptInFlight,
-    Memory,
-    Microbatches,
-    Unwritten,
-    load_instance,
-)
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import option
+from piper_ray.cli.shared import ContractOption, JsonOption, WorkloadOptions
+from piper_ray.cli.telling import Unwritten, working
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.solution import Forecast
@@ -30,47 +21,39 @@ if TYPE_CHECKING:
     from piper_ray.engine.preview import LatticeInput
 
 
-def info(
-    source: Input,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    contract: Contraction = Contract.SAFE,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--draw",
-            metavar="FILE",
-            help="Draw the layer graph with the number of downsets at each cut: .svg, .png, .pdf or .dot.",
-        ),
-    ] = None,
-    json: Json = False,
-) -> None:
+@dataclass(frozen=True)
+class PictureOutput:
+    """Where the layer graph is drawn."""
+
+    picture: Path | None = option(
+        "FILE", "Draw the layer graph with the number of downsets at each cut: .svg, .png, .pdf or .dot.", "--draw"
+    )
+
+
+def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOutput, told_as: JsonOption) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
+    picture = drawn.picture
     if picture is not None:
         from piper_ray.report.graph.picture import check_path, draw_graph
 
         check_path(picture)
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    instance = workload.load()
 
-    from piper_ray.report.document import info_document, to_text
-    from piper_ray.report.info import degree_rows, figures
-    from piper_ray.report.layout import Column, console, table_lines
-    from piper_ray.report.stages import print_table
+    from piper_ray.report.document import to_text
+    from piper_ray.report.info import degree_rows, info_document
+    from piper_ray.report.layout import Column, console, print_table
     from piper_ray.report.summary import blocks_text, instance_lines
 
     with working("looking into the lattice"):
-        planned, forecast = current().run(lambda _: _looked_into(instance, contract))
+        planned, forecast = current().run(lambda _: _looked_into(instance, contracted.contract))
     blocks = planned.blocks
     unwritten = Unwritten()
     if picture is not None:
         with unwritten.noted():
             members = planned.outline.contraction.members(planned.instance)
             draw_graph(planned.instance, planned.outline.graph, members, picture)
-    if json:
-        typer.echo(to_text(info_document(instance, figures(instance, forecast, blocks))), nl=False)
+    if told_as.json:
+        typer.echo(to_text(info_document(instance, forecast, blocks)), nl=False)
         unwritten.report()
         return
     screen = console()
@@ -82,7 +65,7 @@ def info(
         [str(row["tensor_parallel_degree"]), str(row["layers"]), str(row["tmpcs"]), _ids_text(instance, degree)]
         for degree, row in zip(instance.degrees, degree_rows(instance), strict=True)
     ]
-    print_table(screen, table_lines([*columns, Column("by id", wrap=max(40, screen.width - 24))], rows))
+    print_table(screen, [*columns, Column("by id", wrap=max(40, screen.width - 24))], rows)
     screen.print()
     if blocks is not None:
         screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)

@@ -2,15 +2,13 @@
 
 Meanwhile nothing is collected: what is loaded stays, and the collector would look through it again and again. Numpy's
 OpenBLAS gets no threads of its own: they begin with a tenth of a second of spinning each, and what is multiplied here
-is too small for them. Pydantic does not look for plugins in all that is installed. And numba, which takes along two
-packages where they are installed, goes without: one to be measured with, one to read a file of settings.
+is too small for them. Pydantic does not look for plugins in all that is installed.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
@@ -18,12 +16,6 @@ from types import MappingProxyType
 _VARIABLES: Mapping[str, str] = MappingProxyType({"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "1"})
 """Read as numpy and pydantic are loaded. What the user has set stays, and no process that the command starts inherits
 ours."""
-
-_NUMBAS_SETTINGS = ".numba_config.yaml"
-_TAKEN_ALONG: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {"coverage": ("numba.misc.coverage_support", "coverage_available"), "yaml": ("numba.core.config", "_HAVE_YAML")}
-)
-"""By name: the module that imports it if it can, and what that module then notes."""
 
 _at_end = ExitStack()
 
@@ -34,9 +26,6 @@ def begin_loading() -> None:
         if name not in os.environ:
             os.environ[name] = value
             _at_end.callback(os.environ.pop, name, None)
-    if not os.path.lexists(_NUMBAS_SETTINGS):
-        sys.meta_path.insert(0, _NotForNumba)
-        _at_end.callback(sys.meta_path.remove, _NotForNumba)
     if gc.isenabled():
         gc.disable()
         _at_end.callback(gc.enable)
@@ -46,15 +35,3 @@ def begin_loading() -> None:
 def end_loading() -> None:
     """Before whatever may take long. Does nothing in another process, or a second time."""
     _at_end.close()
-
-
-class _NotForNumba:
-    """Among the finders of modules: to numba's modules, while they are loaded, what they take along is not there."""
-
-    @staticmethod
-    def find_spec(name: str, *_: object) -> None:
-        """Raises ModuleNotFoundError, or leaves the search to others."""
-        if name in _TAKEN_ALONG:
-            module, noted = _TAKEN_ALONG[name]
-            if module in sys.modules and not hasattr(sys.modules[module], noted):
-                raise ModuleNotFoundError(name=name)

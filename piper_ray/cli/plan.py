@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
-from piper_ray.cli.calibration import Calibrate, calibrated_request
-from piper_ray.cli.common import command_text, load_model, note, parse_number
+from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.offers import ContextParallel, ExpertParallel, ShardedState, contexts_of, experts_of
-from piper_ray.cli.progress import kernels_told, working
-from piper_ray.cli.search_options import OptimizerTime, SumOfGradients, SumOverlap, step_terms
-from piper_ray.export.target import Target
+from piper_ray.cli.modelled import ModelOptions, OfferOptions, parse_replicas
+from piper_ray.cli.options import REQUIRED, command_text, option
+from piper_ray.cli.shared import StepOptions
+from piper_ray.cli.telling import kernels_told, note, working
+from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
@@ -25,84 +25,76 @@ from piper_ray.model.stop import Stop
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.storage.files import write_atomically
+from piper_ray.workloads.formats import parse_count
 
 if TYPE_CHECKING:
     from piper_ray.export.files import Export
     from piper_ray.model.instance import Instance
     from piper_ray.model.trained_model import TrainedModel
-    from piper_ray.proposal.propose import Demand, Help, Proposal
+    from piper_ray.proposal.propose import FoundPlans, Help
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
-_ALL: Any = "all"  # read as an option's text is, and shown in the help
+
+
+@dataclass(frozen=True)
+class PlanOfferOptions(OfferOptions):
+    """With the optimizer's state over all replicas, if nothing else is asked for."""
+
+    zero: int = option(
+        "SHARDS",
+        "Offer sharding the optimizer's state (ZeRO-1) over so many replicas, in stages of as many or more; over "
+        "however many a stage has: all; 1: not.",
+        default="all",  # read as an option's text is, and shown in the help
+        parse=parse_replicas,
+    )
+
+
+@dataclass(frozen=True)
+class ProposalOptions:
+    """What is planned."""
+
+    out: Path = option("DIR", "The folder for workload, plan, report and launch.", "-o", "--out", default=REQUIRED)
+    runtime: RuntimeName = option(
+        None,
+        "The training framework that is to run the plan: the plan keeps to what it can run, and launch files are "
+        "written for it.",
+        default=RuntimeName.MEGATRON,
+    )
+    global_batch: int | None = option(
+        "SAMPLES",
+        "Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
+        min=1,
+    )
+    microbatch_size: int | None = option("SAMPLES", "This size alone; else 1, 2, 4, 8 and 16.", min=1)
+    schedule: ScheduleName | None = option(
+        "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
+    )
+    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T: tells days.", parse=parse_count)
+    price: float | None = option(
+        "MONEY",
+        "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
+        "is shown.",
+        min=0.0,
+    )
+
+    def refuse_mistakes(self) -> None:
+        """Raises UsageError for what does not go together, before any work."""
+        if self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out}: is a file; expected a folder")
+        if self.train_tokens is not None and self.train_tokens < 1:
+            raise UsageError(f"--train-tokens must be at least 1, not {self.train_tokens}")
+        if self.price is not None and not math.isfinite(self.price):
+            raise UsageError(f"--price {self.price}: expected an amount of money")
+        if self.price is not None and self.train_tokens is None:
+            raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
 
 
 def plan(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            show_default=False,
-            help="A Hugging Face config.json, or the name of a known model, such as llama3-70b; - reads a config from "
-            "stdin.",
-        ),
-    ],
-    gpu: Annotated[
-        str, typer.Option("--gpu", metavar="NAME", show_default=False, help="The GPU, such as H100-SXM or A100-80.")
-    ],
-    nodes: Annotated[
-        int, typer.Option("--nodes", metavar="COUNT", min=1, show_default=False, help="Nodes of the cluster.")
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", metavar="DIR", show_default=False, help="The folder for workload, plan, report and launch."
-        ),
-    ],
-    runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Who is to run it.")] = RuntimeName.MEGATRON,
-    global_batch: Annotated[
-        int | None,
-        typer.Option(
-            "--global-batch",
-            metavar="SAMPLES",
-            min=1,
-            help="Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
-        ),
-    ] = None,
-    microbatch_size: Annotated[
-        int | None,
-        typer.Option("--microbatch-size", metavar="SAMPLES", min=1, help="This size alone; else 1, 2, 4, 8 and 16."),
-    ] = None,
-    tokens: Annotated[int | None, typer.Option("--tokens", metavar="COUNT", min=1, help="Tokens of a sample.")] = None,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option("--gpus-per-node", metavar="COUNT", min=1, help="GPUs of a node, in place of the table's."),
-    ] = None,
-    schedule: Annotated[
-        ScheduleName | None,
-        typer.Option("--schedule", help="This schedule alone; else 1f1b, and interleaved where the runtime has it."),
-    ] = None,
-    zero: ShardedState = _ALL,
-    context_parallel: ContextParallel = None,
-    expert_parallel: ExpertParallel = None,
-    all_reduce: SumOfGradients = None,
-    all_reduce_overlap: SumOverlap = None,
-    optimizer: OptimizerTime = None,
-    train_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--train-tokens", metavar="COUNT", parser=parse_number, help="Of the whole training, as 15T: tells days."
-        ),
-    ] = None,
-    price: Annotated[
-        float | None,
-        typer.Option("--price", metavar="MONEY", min=0.0, help="Of a GPU for an hour: the training's cost is told."),
-    ] = None,
-    hardware: Annotated[
-        Path | None,
-        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
-    ] = None,
-    calibrate: Calibrate = None,
+    modelled: ModelOptions,
+    training: ProposalOptions,
+    offered: PlanOfferOptions,
+    charged: StepOptions,
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
@@ -111,50 +103,34 @@ def plan(
     where nothing else is asked for.
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
-    from piper_ray.proposal.propose import Demand, propose, what_would_help
-    from piper_ray.report.layout import console
-    from piper_ray.report.proposal_log import ProposalLog
+    from piper_ray.proposal.propose import PlanDemand, propose, what_would_help
+    from piper_ray.report.layout import console, print_lines
+    from piper_ray.report.proposal import ProposalLog, figure_lines, help_lines, memory_lines, print_others
     from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
-    from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
-    if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out}: is a file; expected a folder")
-    if train_tokens is not None and train_tokens < 1:
-        raise UsageError(f"--train-tokens must be at least 1, not {train_tokens}")
-    if price is not None and not math.isfinite(price):
-        raise UsageError(f"--price {price}: expected an amount of money")
-    if price is not None and train_tokens is None:
-        raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
-    named = RUNTIMES[runtime]
-    schedules = schedules_of(named, schedule)
-    read = load_model(model)
-    table = load_hardware(hardware, note)
-    if (chosen := table.choice_note(gpu)) is not None:
+    training.refuse_mistakes()
+    out, gpu = training.out, modelled.gpu
+    named = RUNTIMES[training.runtime]
+    schedules = schedules_of(named, training.schedule)
+    model, hardware = modelled.read()
+    if (chosen := hardware.choice_note(gpu)) is not None:
         note(chosen)
-    node = gpus_per_node or table.gpu(gpu).gpus_per_node
-    contexts = contexts_of(context_parallel) if context_parallel else None
-    experts = experts_of(expert_parallel) if expert_parallel else None
+    node = modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
     request = EstimateRequest(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        tokens=tokens,
-        samples=microbatch_size,
-        batch=global_batch,
-        offer=Offer(zero=zero),
+        nodes=modelled.nodes,
+        gpus_per_node=modelled.gpus_per_node,
+        tokens=modelled.tokens,
+        samples=training.microbatch_size,
+        batch=training.global_batch,
+        offer=Offer(zero=offered.zero),
     )
-    request = with_offers(request, read, named, node, contexts, experts)
-    _require_files(trained_model(read, request, table.training), runtime)
-    request = calibrated_request(calibrate, read, table, gpu, request)
-    demand = Demand(
-        read,
-        table,
-        gpu,
-        request,
-        named,
-        schedules,
-        step_terms(all_reduce, all_reduce_overlap, optimizer),
-    )
+    contexts = offered.contexts if offered.context_parallel else None
+    experts = offered.experts if offered.expert_parallel else None
+    request = with_offers(request, model, named, node, contexts, experts)
+    _require_files(trained_model(model, request, hardware.training), training.runtime)
+    request = modelled.calibrated(model, hardware, request)
+    demand = PlanDemand(model, hardware, gpu, request, named, schedules, charged.terms())
     helps: list[Help] = []
 
     def helped(stop: Stop[list[Help]]) -> list[Help]:
@@ -163,25 +139,35 @@ def plan(
             helps.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
         return helps
 
+    def interrupted() -> bool:
+        return current().number is not None
+
+    before: list[tuple[FoundPlans, Export]] = []
+
+    def proposed(set_aside_bytes: float) -> tuple[FoundPlans, Export]:
+        asked = replace(demand, set_aside_bytes=set_aside_bytes)
+        try:
+            best = current().run(lambda stop: propose(asked, stop, note, log))
+        except KeyboardInterrupt:
+            if not before:
+                raise
+            return before[-1]
+        before.append((best, _launch(best)))
+        return before[-1]
+
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        found = current().run(lambda stop: propose(demand, stop, note, log))
-        launch = _launch(found)
-        if launch.excess and current().number is None:
-            demand = _with_room(demand, max(launch.beyond_bytes))
-            found = current().run(lambda stop: propose(demand, stop, note, log))
-            launch = _launch(found)
-        if launch.excess:
+        found, launch = with_room(named.title, proposed, lambda one: 0.0 if interrupted() else one[1].missing_bytes)
+        if launch.excess and not interrupted():
             raise InfeasibleError("\n".join(["the launch takes more memory than the plan's figures:", *launch.excess]))
-        if current().number is None:
+        if not interrupted():
             log.begin("what would help")
             current().run(helped)
     written = _write(found, launch, out, command_text(context))
     with contextlib.suppress(KeyboardInterrupt):  # a plan without the page is a plan
         written += _write_page(found, out)
-    interrupted = current().number is not None
+    ended = interrupted()
 
     from piper_ray.proposal.figures import figures_of
-    from piper_ray.report.proposal import print_figures, print_help, print_memory, print_others
     from piper_ray.report.stages import print_layers
 
     screen = console()
@@ -190,13 +176,11 @@ def plan(
     screen.print()
     print_others(screen, found)
     screen.print()
-    print_help(screen, best, helps)
-    print_memory(screen, best)
-    screen.print()
-    print_figures(screen, found, figures_of(best, train_tokens, price))
+    print_lines(screen, [*help_lines(best, helps), *memory_lines(best), ""])
+    print_lines(screen, figure_lines(found, figures_of(best, training.train_tokens, training.price)))
     for path in written:
         typer.echo(str(path))
-    if interrupted:
+    if ended:
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
 
@@ -212,13 +196,13 @@ def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
     raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")
 
 
-def _on_whole_gpus(found: Proposal) -> Instance:
+def _on_whole_gpus(found: FoundPlans) -> Instance:
     """With the memory that was set aside."""
     instance = found.best.instance
     return instance.replace(memory_bytes=instance.memory_bytes + found.demand.set_aside_bytes)
 
 
-def _launch(found: Proposal) -> Export:
+def _launch(found: FoundPlans) -> Export:
     """What the runtime reads of the best plan."""
     from piper_ray.export.targets import export_plan
     from piper_ray.runtimes.runtime import gpus_per_node_of
@@ -229,17 +213,7 @@ def _launch(found: Proposal) -> Export:
     return export_plan(_on_whole_gpus(found), best.plan, best.solution.schedule, target, node)
 
 
-def _with_room(demand: Demand, beyond_bytes: float) -> Demand:
-    from piper_ray.model.figures import size_text
-
-    note(
-        f"the best plan leaves less than the {size_text(beyond_bytes)} that {demand.runtime.title} holds beside its "
-        "figures: planned anew with that set aside"
-    )
-    return replace(demand, set_aside_bytes=beyond_bytes)
-
-
-def _write(found: Proposal, launch: Export, out: Path, command: str) -> list[Path]:
+def _write(found: FoundPlans, launch: Export, out: Path, command: str) -> list[Path]:
     """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
     from piper_ray.report.document import plan_document, proof_document, to_text
     from piper_ray.report.estimate_summary import file_text
@@ -259,12 +233,13 @@ def _write(found: Proposal, launch: Export, out: Path, command: str) -> list[Pat
     return [workload, plan_file, *written]
 
 
-def _write_page(found: Proposal, out: Path) -> list[Path]:
+def _write_page(found: FoundPlans, out: Path) -> list[Path]:
     """None after an interrupt; raises KeyboardInterrupt for one meanwhile."""
     if current().number is not None:
         return []
 
-    from piper_ray.report.page.build import report_subject, write_page
+    from piper_ray.report.page.render import write_page
+    from piper_ray.report.page.subject import report_subject
     from piper_ray.workloads.formats.load import plan_claims
 
     best, page = found.best, out / "report.html"

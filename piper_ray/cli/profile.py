@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
-from piper_ray.cli.common import command_text, note, parse_rate, parse_size, refuse_unwritable, say
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import REQUIRED, argument, command_text, flag, option, parse_rate, parse_size
+from piper_ray.cli.telling import note, refuse_unwritable, say, working
 from piper_ray.model import limits
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.extras import require
@@ -31,112 +32,76 @@ class Device(str, Enum):
     CUDA = "cuda"
 
 
-def profile(
-    context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODULE:FACTORY",
-            show_default=False,
-            help="A function that makes the model, as package.module:function or file.py:function. It returns a "
-            "torch.nn.Module, or a pair of it and example inputs (a tensor, a tuple, or a dict of keywords). If it "
-            "takes `microbatch` or `tensor_parallel` it gets them.",
-        ),
-    ],
-    microbatch: Annotated[
-        int,
-        typer.Option(
-            "--microbatch-size", metavar="SAMPLES", min=1, show_default=False, help="Samples of a microbatch."
-        ),
-    ],
-    out: Annotated[
-        Path,
-        typer.Option(
-            "-o", "--out", metavar="FILE", show_default=False, help="Write the workload to FILE (.toml or .json)."
-        ),
-    ],
-    device: Annotated[Device, typer.Option("--device", help="Where to measure.")] = Device.CPU,
-    arg: Annotated[
-        list[str] | None,
-        typer.Option("--arg", metavar="KEY=VALUE", help="An argument of the factory; can be given several times."),
-    ] = None,
-    inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            metavar="SHAPE[:DTYPE[:LIMIT]]",
-            help="A random input of one sample, such as 3x224x224 or 1024:int64:50257 (integers below 50257), in place "
-            "of the factory's; one for each argument of forward.",
-        ),
-    ] = None,
-    layers: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--layers",
-            metavar="PATTERN",
-            help="Modules that are layers, by path, such as blocks.*; can be given several times. Otherwise the items "
-            "of lists of blocks, and what stands beside them.",
-        ),
-    ] = None,
-    tensor_parallel: Annotated[
-        str | None,
-        typer.Option(
-            "--tensor-parallel",
-            metavar="T,T,...",
-            help="Further tensor-parallel degrees: measured on a shard if the factory takes `tensor_parallel`, else "
-            "estimated, and marked so.",
-        ),
-    ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", metavar="NAME", help="The GPU of the hardware table whose links devices use."),
-    ] = None,
-    hardware: Annotated[
-        Path | None,
-        typer.Option("--hardware", metavar="FILE", help="A TOML file of constants over those of the built-in table."),
-    ] = None,
-    devices: Annotated[
-        int | None,
-        typer.Option(
-            "--devices",
-            metavar="K",
-            min=1,
-            help="Devices to plan for, in place of those here; on a CPU, layers are measured with one's share of the "
-            "cores.",
-        ),
-    ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option("--global-batch", metavar="SAMPLES", min=1, help="Samples of a batch; 32 microbatches."),
-    ] = None,
-    memory: Annotated[
-        float | None,
-        typer.Option("--memory", metavar="SIZE", parser=parse_size, help="Memory of each device, as 80GB."),
-    ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option(
-            "--bandwidth",
-            metavar="RATE",
-            parser=parse_rate,
-            help="Bandwidth from a device to the others; the GPU's, or 25GB/s.",
-        ),
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", metavar="COUNT", min=2, help="Measured passes.")] = 20,
-    warm_up: Annotated[int, typer.Option("--warm-up", metavar="COUNT", min=0, help="Passes before those.")] = 5,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the profile of the same command that was stopped.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class FactoryOptions:
+    """The function that makes the model."""
+
+    model: str = argument(
+        "MODULE:FACTORY",
+        "A function that makes the model, as package.module:function or file.py:function. It returns a "
+        "torch.nn.Module, or a pair of it and example inputs (a tensor, a tuple, or a dict of keywords). If it takes "
+        "`microbatch` or `tensor_parallel` it gets them.",
+    )
+    device: Device = option(None, "Where to measure.", default=Device.CPU)
+    arg: list[str] | None = option("KEY=VALUE", "An argument of the factory; can be given several times.")
+    inputs: list[str] | None = option(
+        "SHAPE[:DTYPE[:LIMIT]]",
+        "A random input of one sample, such as 3x224x224 or 1024:int64:50257 (integers below 50257), in place of the "
+        "factory's; one for each argument of forward.",
+        "--input",
+    )
+
+    @property
+    def arguments(self) -> dict[str, object]:
+        """Raises UsageError."""
+        from piper_ray.workloads.measure.arguments import parse_argument
+
+        return dict(parse_argument(text) for text in self.arg or ())
+
+
+@dataclass(frozen=True)
+class MeasureOptions:
+    """What is measured, and what the workload is for."""
+
+    microbatch: int = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", default=REQUIRED, min=1)
+    out: Path = option("FILE", "Write the workload to FILE (.toml or .json).", "-o", "--out", default=REQUIRED)
+    layers: list[str] | None = option(
+        "PATTERN",
+        "Modules that are layers, by path, such as blocks.*; can be given several times. Otherwise the items of lists "
+        "of blocks, and what stands beside them.",
+    )
+    tensor_parallel: str | None = option(
+        "T,T,...",
+        "Further tensor-parallel degrees: measured on a shard if the factory takes `tensor_parallel`, else estimated, "
+        "and marked so.",
+    )
+    gpu: str | None = option("NAME", "The GPU of the hardware table whose links devices use.")
+    hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
+    devices: int | None = option(
+        "K",
+        "Devices to plan for, in place of those here; on a CPU, layers are measured with one's share of the cores.",
+        min=1,
+    )
+    batch: int | None = option("SAMPLES", "Samples of a batch; 32 microbatches.", "--global-batch", min=1)
+    memory: float | None = option("SIZE", "Memory of each device, as 80GB.", parse=parse_size)
+    bandwidth: float | None = option(
+        "RATE", "Bandwidth from a device to the others; the GPU's, or 25GB/s.", parse=parse_rate
+    )
+    repeats: int = option("COUNT", "Measured passes.", default=20, min=2)
+    warm_up: int = option("COUNT", "Passes before those.", default=5, min=0)
+    resume: bool = flag("Go on with the profile of the same command that was stopped.")
+
+
+def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptions) -> None:
     """Measure a PyTorch model on this machine: its layers, their times, memory and communication."""
+    out = asked.out
     if out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
     refuse_unwritable("--out", out)
     require("torch", "profile")
-    degrees = _degrees(tensor_parallel)
+    degrees = _degrees(asked.tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
-    from piper_ray.workloads.measure.arguments import parse_argument
     from piper_ray.workloads.measure.factory import find_factory
     from piper_ray.workloads.measure.inputs import parse_input
     from piper_ray.workloads.measure.passes import Repeats
@@ -144,27 +109,27 @@ def profile(
     from piper_ray.workloads.measure.session import profile as run
 
     request = ProfileRequest(
-        microbatch=microbatch,
-        device=device.value,
-        layers=layers or (),
-        inputs=[parse_input(text) for text in inputs or ()],
+        microbatch=asked.microbatch,
+        device=factory.device.value,
+        layers=asked.layers or (),
+        inputs=[parse_input(text) for text in factory.inputs or ()],
         degrees=degrees,
-        repeats=Repeats(count=repeats, warm_up=warm_up),
-        devices=devices,
-        batch=batch,
-        memory_bytes=memory,
-        bandwidth_bytes_per_s=bandwidth,
-        gpu=gpu,
+        repeats=Repeats(count=asked.repeats, warm_up=asked.warm_up),
+        devices=asked.devices,
+        batch=asked.batch,
+        memory_bytes=asked.memory,
+        bandwidth_bytes_per_s=asked.bandwidth,
+        gpu=asked.gpu,
     )
-    table = load_hardware(hardware, note)
+    table = load_hardware(asked.hardware, note)
     with threads_of_a_rank(request):
-        factory = find_factory(model, dict(parse_argument(text) for text in arg or ()))
-        store = store_of(factory, request, out.with_name(f"{out.name}.partial"))
-        if resume:
+        found = find_factory(factory.model, factory.arguments)
+        store = store_of(found, request, out.with_name(f"{out.name}.partial"))
+        if asked.resume:
             store.resume()
         else:
             store.start()
-        result = _measured(store, lambda progress: run(factory, request, table, store, progress))
+        result = _measured(store, lambda progress: run(found, request, table, store, progress))
         if out.suffix.lower() == ".json":
             piper_ray.dump(result.instance, out)
         else:

@@ -3,89 +3,42 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
 from piper_ray.cli import outliving
-from piper_ray.cli.baseline import PlannerName, refuse_search_options, solve_by_baseline
-from piper_ray.cli.certificates import CertificateOut, refuse_uncertifiable, write_own_certificate
-from piper_ray.cli.cluster import (
-    Address,
-    Alone,
-    Checkpoint,
-    CpusPerWorker,
-    Supervise,
-    WithoutWorkers,
-    Workers,
-    going_on,
-    left_solution,
-    others_on_stderr,
-    ray_backend,
-    tell_of,
-    told,
-)
-from piper_ray.cli.common import (
-    Bandwidth,
-    Contraction,
-    Devices,
-    Input,
-    Json,
-    KeptInFlight,
-    Memory,
-    Microbatches,
-    Unwritten,
-    load_instance,
-    note,
-    refuse_unwritable,
-    say,
-)
-from piper_ray.cli.export import GpusPerNode
+from piper_ray.cli.baseline import PlannerOption, refuse_search_options, solve_by_baseline
+from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
+from piper_ray.cli.cluster import ClusterOptions, going_on, left_solution, others_on_stderr, tell_of, told
 from piper_ray.cli.for_runtime import (
-    ForRuntime,
-    HowManyPlans,
+    RuntimeOptions,
     RuntimeSolve,
-    Tolerance,
     alternatives_document,
     find_alternatives,
     print_alternatives,
     write_alternatives,
 )
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
-from piper_ray.cli.search_options import (
-    Chunks,
-    Gap,
-    KeepTheOrder,
-    MemoryLimit,
-    NoDataParallel,
-    NoTensorParallel,
-    OptimizerTime,
-    PerStageRecompute,
-    PlannedSchedule,
-    RecomputeRule,
-    SameForAll,
-    Stages,
-    SumOfGradients,
-    SumOverlap,
-    Sustained,
-    TensorParallel,
-    Threads,
-    TimeLimit,
-    UseAllDevices,
-    asked_schedule,
-    constraints_of,
-    step_terms,
+from piper_ray.cli.options import given, option
+from piper_ray.cli.shared import (
+    ContractOption,
+    JsonOption,
+    RestrictionOptions,
+    ScheduleOptions,
+    SearchOptions,
+    StepOptions,
+    WorkloadOptions,
 )
+from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
-from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import EXACT, Contract, SolveOptions
+from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
@@ -99,114 +52,55 @@ TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
 
 
+@dataclass(frozen=True)
+class PlanOutput:
+    """Where the plan goes."""
+
+    out: Path | None = option("FILE", "Write the plan to FILE: upstream's JSON and our figures.", "-o", "--out")
+
+
 def solve(
-    source: Input,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="FILE", help="Write the plan to FILE: upstream's JSON and our figures."),
-    ] = None,
-    json: Json = False,
-    no_tensor_parallel: NoTensorParallel = False,
-    no_data_parallel: NoDataParallel = False,
-    recompute: RecomputeRule = Recompute.AUTO,
-    schedule: PlannedSchedule = None,
-    chunks: Chunks = None,
-    same_degrees: SameForAll = False,
-    stages: Stages = None,
-    use_all_devices: UseAllDevices = False,
-    tensor_parallel: TensorParallel = None,
-    per_stage_recompute: PerStageRecompute = None,
-    keep_order: KeepTheOrder = False,
-    sustained: Sustained = False,
-    all_reduce: SumOfGradients = None,
-    all_reduce_overlap: SumOverlap = None,
-    optimizer: OptimizerTime = None,
-    contract: Contraction = Contract.SAFE,
-    gap: Gap = 0.0,
-    time_limit: TimeLimit = None,
-    threads: Threads = None,
-    planner: PlannerName = EXACT,
-    memory_limit: MemoryLimit = None,
-    address: Address = None,
-    workers: Workers = None,
-    cpus_per_worker: CpusPerWorker = None,
-    without_workers: WithoutWorkers = Alone.CONTINUE,
-    checkpoint: Checkpoint = None,
-    supervised: Supervise = False,
-    runtime: ForRuntime = None,
-    plans: HowManyPlans = 1,
-    tolerance: Tolerance = 1e-3,
-    gpus_per_node: GpusPerNode = None,
-    certificate: CertificateOut = None,
+    context: typer.Context,
+    workload: WorkloadOptions,
+    written: PlanOutput,
+    told_as: JsonOption,
+    kept: RestrictionOptions,
+    scheduled: ScheduleOptions,
+    charged: StepOptions,
+    contracted: ContractOption,
+    ends: SearchOptions,
+    planned_by: PlannerOption,
+    cluster: ClusterOptions,
+    wanted: RuntimeOptions,
+    proved: CertificateOutput,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
 
     Ctrl-C stops the search and prints the best plan so far with its gap.
     """
-    if supervised:
+    json, out, certificate, checkpoint = told_as.json, written.out, proved.certificate, cluster.checkpoint
+    if cluster.supervise:
         if checkpoint is None:
             raise UsageError("--supervise needs --checkpoint: where the state is kept that a new start takes up")
         from piper_ray.cli.supervise import supervise, without_supervise
 
         raise typer.Exit(supervise(without_supervise(sys.argv[1:]), checkpoint))
-    options = SolveOptions(
-        gap=gap,
-        time_limit_s=time_limit,
-        threads=threads,
-        memory_limit_bytes=memory_limit,
-        resume=checkpoint,
-        contract=contract,
-    )
-    restrictions = Restrictions(
-        tensor_parallelism=not no_tensor_parallel,
-        data_parallelism=not no_data_parallel,
-        recompute=recompute,
-        constraints=constraints_of(
-            tensor_parallel=tensor_parallel,
-            same_degrees=same_degrees,
-            stages=stages,
-            all_devices=use_all_devices,
-            per_stage_recompute=per_stage_recompute,
-            keep_order=keep_order,
-            sustained=sustained,
-        ),
-    )
-    step = step_terms(all_reduce, all_reduce_overlap, optimizer)
+    options = ends.options(contracted.contract, checkpoint)
+    restrictions = kept.restrictions()
+    step = charged.terms()
     if out is not None:
         refuse_unwritable("--out", out)
-    if planner != EXACT:
-        blocks = contract is not Contract.SAFE
-        refuse_search_options(
-            planner,
-            gap=gap,
-            time_limit=time_limit,
-            contract=blocks,
-            memory_limit=memory_limit,
-            address=address,
-            checkpoint=checkpoint,
-            chunks=chunks,
-            sustained=sustained,
-            all_reduce=all_reduce,
-            all_reduce_overlap=all_reduce_overlap,
-            optimizer=optimizer,
-            runtime=runtime,
-            plans=plans > 1,
-            certificate=certificate,
-        )
-        instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-        planned_for = Schedule.first_of(schedule, instance.schedule)
-        raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planner, out, json=json))
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
+    if planned_by.planner != EXACT:
+        refuse_search_options(planned_by.planner, given(context))
+        instance = workload.load()
+        planned_for = Schedule.first_of(scheduled.schedule, instance.schedule)
+        raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planned_by.planner, out, json=json))
+    instance = workload.load()
     for_runtime = None
-    if runtime is None:
-        asked = asked_schedule(schedule, chunks, instance.schedule)
+    if wanted.runtime is None:
+        asked = scheduled.asked(instance.schedule)
     else:
-        for_runtime = RuntimeSolve.of(runtime, instance, schedule, chunks, restrictions, gpus_per_node)
+        for_runtime = RuntimeSolve.of(wanted, instance, scheduled, restrictions)
         asked, restrictions = for_runtime.schedule, for_runtime.restrictions
     if certificate is not None:
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
@@ -228,23 +122,25 @@ def solve(
             log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
             def search(stop: Stop[Solution]) -> Solution:
-                with ray_backend(address, workers, cpus_per_worker, threads, without_workers) as backend:
+                with cluster.backend(ends.threads) as backend:
 
-                    def solve_one(one: Instance, how: SolveOptions = replace(options, resume=None)) -> Solution:
+                    def solve_one(one: Instance) -> Solution:
+                        is_first = one is instance
                         return piper_ray.solve(
                             one,
                             restrictions=restrictions,
-                            options=how,
+                            options=options if is_first else replace(options, resume=None),
                             backend=backend,
                             listener=told(log, stop),
-                            stop=stop,
+                            stop=stop if is_first else stop.part(),
                             schedule=asked,
                             step=step,
                         )
 
-                    found = solve_one(instance, options)
-                    if for_runtime is not None and found.stopped_by is not StoppedBy.TIME_LIMIT and not stop.requested:
-                        found = for_runtime.with_room(instance, found, solve_one)
+                    if for_runtime is None:
+                        found = solve_one(instance)
+                    else:
+                        found = for_runtime.with_room(instance, solve_one, stop)
                     stop.conclude(found)  # a cluster may be slow to let go
                     tell_of(found)
                 return found
@@ -279,11 +175,11 @@ def solve(
         screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
         for_runtime.print_ranks(screen, instance, solution)
         more["runtime"] = for_runtime.document(solution, free)
-    if plans > 1 and not in_haste:
-        others = find_alternatives(instance, restrictions, asked, plans, tolerance, options, solution)
+    if wanted.plans > 1 and not in_haste:
+        others = find_alternatives(instance, restrictions, asked, wanted, options, solution)
         screen.print()
         letters = for_runtime is None or for_runtime.runtime.letters
-        print_alternatives(screen, instance, others, tolerance, letters=letters)
+        print_alternatives(screen, instance, others, wanted.tolerance, letters=letters)
         more["alternatives"] = alternatives_document(instance, others)
         if out is not None:
             write_alternatives(out, instance, others, unwritten)

@@ -4,58 +4,60 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from piper_ray.cli import outliving
 from piper_ray.cli.cluster import others_on_stderr
-from piper_ray.cli.common import note, say
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import REQUIRED, argument, flag, option
+from piper_ray.cli.telling import note, say, working
 from piper_ray.model.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.report.sweep_tables import Table
+    from piper_ray.report.sweep_tables import FindingsTable
     from piper_ray.sweep.findings import Record
 
-Storage = Annotated[
-    str,
-    typer.Option(
-        "--storage",
-        metavar="DIR-or-URI",
-        show_default=False,
-        help="Where the dataset is kept: a folder, or a file://, s3:// or gs:// URI.",
-    ),
-]
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What is solved, where, and where the dataset is kept."""
+
+    source: Path = argument("SWEEP", "The sweep: a TOML file of workloads and points.")
+    storage: str = option(
+        "DIR-or-URI",
+        "Where the dataset is kept: a folder, or a file://, s3:// or gs:// URI.",
+        default=REQUIRED,
+    )
+    resume: bool = flag("Go on with the dataset that is there; finished points are not repeated.")
+    address: str | None = option(
+        "ADDR",
+        "Solve on the Ray cluster at ADDR (host:port, or auto). Without it: a Ray started on this machine (local), or "
+        "this process where that is quicker.",
+        envvar="RAY_ADDRESS",
+    )
+    dry_run: bool = flag("Show what SWEEP holds and what it will take; solve nothing.")
 
 
-def sweep(
-    source: Annotated[
-        Path,
-        typer.Argument(metavar="SWEEP", show_default=False, help="The sweep: a TOML file of workloads and points."),
-    ],
-    storage: Storage,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the dataset that is there; finished points are not repeated.")
-    ] = False,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--address",
-            metavar="ADDR",
-            envvar="RAY_ADDRESS",
-            help="Solve on the Ray cluster at ADDR (host:port, or auto). Without it: a Ray started on this machine "
-            "(local), or this process where that is quicker.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what SWEEP holds and what it will take; solve nothing.")
-    ] = False,
-) -> None:
+@dataclass(frozen=True)
+class SweepReportOptions:
+    """What a sweep has left, and where its report goes."""
+
+    storage: str = argument("STORAGE", "The dataset of a sweep, finished or not: its URI.")
+    out: Path | None = option(
+        "DIR",
+        "Write tables.md, points.csv and the plots (PNG) to the folder DIR, made if it is not there.",
+        "-o",
+        "--out",
+    )
+
+
+def sweep(asked: SweepOptions) -> None:
     """Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.
 
     Points are on record within a second. A sweep that ends early, whatever ends it, goes on with --resume.
@@ -65,12 +67,12 @@ def sweep(
     from piper_ray.sweep.progress import Progress
 
     screen = console()
-    if dry_run:
+    if asked.dry_run:
         from piper_ray.report.sweep_log import print_forecast
         from piper_ray.sweep.demand import Demand
         from piper_ray.sweep.read import read_sweep
 
-        wanted = read_sweep(source, note)
+        wanted = read_sweep(asked.source, note)
         with working("looking into the points"):
             demand = Demand.of(wanted)
         print_forecast(screen, wanted, demand)
@@ -91,7 +93,13 @@ def sweep(
         if outliving.has_parent():
             services.observe(outliving.tell_of_services)
         return run_sweep(
-            source, storage, resume=resume, address=address, listener=listen, on_warning=log.note, stop=stop
+            asked.source,
+            asked.storage,
+            resume=asked.resume,
+            address=asked.address,
+            listener=listen,
+            on_warning=log.note,
+            stop=stop,
         )
 
     heritage = outliving.left()
@@ -120,28 +128,14 @@ def _resuming(arguments: list[str]) -> str:
     return shlex.join(["piper-ray", *given])
 
 
-def sweep_report(
-    storage: Annotated[
-        str,
-        typer.Argument(metavar="STORAGE", show_default=False, help="The dataset of a sweep, finished or not: its URI."),
-    ],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="DIR",
-            help="Write tables.md, points.csv and the plots (PNG) to the folder DIR, made if it is not there.",
-        ),
-    ] = None,
-) -> None:
+def sweep_report(dataset: SweepReportOptions) -> None:
     """Show what a sweep found: planners compared, best plans, throughput by devices, errors."""
-    from piper_ray.report.layout import console
-    from piper_ray.report.stages import print_table
+    from piper_ray.report.layout import console, print_table
     from piper_ray.report.sweep_tables import tables
     from piper_ray.sweep.dataset import read_whole_parts
     from piper_ray.sweep.findings import COLUMNS, records_of
 
+    storage, out = dataset.storage, dataset.out
     with working("reading the dataset"):
         rows, damage = read_whole_parts(storage, COLUMNS)
         records = records_of(rows)
@@ -155,13 +149,13 @@ def sweep_report(
         if index:
             screen.print()
         screen.print(table.title, style="bold", soft_wrap=True)
-        print_table(screen, table.lines())
+        print_table(screen, table.columns, table.rows)
     if out is not None:
         _write_report(out, records, found)
     _end_with(storage, damage)
 
 
-def _write_report(out: Path, records: list[Record], found: list[Table]) -> None:
+def _write_report(out: Path, records: list[Record], found: list[FindingsTable]) -> None:
     from piper_ray.model.figures import plural
     from piper_ray.report.plots.style import save
     from piper_ray.report.plots.sweep import figures

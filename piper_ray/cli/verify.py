@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
-from piper_ray.cli.certificates import CertificateIn, certified_document, certified_text, checked_certificate
-from piper_ray.cli.common import (
-    Bandwidth,
-    Devices,
-    Input,
-    Json,
-    KeptInFlight,
-    Memory,
-    Microbatches,
-    PlanFile,
-    load_instance,
-)
+from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.plan_files import judged
-from piper_ray.cli.progress import working
-from piper_ray.cli.search_options import (
-    Chunks,
-    OptimizerTime,
-    PlannedSchedule,
-    SumOfGradients,
-    SumOverlap,
-    step_terms,
-    valued_schedule,
-)
+from piper_ray.cli.options import flag
+from piper_ray.cli.shared import JsonOption, PlannedOptions, ScheduleOptions, StepOptions
+from piper_ray.cli.telling import judged, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import CertificateRefused, InvalidPlan
@@ -39,41 +21,35 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
 from piper_ray.simulate.options import SimulationOptions
-from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
     from piper_ray.certificate.check import CertifiedBound
     from piper_ray.simulate.result import Simulation
 
 
+@dataclass(frozen=True)
+class VerifyOptions:
+    """How the plan is valued."""
+
+    simulated: bool = flag("Run the plan event by event too, where that is not how it is valued.", "--simulate")
+
+
 def verify(
-    source: Input,
-    plan_file: PlanFile,
-    devices: Devices = None,
-    microbatches: Microbatches = None,
-    memory: Memory = None,
-    bandwidth: Bandwidth = None,
-    in_flight: KeptInFlight = None,
-    schedule: PlannedSchedule = None,
-    all_reduce: SumOfGradients = None,
-    all_reduce_overlap: SumOverlap = None,
-    optimizer: OptimizerTime = None,
-    chunks: Chunks = None,
-    simulated: Annotated[
-        bool, typer.Option("--simulate", help="Run the plan event by event too, where that is not how it is valued.")
-    ] = False,
-    certificate: CertificateIn = None,
-    json: Json = False,
+    planned: PlannedOptions,
+    scheduled: ScheduleOptions,
+    charged: StepOptions,
+    valued: VerifyOptions,
+    proved: CertificateInput,
+    told_as: JsonOption,
 ) -> None:
     """Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.
 
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
-    instance = load_instance(source, devices, microbatches, memory, bandwidth, in_flight)
-    plan = piper_ray.load_plan(plan_file, instance)
-    claims = plan_claims(plan_file)
-    valued_for = valued_schedule(schedule, chunks, claims.schedule or instance.schedule)
-    step = step_terms(all_reduce, all_reduce_overlap, optimizer, claims.step_under(valued_for))
+    json, certificate = told_as.json, proved.certificate
+    instance, plan, claims = planned.load_all()
+    valued_for = scheduled.valued(claims.schedule or instance.schedule)
+    step = charged.terms(claims.step_under(valued_for))
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.layout import console
@@ -81,11 +57,11 @@ def verify(
     from piper_ray.report.stages import print_plan
     from piper_ray.report.summary import cost_text, instance_lines, print_speed, schedule_line
 
-    with judged(plan_file, instance):
+    with judged(planned.plan_file, instance):
         try:
             with working("checking the plan"):
                 evaluation, simulation = current().run(
-                    lambda _: _valued(instance, plan, valued_for, step, simulated=simulated)
+                    lambda _: _valued(instance, plan, valued_for, step, simulated=valued.simulated)
                 )
         except InvalidPlan as error:
             if json:
@@ -122,7 +98,7 @@ def verify(
             for uneven in SameDegrees().violations(instance, plan):
                 screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)
     if silent_on:
-        raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {plan_file}:", *silent_on]))
+        raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))
 
 
 def _valued(

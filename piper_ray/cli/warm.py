@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from multiprocessing import get_context
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.progress import working
+from piper_ray.cli.options import option
+from piper_ray.cli.telling import working
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.stop import Stop
 
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
     from piper_ray.report.live import Working
 
 
-def warm(
-    processes: Annotated[
-        int | None,
-        typer.Option("--processes", metavar="COUNT", min=1, help="Side by side. As many as cores if not given."),
-    ] = None,
-) -> None:
+@dataclass(frozen=True)
+class WarmOptions:
+    """Who compiles."""
+
+    processes: int | None = option("COUNT", "Side by side. As many as cores if not given.", min=1)
+
+
+def warm(asked: WarmOptions) -> None:
     """Compile the kernels of all commands beforehand, in several processes side by side.
 
     They are kept, so that no later command of this version waits for it: on this machine, and on those that get a copy
@@ -37,7 +41,7 @@ def warm(
 
     def compiled(stop: Stop[float], line: Working) -> float:
         # Processes that begin anew: what this one has loaded is none of theirs.
-        with ProcessPoolExecutor(processes or usable_cores(), get_context("spawn")) as pool:
+        with ProcessPoolExecutor(asked.processes or usable_cores(), get_context("spawn")) as pool:
             parts = [pool.submit(compile_part, name) for name in PARTS]
             for done, part in enumerate(as_completed(parts), start=1):
                 stop.check()

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from piper_ray.cli.plain_values import take_plain_values
-from piper_ray.cli.typers_rich import rich_utils
 from piper_ray.model.arguments import did_you_mean
 
 UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
 """What typer raises for arguments that it does not understand; it prints them itself and gives them exit code 2."""
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+"""For ``typer.Typer``: help and complaints are plain text, which is drawn without loading rich."""
 
 FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -57,6 +57,10 @@ def understood(command: str) -> Callable[[str], str]:
     return lambda name: former.get(name, name)
 
 
+def _taken_as_it_is(_: Any, value: Any) -> Any:
+    return value
+
+
 class FlagsAsFlags:
     """Of a command or a group of them: the help gives flags no type."""
 
@@ -64,35 +68,13 @@ class FlagsAsFlags:
         """Its arguments and options, as typer asks for them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
-            take_plain_values(parameter)
-            if isinstance(parameter, TyperOption) and parameter.is_flag and parameter.metavar is None:
-                parameter.metavar = ""
+            if ctx.resilient_parsing:  # completion looks at no values, for which typer would load pydantic
+                parameter.process_value = _taken_as_it_is
+            if isinstance(parameter, TyperOption) and parameter.is_flag:
+                parameter.metavar = parameter.metavar or ""
+                if not parameter.expose_value:  # typer would load pydantic to see that it was not given
+                    parameter.default = False
         return parameters
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Words that are longer than their column go on below, where typer would cut them off."""
-        drawing = rich_utils()
-        from rich.table import Table
-
-        class Folding(Table):
-            def add_row(self, *cells: Any, **more: Any) -> None:
-                super().add_row(*cells, **more)
-                for column in self.columns:
-                    column.overflow = "fold"
-
-        with _patched(drawing, "Table", Folding):
-            super().format_help(ctx, formatter)  # type: ignore[misc]
-
-
-@contextmanager
-def _patched(module: object, name: str, value: object) -> Iterator[None]:
-    """Meanwhile ``value`` stands in the module under that name."""
-    before = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 class Command(FlagsAsFlags, TyperCommand):
@@ -122,7 +104,6 @@ def as_options(text: str) -> str:
 
 def reword(complaint: Any) -> None:
     """Adds what was probably meant to an unknown option or choice, and says bounds in words."""
-    rich_utils()  # by which typer prints it
     complaint.message = _BOUND.sub(
         lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
     )

@@ -10,11 +10,9 @@ entry that does harm: folders that others may write to are left alone (``trust``
 from __future__ import annotations
 
 import hashlib
-import io
 import pickle
 import sys
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
@@ -24,7 +22,6 @@ import llvmlite
 import llvmlite.binding
 import numba
 import numba.core.runtime
-from numba.core import environment
 from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult, compile_result
 from numba.core.serialize import dumps
@@ -33,16 +30,15 @@ from piper_ray.compiled.claims import claim, release
 from piper_ray.compiled.compiler import KernelLibrary, Merged
 from piper_ray.compiled.observers import COMPILING, tell
 from piper_ray.compiled.trust import fault_of, made
-from piper_ray.storage.replacing import replacing
+from piper_ray.storage.files import replacing
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 
 Key = tuple[object, ...]
 
 # Numba has no types.
-_helpers: dict[str, int] = numba.core.runtime._nrt_python.c_helpers  # type: ignore[attr-defined]
+_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
-_environment: Any = environment
 _result: Callable[..., CompileResult] = compile_result
 
 
@@ -77,9 +73,7 @@ class KernelCache(_Cache):
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
         if self._enabled:
-            # All that machine code needs which is there already. Numba would load all that it knows of Python and
-            # numpy, and compile what it puts into functions to count references: that takes longer than the kernels.
-            _name_helpers()
+            _runtime.initialize(target_context)
             key = self._key(sig, target_context.codegen())
             found = self._found(key, target_context)
             if found is None:
@@ -154,39 +148,10 @@ def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:
         return None
     checksum, body = entry[:_CHECKSUM_BYTES], entry[_CHECKSUM_BYTES:]
     if hashlib.sha256(body).digest() == checksum:
-        content: tuple[Key, tuple[Any, ...]] = _Entry(io.BytesIO(body)).load()
+        content: tuple[Key, tuple[Any, ...]] = pickle.loads(body)
         return content
     tell(f"a compiled kernel in {path.parent} is damaged: it is compiled anew")
     return None
-
-
-@cache
-def _name_helpers() -> None:
-    """What numba's runtime has for machine code to call, under the names by which it does: as its ``initialize``."""
-    for name, address in _helpers.items():
-        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-
-
-class _Entry(pickle.Unpickler):
-    """Constants of each function come with the module of its globals, which only code that falls back on Python reads:
-    numba's own modules take longer to load than the kernels.
-    """
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("numba.core.environment", "_rebuild_env"):
-            return _constants
-        return super().find_class(module, name)
-
-
-def _constants(module: str, constants: list[object], name: str) -> Any:
-    """As numba's ``_rebuild_env``, but without the module's globals."""
-    known = _environment.lookup_environment(name)
-    if known is None:
-        known = _environment.Environment({"__name__": module})
-        known.consts[:] = constants
-        known.env_name = name
-        _environment.Environment._memo[name] = known
-    return known
 
 
 def _loaded(

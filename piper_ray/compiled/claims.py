@@ -35,22 +35,6 @@ def claim(folders: Sequence[Path], number: int) -> bool:
     return False
 
 
-def can_be_made(folders: Sequence[Path]) -> bool:
-    """Whether there is a folder that can be written."""
-    return _opened(tuple(folders)) is not None
-
-
-def is_free(folders: Sequence[Path], number: int) -> bool:
-    """Takes the lock if nobody has it; False if somebody does, or no lock can be taken."""
-    file = _opened(tuple(folders))
-    try:
-        if file is not None:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-    except OSError:
-        return False
-    return file is not None
-
-
 def release(folders: Sequence[Path], number: int) -> None:
     """Who waits for the lock has it."""
     file = _opened(tuple(folders))

@@ -16,12 +16,9 @@ from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
-import numpy as np
-from numba.np.numpy_support import from_dtype, map_layout
 
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler, Merged, MergedCompiler, SharedCompiler, by_itself, dispatchers
-from piper_ray.compiled.trust import fault_of
 
 _FOLDERS = (
     "certificate/kernels",
@@ -72,12 +69,6 @@ def cache_folders() -> tuple[Path, ...]:
     return ours / name, home / name
 
 
-def is_kept(kernel_name: str) -> bool:
-    """Whether an earlier run left ``module.function`` compiled, for some types of its arguments."""
-    folders = [folder for folder in cache_folders() if fault_of(folder) is None]
-    return any(any(folder.glob(f"{kernel_name}.*.nbc")) for folder in folders)
-
-
 def is_loaded(function: Callable[..., Any]) -> bool:
     """Whether this process has called the kernel before: a first call takes its loading, or its compiling, besides."""
     return bool(getattr(function, "overloads", True))
@@ -111,21 +102,9 @@ def inlined_kernel(function: _Function) -> _Function:
     return _for_kernels(function, MergedCompiler, _nrt=False, forceinline=True)
 
 
-def compile_for(function: Callable[..., Any], *arguments: object) -> None:
-    """What a call with arguments of such types would compile, or load; nothing is called. Of a shared kernel that is a
-    call by another kernel."""
-    name = function.__module__, function.__qualname__
-    dispatcher = dispatchers.get((*name, SharedCompiler.kind)) or dispatchers.get((*name, KernelCompiler.kind))
-    if dispatcher is not None:
-        dispatcher.compile(tuple(map(type_of, arguments)))
-
-
 # Numba's stubs know neither its settings nor these flags.
 _compiler: Any = numba.njit
 _unliteral: Callable[[Any], Any] = numba.types.unliteral
-_typeof: Callable[[object], Any] = numba.typeof
-_array: Callable[..., Any] = numba.types.Array
-_from_types: Callable[..., Any] = numba.types.BaseTuple.from_types
 
 
 def _compiled(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:
@@ -142,7 +121,7 @@ def prepare(dispatcher: Any, cache: KernelCache) -> None:
     """For a dispatcher of numba's with a ``KernelCompiler``: it keeps what it compiles in ``cache``, and for kernels
     that call it with a literal, such as 0 or True, compiles nothing of its own."""
     compile_or_load, add_overload = dispatcher.compile, dispatcher.add_overload
-    call_template, numbas_type_of = dispatcher.get_call_template, dispatcher.typeof_pyval
+    call_template = dispatcher.get_call_template
     dispatcher._cache = cache
 
     def compile_claimed(signature: Any) -> Any:
@@ -162,34 +141,7 @@ def prepare(dispatcher: Any, cache: KernelCache) -> None:
         any_value = {name: _unliteral(of_type) for name, of_type in keywords.items()}
         return call_template(tuple(map(_unliteral, arguments)), any_value)
 
-    def type_of_argument(value: Any) -> Any:
-        if not isinstance(value, (tuple, np.ndarray)):
-            return numbas_type_of(value)
-        found = type_of(value)
-        dispatcher._types_active_call.add(found)
-        return found
-
     dispatcher.compile, dispatcher.add_overload, dispatcher.get_call_template = compile_claimed, add, template_for
-    dispatcher.typeof_pyval = type_of_argument
-    dispatcher._compilation_chain_init_hook = _nothing  # which looks for extensions of numba in all that is installed
-
-
-def _nothing() -> None:
-    pass
-
-
-def type_of(value: Any) -> Any:
-    """Numba's type of an argument. Numba itself would load numpy's masked arrays, to see that an array is none."""
-    if isinstance(value, tuple):
-        return _from_types([*map(type_of, value)], type(value))
-    if type(value) is np.ndarray:
-        return _array_type(value.dtype, value.ndim, map_layout(value), readonly=not value.flags.writeable)
-    return _typeof(value)
-
-
-@cache
-def _array_type(dtype: np.dtype[Any], dimensions: int, layout: str, *, readonly: bool) -> Any:
-    return _array(from_dtype(dtype), dimensions, layout, readonly=readonly)
 
 
 def _for_kernels(function: _Function, compiler: type[KernelCompiler], **flags: Any) -> _Function:

@@ -1,4 +1,4 @@
-"""Who is told that kernels are compiled, and what is amiss with those on disk. Without numba, so that whoever may need
+"""Who is told that kernels are compiled, and what is amiss with those on disk: without numba, so that whoever may need
 no kernel can listen too."""
 
 from __future__ import annotations
@@ -6,7 +6,10 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+
+from piper_ray.model.events import Compiling, Listener, Note
 
 
 @dataclass
@@ -34,6 +37,11 @@ def observed(compiling: Callable[[], None], note: Callable[[str], None]) -> Iter
     finally:
         with _telling:
             _observers.remove(observer)
+
+
+def compiling_told(listener: Listener) -> AbstractContextManager[None]:
+    """The same as events."""
+    return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
 
 
 def tell(text: str) -> None:

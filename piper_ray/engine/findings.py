@@ -1,6 +1,7 @@
 """What solves of one graph have found, as far as it holds for other points of it: bounds, and plans to begin with.
 
-No plan gets slower or too large by more devices, memory or bandwidth, nor by a multiple of the microbatches. So a
+No plan gets slower or too large by more devices, memory or bandwidth, nor by a multiple of the microbatches or a larger
+bound on the sum of data-parallel degrees. So a
 point's plan is one for all points that have no less, and what no plan of a point beats none beats with less.
 """
 
@@ -19,35 +20,48 @@ _ROUNDING = 1e-12
 """Relative. At another bandwidth the same stages' times are sums of other figures."""
 
 
-class _Point(NamedTuple):
+class FindingsPoint(NamedTuple):
+    """data_parallel_limit: of the sum of data-parallel degrees."""
+
     devices: int
+    data_parallel_limit: int
     microbatches: int
     memory_bytes: float
     bandwidth_bytes_per_s: float
     restrictions: Restrictions
 
     @classmethod
-    def of(cls, instance: Instance, restrictions: Restrictions) -> _Point:
+    def of(
+        cls, instance: Instance, restrictions: Restrictions, data_parallel_limit: int | None = None
+    ) -> FindingsPoint:
+        """data_parallel_limit: None: min(N, K)."""
+        limit = instance.data_parallel_limit
         return cls(
             instance.devices,
+            limit if data_parallel_limit is None else min(limit, data_parallel_limit),
             instance.microbatches,
             instance.memory_bytes,
             instance.bandwidth_bytes_per_s,
             restrictions,
         )
 
-    def has_no_more_than(self, other: _Point) -> bool:
+    def has_no_more_than(self, other: FindingsPoint) -> bool:
         return (
             self.devices <= other.devices
+            and self.data_parallel_limit <= other.data_parallel_limit
             and self.memory_bytes <= other.memory_bytes
             and self.bandwidth_bytes_per_s <= other.bandwidth_bytes_per_s
             and other.microbatches % self.microbatches == 0
             and self.restrictions == other.restrictions
         )
 
+    def holds(self, plan: Plan) -> bool:
+        """Whether there are devices and degrees enough for it."""
+        return plan.devices <= self.devices and plan.data_parallel_sum <= self.data_parallel_limit
+
 
 class _Found(NamedTuple):
-    point: _Point
+    point: FindingsPoint
     lower_s: float
     time_s: float
     plan: Plan
@@ -64,17 +78,21 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """Of points of one graph. For several threads."""
+    """Of points of one graph. For several threads.
 
+    thorough: whether plans are kept, too, that a solve finds on the way to its best, for points with less; and whether
+    a solve that a limit may end begins with findings, whose answer then is another one than without.
+    """
+
+    thorough: bool = False
     _found: deque[_Found] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
-    def record(self, instance: Instance, restrictions: Restrictions, lower_s: float, time_s: float, plan: Plan) -> None:
+    def record(self, point: FindingsPoint, lower_s: float, time_s: float, plan: Plan) -> None:
         """A plan, its time per sample, and what no plan is faster than."""
-        self._found.append(_Found(_Point.of(instance, restrictions), lower_s, time_s, plan))
+        self._found.append(_Found(point, lower_s, time_s, plan))
 
-    def about(self, instance: Instance, restrictions: Restrictions) -> Known:
+    def about(self, here: FindingsPoint) -> Known:
         """What they tell of this point."""
-        here = _Point.of(instance, restrictions)
         above: _Found | None = None
         below: _Found | None = None
         lower_s = 0.0
@@ -86,5 +104,5 @@ class Findings:
                     above, lower_s = found, bound_s
             if found.point.has_no_more_than(here) and (below is None or found.time_s < below.time_s):
                 below = found
-        fits = above is not None and above.plan.devices <= here.devices
+        fits = above is not None and here.holds(above.plan)
         return Known(lower_s, tuple(found.plan for found in (above if fits else None, below) if found is not None))

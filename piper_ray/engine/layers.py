@@ -1,32 +1,45 @@
-"""A solve on the lattice of single layers: from the preparation to a solution, at the end or on the way."""
+"""A solve under 2bw on single layers: on all downsets, or where these are many on those that plans as good can use."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.findings import Findings
-from piper_ray.engine.layer_answers import Answers, without_plan
-from piper_ray.engine.preparation import Outline, Preparation, prepare
+from piper_ray.cost.variants import layer_without_choice
+from piper_ray.engine.evaluation.backend import Backend
+from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
+from piper_ray.engine.findings import FindingsPoint
+from piper_ray.engine.forecast import downset_limit
+from piper_ray.engine.lattice.downsets import build_lattice
+from piper_ray.engine.ledger import Ledger, no_plan
+from piper_ray.engine.preparation import Outline, PointShape, Preparation, prepare
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.search.expected import expected_between_s
+from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
-from piper_ray.engine.tables.problem import Problem, build_problem
-from piper_ray.engine.wide_layers import WideFindings, has_room, pays, solve_wide_layers
-from piper_ray.model.errors import InvalidPlan, LimitError, UsageError
-from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished, Event, Listener, Note, silent
-from piper_ray.model.figures import duration_text
+from piper_ray.engine.search.wide import WideSearch
+from piper_ray.engine.tables.problem import LatticeTables, build_problem
+from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.model.errors import ChoiceTooHard, InvalidPlan, LimitError, UsageError
+from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance
+from piper_ray.model.on_demand import when_asked
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.solution import Solution, SolveStats
+from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.solution import Infeasibility, Solution, SolveStats
+from piper_ray.model.stop import StopSearch
 
-_LONG_S = 10.0
-"""Of a search, after which a second for a forecast is no matter."""
+_MANY, _MANY_A_LAYER = 1_000_000, 10_000
+"""Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
+for each layer, as potentials take longer the more layers there are."""
+
+LISTED = 50_000
+"""Downsets that are listed of a graph whose own could not be counted: well under a second's."""
+
+_UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
+_NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memory that would do)", None)
 
 
 def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> Solution:
@@ -35,119 +48,204 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
 
     Raises as ``engine.solve.solve``.
     """
-    instance, restrictions = request.instance, request.restrictions
-    if prepared is not None:
-        if not prepared.serves(instance, restrictions):
-            raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")
-        return _solve_on_all(request, prepared, is_shared=True)
-    outline, known = Outline.of(instance, restrictions), None
-    if pays(request, outline):
-        found = solve_wide_layers(request, outline)
-        if isinstance(found, Solution):
-            return found
-        known = found
-    try:
-        made = prepare(instance, restrictions, request.options.memory_limit_bytes, request.listener, outline)
-    except LimitError:
-        if known is None:
-            if not has_room(request, outline):
-                raise
-            found = solve_wide_layers(request, outline)
-            if isinstance(found, Solution):
-                return found
-            known = found
-        best = known.at_the_end()
-        if best is None:
-            raise
-        return best
-    return _solve_on_all(request, made, known=known)
-
-
-def _solve_on_all(
-    request: SolveRequest, made: Preparation, *, is_shared: bool = False, known: WideFindings | None = None
-) -> Solution:
-    """On all downsets. is_shared: with other solves. known: what looking for those that count has found."""
-    instance, restrictions = request.instance, request.restrictions
-    if made.workload is None:
-        return _impossible(request, made)
-    if known is None:
-        request.stop.check()
-    began_s = time.perf_counter()
-    problem = build_problem(made.workload, instance, restrictions.data_parallel_degrees(instance))
-    lattice_s, stage_costs_s = 0.0, time.perf_counter() - began_s
-    if not is_shared:
-        lattice_s, stage_costs_s = made.lattice_s, stage_costs_s + made.stage_costs_s
-    with (
-        request.open_checkpoint() as checkpoint,
-        request.open_backend() as backend,
-        closing(Evaluations(backend, checkpoint)) as evaluations,
-    ):
+    if prepared is not None and not prepared.serves(request.instance, request.restrictions):
+        raise UsageError("prepared for another graph, or under other restrictions: prepare anew, or leave it out")
+    outline = Outline.of(request.instance, request.restrictions) if prepared is None else prepared.outline
+    with request.open_backend() as backend:
         backend.listen(request.listener)
-        planning = Planning(instance, made.outline.contraction)
-        told = silent if request.listener is silent else _Foretold(problem, request.listener)
-        search = Search(planning, problem, evaluations, request.limits, told, request.started_s)
-        if known is not None:
-            lattice_s += known.seconds
-            search.begin_within(known.search.incumbent, known.search.bracket.lower)
-        # With several links more devices may be a slower way between them.
-        has_findings = is_shared and len(instance.cluster.links) == 1
-        if has_findings and checkpoint is None and request.limits.are_none:
-            _begin_with(made.findings, search, restrictions)
-        answers = Answers(search, made, backend, lattice_s, stage_costs_s)
-        request.stop.offer(answers.so_far)
-        search.run()
-        solution = answers.at_the_end()
-        if has_findings and solution.plan is not None and solution.time_per_sample_s is not None:
-            made.findings.record(
-                instance, restrictions, solution.lower_bound_s, solution.time_per_sample_s, solution.plan
-            )
-        return solution
+        ledger = Ledger[ValuedPlan](1, request.limits, request.listener, request.started_s)
+        found = _LayerSolve(request, outline, backend, ledger)
+        return found.on_all_or_those_that_count() if prepared is None else found.on_shared(prepared)
+
+
+def is_wide(outline: Outline) -> bool:
+    """Whether there are so many downsets that it is better not to list them all, fit they or not."""
+    downsets = outline.contracted.downsets
+    if downsets is None:
+        # Too many to count, or too entangled: traced operators have few.
+        try:
+            build_lattice(outline.graph, LISTED)
+        except LimitError:
+            return True
+        return False
+    return downsets > max(_MANY, _MANY_A_LAYER * outline.graph.size)
 
 
 @dataclass
-class _Foretold:
-    """A listener that passes events on, and says once how long a search that has taken long is likely to go on."""
+class _LayerSolve:
+    """One solve under way: what is found, and what it took so far. tables: of the lattice, once there is one.
 
-    problem: Problem
-    listener: Listener
-    told: bool = False
+    lower_s: no plan is faster, by what came before the search on the lattice. began_s: the step under way, by
+    ``time.perf_counter``. looked_wide: whether downsets that count were looked for.
+    """
 
-    def __call__(self, event: Event) -> None:
-        self.listener(event)
-        if self.told or not isinstance(event, (EvaluationAdvanced, EvaluationFinished)):
-            return
-        if event.bounds.elapsed_s >= _LONG_S:
-            self.told = True
-            more_s = expected_between_s(self.problem, event.bounds.lower_s, event.bounds.upper_s)
-            if more_s is not None:
-                self.listener(Note(f"about {duration_text(more_s)} more of one thread's time, by a rough forecast"))
+    request: SolveRequest
+    outline: Outline
+    backend: Backend
+    ledger: Ledger[ValuedPlan]
+    lower_s: float = 0.0
+    lattice_s: float = 0.0
+    stage_costs_s: float = 0.0
+    began_s: float = field(default_factory=time.perf_counter)
+    tables: LatticeTables | None = None
+    search: Search | None = None
+    looked_wide: bool = False
 
+    def on_all_or_those_that_count(self) -> Solution:
+        """On all downsets, or where there are many on those that count. Raises LimitError if neither fit."""
+        request, options = self.request, self.request.options
+        is_many = options.resume is None and is_wide(self.outline)  # a checkpoint keeps what is known of all downsets
+        if is_many and self._has_room and layer_without_choice(request.instance, self.outline.variants) is None:
+            found = self._on_those_that_count()
+            if found is not None:
+                return found
+        try:
+            made = prepare(
+                request.instance, request.restrictions, options.memory_limit_bytes, request.listener, self.outline
+            )
+        except LimitError:
+            if not self.looked_wide and self._has_room:
+                found = self._on_those_that_count()
+                if found is not None:
+                    return found
+            if self.ledger.best is None and self.ledger.lower_s < float("inf"):
+                raise
+            return self.answer(_NONE_FITS)
+        if not self.looked_wide:
+            request.stop.check()
+        self.lattice_s, self.stage_costs_s = self.lattice_s + made.lattice_s, made.stage_costs_s
+        return self._on_all(made)
 
-def _begin_with(findings: Findings, search: Search, restrictions: Restrictions) -> None:
-    """What other points of the graph tell of this one; its answer is the same without."""
-    instance = search.planning.instance
-    known = findings.about(instance, restrictions)
-    search.begin_with(next(_valid(instance, known.plans), None), known.lower_s)
+    def on_shared(self, made: Preparation) -> Solution:
+        """On all downsets, with what other solves have found. Their answers are the same without."""
+        request, instance, restrictions = self.request, self.request.instance, self.request.restrictions
+        request.stop.check()
+        # With several links more devices may be a slower way between them.
+        if made.workload is None or len(instance.cluster.links) > 1:
+            return self._on_all(made)
+        told = request.options.resume is None and (request.limits.are_none or made.findings.thorough)
+        point = FindingsPoint.of(instance, restrictions, request.data_parallel_limit)
+        if told:
+            known = made.findings.about(point)
+            self.lower_s = known.lower_s
+            plan = next(_valid(instance, known.plans), None)
+            if plan is not None:
+                self.ledger.begin_with(plan)
+        found = self._on_all(made, is_likely=told)
+        if found.plan is not None and found.time_per_sample_s is not None:
+            made.findings.record(point, found.lower_bound_s, found.time_per_sample_s, found.plan)
+            for one in self.search.found if made.findings.thorough and self.search is not None else ():
+                least = point._replace(devices=one.devices, data_parallel_limit=one.plan.data_parallel_sum)
+                made.findings.record(least, 0.0, one.value_s, one.plan)
+        return found
+
+    @property
+    def _has_room(self) -> bool:
+        """Whether the downsets of one chain fit, at least."""
+        return self._room > self.outline.graph.size
+
+    @property
+    def _room(self) -> int:
+        """How many downsets fit."""
+        limit_bytes = self.request.options.memory_limit_bytes
+        return downset_limit(self.outline.graph, len(self.outline.variants), None, limit_bytes)
+
+    def _on_those_that_count(self) -> Solution | None:
+        """The answer; or None where all downsets are wanted: where those that count are more than fit, or take too long
+        to tell, and where there is no plan, to tell why.
+        """
+        request, instance, graph, ledger = self.request, self.request.instance, self.outline.graph, self.ledger
+        count = self.outline.contracted.downsets
+        downsets = "more downsets than can be counted quickly" if count is None else f"{count:,} downsets"
+        request.note(f"{downsets}: those alone are listed that plans as good as the best can use")
+        if request.options.resume is not None:
+            request.note("nothing is kept for later of a graph whose downsets are too many to list")
+        options = build_options(instance, graph, self.outline.variants)
+        degrees = request.restrictions.data_parallel_degrees(instance)
+        planning = Planning(instance, self.outline.contraction)
+        wide = WideSearch(planning, graph, options, degrees, self.backend, ledger, self._room)
+        request.stop.offer(self.answer)
+        self.looked_wide, self.began_s = True, time.perf_counter()
+        ledger.run(wide)
+        self.lower_s = wide.bracket.lower
+        if wide.workload is None:
+            if wide.outgrown:
+                request.note("more downsets count than fit in memory")
+            near = ledger.best is not None and wide.bracket.is_done(request.options.gap)
+            if near or ledger.stopped_by is not None:
+                return self.answer()
+        self.lattice_s = time.perf_counter() - self.began_s
+        if wide.workload is None:
+            return None
+        of_all = "" if count is None else f" of {count:,}"
+        request.listener(StepFinished("lattice", self.lattice_s, f"{wide.workload.lattice.size:,}{of_all} downsets"))
+        shape = PointShape.of(instance, request.restrictions)
+        made = Preparation(instance.layers, instance.edges, shape, self.outline, wide.workload, None, 0.0, 0.0)
+        # As if there were no other downsets.
+        return self._search(made, wide.workload, None, is_likely=True)
+
+    def _on_all(self, made: Preparation, *, is_likely: bool = False) -> Solution:
+        """On all downsets of a lattice. is_likely: whether the plan known is likely to be the best."""
+        request, instance = self.request, self.request.instance
+        if made.workload is None:  # some layer has no TMPC that is allowed
+            layers, size = len(instance.layers), self.outline.graph.size
+            return no_plan(made.impossible, SolveStats(layers, size, 0, 0, None, 0, 0.0, 0.0, 0.0, ()))
+        with request.open_checkpoint() as checkpoint:
+            return self._search(made, made.workload, checkpoint, is_likely=is_likely)
+
+    def _search(self, made: Preparation, tables: LatticeTables, memo: Memo | None, *, is_likely: bool) -> Solution:
+        request, instance = self.request, self.request.instance
+        began_s = time.perf_counter()
+        problem = build_problem(tables, instance, request.restrictions.data_parallel_degrees(instance))
+        limit = min(instance.data_parallel_limit, request.data_parallel_limit or instance.data_parallel_limit)
+        problem = problem.with_cluster(problem.cluster._replace(data_parallel_limit=limit))
+        self.stage_costs_s += time.perf_counter() - began_s
+        with closing(Evaluations(self.backend, memo)) as evaluations:
+            planning = Planning(instance, self.outline.contraction)
+            search = Search(planning, problem, evaluations, self.ledger, self.lower_s, is_likely)
+            self.tables, self.search, self.began_s = tables, search, time.perf_counter()
+            request.stop.offer(self.answer)
+            self.ledger.run(search)
+            why = self._explained() if search.bracket.exhausted else None
+            return self.answer(why or _UNEXPLAINED, when_asked(made.count_pairs))
+
+    def _explained(self) -> Infeasibility | None:
+        """Why there is no plan. An interrupt, the time limit or a TMPC choice too hard costs the figure, not the
+        answer."""
+        assert self.search is not None
+        problem, evaluations = self.search.problem, self.search.evaluations
+        try:
+            return explain(self.request.instance, problem, evaluations, lambda _: self.request.limits.check())
+        except (KeyboardInterrupt, StopSearch, ChoiceTooHard):
+            return None
+
+    def answer(self, infeasibility: Infeasibility = _UNEXPLAINED, pairs: int | None = None) -> Solution:
+        """At any moment, for other threads too. infeasibility: for the case that there is no plan."""
+        graph, tables, stats = self.outline.graph, self.tables, () if self.search is None else self.search.stats
+        downsets, levels = self.outline.contracted.downsets or 0, graph.size + 1
+        if tables is not None:
+            downsets, levels = tables.lattice.size, tables.lattice.levels
+        return self.ledger.answer(
+            lambda found: found.plan,
+            lambda _: PAPERS_SCHEDULE,
+            SolveStats(
+                layers=len(self.request.instance.layers),
+                contracted_layers=graph.size,
+                downsets=downsets,
+                levels=levels,
+                pairs=pairs,
+                threads=self.backend.threads,
+                lattice_s=self.lattice_s,
+                stage_costs_s=self.stage_costs_s,
+                search_s=time.perf_counter() - self.began_s,
+                evaluations=tuple(stats),
+                cluster=self.backend.stats(),
+            ),
+            infeasibility=infeasibility,
+        )
 
 
 def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
     for plan in plans:
         with suppress(InvalidPlan):
             yield ValuedPlan.of(instance, plan)
-
-
-def _impossible(request: SolveRequest, made: Preparation) -> Solution:
-    """Some layer has no TMPC that is allowed: there is no lattice, and nothing to search."""
-    stats = SolveStats(
-        layers=len(request.instance.layers),
-        contracted_layers=made.outline.graph.size,
-        downsets=0,
-        levels=0,
-        pairs=None,
-        threads=0,
-        lattice_s=0.0,
-        stage_costs_s=0.0,
-        search_s=0.0,
-        evaluations=(),
-    )
-    return without_plan(made.impossible, stats)

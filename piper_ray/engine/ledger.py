@@ -1,22 +1,28 @@
-"""What a search knows at every moment: its best plan, what is proved of each case, and whether it is to end."""
+"""How a search ends, whatever the schedule, and how a ``Solution`` is made of what it has found.
+
+A search is a *rule* that makes efforts, one after the other, and a *ledger* that has what they have found. The loop
+makes the rule's next effort until it has no other, or the ledger says that the search ends.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.search.limits import Limits
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
+from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.step import StepTerms
-from piper_ray.model.stop import StoppedBy
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 TIE = 1e-12
 """Relative: plans whose batches differ by no more take the same but for rounding."""
@@ -25,11 +31,49 @@ TIE = 1e-12
 NO_PLAN_FITS = Infeasibility("no plan fits", None)
 
 
-class FoundPlan(Protocol):
-    """A plan as a search has it. batch_s: simulated. rank: of plans that take the same the least is preferred."""
+@dataclass(frozen=True)
+class Limits:
+    """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish.
+    within_s: time per sample; a search ends once no plan keeps within it."""
+
+    gap: float = 0.0
+    deadline_s: float | None = None
+    stop: Stop[Any] = field(default_factory=Stop)
+    within_s: float = math.inf
+
+    @classmethod
+    def of(cls, options: SolveOptions, started_s: float, stop: Stop[Any]) -> Limits:
+        """started_s: what the time limit counts from, by ``time.perf_counter``."""
+        limit_s = options.time_limit_s
+        within_s = math.inf if options.within_s is None else options.within_s
+        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop, within_s)
 
     @property
-    def batch_s(self) -> float: ...
+    def are_none(self) -> bool:
+        """Whether only a wish ends the search before its proof."""
+        return self.gap == 0.0 and self.deadline_s is None and self.within_s == math.inf
+
+    @property
+    def reached(self) -> StoppedBy | None:
+        """Whether it is asked to stop, or the deadline is over."""
+        if self.stop.requested:
+            return StoppedBy.INTERRUPT
+        late = self.deadline_s is not None and time.perf_counter() > self.deadline_s
+        return StoppedBy.TIME_LIMIT if late else None
+
+    def check(self) -> None:
+        """Raises StopSearch where ``reached``."""
+        reached = self.reached
+        if reached is not None:
+            raise StopSearch(reached)
+
+
+class FoundPlan(Protocol):
+    """A plan as a search has it. value_s: the time that the search minimises. rank: of plans that take the same the
+    least is preferred."""
+
+    @property
+    def value_s(self) -> float: ...
 
     @property
     def devices(self) -> int: ...
@@ -38,20 +82,36 @@ class FoundPlan(Protocol):
     def stages(self) -> int: ...
 
     @property
-    def rank(self) -> tuple[int, ...]: ...
+    def rank(self) -> tuple[float, ...]: ...
 
 
 class OpenCase(Protocol):
-    """Some of the plans. lower_s: proved, and only rises: none of them takes less a batch."""
+    """Some of the plans. lower_s: proved, and only rises: none of them takes less. inf: there is none."""
 
-    lower_s: float
+    @property
+    def lower_s(self) -> float: ...
 
 
-@dataclass
-class NothingProved:
-    """All plans, of which nobody has looked at any."""
+@dataclass(frozen=True)
+class Bounded:
+    """Plans of which no more is known than a bound."""
 
     lower_s: float = 0.0
+
+
+class Rule(Protocol):
+    """Which efforts a search makes, in which order. It offers what they find to its ledger, whose cases are its own."""
+
+    def efforts(self) -> Generator[None, None, None]:
+        """Makes them, each between two yields; where it is closed early it takes in what there is. What an effort
+        raises ends the search: StopSearch and KeyboardInterrupt with what is known, anything else without.
+        """
+        ...
+
+    @property
+    def left_open(self) -> StoppedBy | None:
+        """Why no effort is left, where the bound is not met."""
+        ...
 
 
 P = TypeVar("P", bound=FoundPlan)
@@ -59,34 +119,37 @@ P = TypeVar("P", bound=FoundPlan)
 
 def preference(found: FoundPlan) -> tuple[float, ...]:
     """The least is the best: in time, then in devices and what else ``rank`` has."""
-    return (found.batch_s, *found.rank)
+    return (found.value_s, *found.rank)
 
 
 @dataclass
 class Ledger(Generic[P]):
-    """Valid at every moment, for other threads too. Its times are those of a batch, but for events and limits, which
-    have those of a microbatch: ``optimizer_s`` more over ``microbatches``.
+    """Valid at every moment, for other threads too. Its times are those of ``microbatches`` (a batch; under 2bw one),
+    but for events, limits and answers, which have those of one: ``optimizer_s`` more over ``microbatches``.
 
     started_s: what events count from, by ``time.perf_counter``. cases: those that hold all plans; a new mapping
     whenever there are others. best: to begin with. whole: of a search of some of the plans only, the ledger of all,
-    which gets them. found: all that were offered, in turn.
+    which gets them. may_prefer: whether a search goes on after the proof, to the plan that is preferred among those
+    that take the same. left_open: why the search had no effort left; ended: it had none, or was stopped.
     """
 
-    microbatches: int
+    microbatches: int = 1
     limits: Limits = field(default_factory=Limits)
     listener: Listener = silent
     started_s: float = field(default_factory=time.perf_counter)
     optimizer_s: float = 0.0
-    cases: Mapping[int, OpenCase] = field(default_factory=dict)
+    cases: Mapping[int, OpenCase] = field(default_factory=lambda: {0: Bounded()})
     best: P | None = None
     whole: Ledger[P] | None = None
-    found: list[P] = field(default_factory=list)
+    may_prefer: bool = False
     stopped_by: StoppedBy | None = None
+    left_open: StoppedBy | None = None
+    ended: bool = False
 
     @property
     def upper_s(self) -> float:
         """Of the best plan known; inf if there is none."""
-        return np.inf if self.best is None else self.best.batch_s
+        return np.inf if self.best is None else self.best.value_s
 
     @property
     def lower_s(self) -> float:
@@ -108,9 +171,9 @@ class Ledger(Generic[P]):
         """A plan that takes as much is no better than the best one, but for rounding."""
         return self.upper_s * (1.0 - PROOF)
 
-    def sample_s(self, batch_s: float) -> float:
+    def sample_s(self, value_s: float) -> float:
         """What a microbatch takes then, with its part of the optimizer."""
-        return (batch_s + self.optimizer_s) / self.microbatches
+        return (value_s + self.optimizer_s) / self.microbatches
 
     def begin_with(self, known: P) -> None:
         """A plan of another search, of which nobody is told."""
@@ -123,53 +186,28 @@ class Ledger(Generic[P]):
             self.whole.offer(found, origin)
             self.best = self.whole.best
             return
-        self.found.append(found)
         before_s = self.upper_s
         if not self._is_preferred(found):
             return
         self.best = found
-        if found.batch_s < before_s * (1.0 - TIE):
-            value_s = self.sample_s(found.batch_s)
+        if found.value_s < before_s * (1.0 - TIE):
+            value_s = self.sample_s(found.value_s)
             self.listener(IncumbentFound(origin, value_s, found.stages, found.devices, self.bounds()))
 
     def _is_preferred(self, found: P) -> bool:
         best = self.best
-        if best is None or found.batch_s < best.batch_s * (1.0 - TIE):
+        if best is None or found.value_s < best.value_s * (1.0 - TIE):
             return True
-        return found.batch_s <= best.batch_s * (1.0 + TIE) and found.rank < best.rank
+        return found.value_s <= best.value_s * (1.0 + TIE) and found.rank < best.rank
 
     def bounds(self) -> Bounds:
         """As events tell them."""
         upper_s = None if self.best is None else self.sample_s(self.upper_s)
         return Bounds(self.sample_s(self.lower_s), upper_s, time.perf_counter() - self.started_s)
 
-    def answer(
-        self,
-        plan_of: Callable[[P], Plan],
-        schedule_of: Callable[[P | None], Schedule],
-        stats: SolveStats,
-        step: StepTerms,
-        left_open: StoppedBy | None = None,
-        infeasibility: Infeasibility = NO_PLAN_FITS,
-    ) -> Solution:
-        """What is known now. left_open: why the bound is not met, where the search ended by itself. infeasibility: why
-        there is no plan, where there is none."""
-        best, lower_s = self.best, self.lower_s
-        proved = self.proved
-        status = Status.OPTIMAL if proved else Status.FEASIBLE
-        if best is None:
-            status = Status.INFEASIBLE if proved else Status.UNKNOWN
-        return Solution(
-            status=status,
-            time_per_sample_s=None if best is None else self.sample_s(best.batch_s),
-            lower_bound_s=self.sample_s(lower_s),
-            plan=None if best is None else plan_of(best),
-            stats=stats,
-            infeasibility=infeasibility if status is Status.INFEASIBLE else None,
-            stopped_by=None if proved else self.stopped_by or left_open,
-            schedule=schedule_of(best),
-            step=step,
-        )
+    def settle(self, found: P) -> None:
+        """The plan preferred among those that take as little as the best one, but for rounding."""
+        self.best, self.may_prefer = found, False
 
     def ends(self) -> bool:
         """Whether a wish to stop, the deadline, or that no plan left is as fast as asked ends the search."""
@@ -179,9 +217,73 @@ class Ledger(Generic[P]):
             self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None
 
+    def check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
+        """Raises StopSearch where the search ends, to end a long effort."""
+        if self.ends():
+            assert self.stopped_by is not None
+            raise StopSearch(self.stopped_by)
+
     def is_near(self, wanted_s: float) -> bool:
         """Whether the bound is within the gap of a time that is wanted, which ends the search, too."""
         near = self.lower_s >= wanted_s * (1.0 - self.limits.gap) and np.isfinite(wanted_s) and not self.proved
         if self.stopped_by is None and near:
             self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
+
+    def run(self, rule: Rule) -> None:
+        """The loop: efforts until none is left, or until a limit, a wish to stop, or KeyboardInterrupt comes first."""
+        self.ended = False
+        try:
+            with closing(rule.efforts()) as efforts:
+                while not self.ends() and next(efforts, _NONE_LEFT) is not _NONE_LEFT:
+                    pass
+        except StopSearch as stop:
+            self.stopped_by = stop.reason
+        except KeyboardInterrupt:
+            self.stopped_by = StoppedBy.INTERRUPT
+        self.left_open, self.ended = rule.left_open, True
+
+    def answer(
+        self,
+        plan_of: Callable[[P], Plan],
+        schedule_of: Callable[[P | None], Schedule],
+        stats: SolveStats,
+        step: StepTerms = StepTerms(),
+        infeasibility: Infeasibility | None = NO_PLAN_FITS,
+    ) -> Solution:
+        """What is known now. infeasibility: why there is no plan, where there is none."""
+        best, lower_s = self.best, self.lower_s
+        status = status_of(self.upper_s, lower_s)
+        reason = self.stopped_by or (self.left_open if self.ended else StoppedBy.INTERRUPT)
+        is_all = status is Status.INFEASIBLE or (status is Status.OPTIMAL and not self.may_prefer)
+        return Solution(
+            status=status,
+            time_per_sample_s=None if best is None else self.sample_s(best.value_s),
+            lower_bound_s=self.sample_s(lower_s),
+            plan=None if best is None else plan_of(best),
+            stats=stats,
+            infeasibility=infeasibility if status is Status.INFEASIBLE else None,
+            stopped_by=None if is_all else reason,
+            schedule=schedule_of(best),
+            step=step,
+        )
+
+
+_NONE_LEFT = object()
+
+
+def status_of(upper_s: float, lower_s: float) -> Status:
+    """Of the best plan's time, inf if there is none, and a bound for all plans."""
+    if upper_s == math.inf:
+        return Status.INFEASIBLE if lower_s == math.inf else Status.UNKNOWN
+    return Status.OPTIMAL if lower_s >= upper_s * (1.0 - PROOF) else Status.FEASIBLE
+
+
+def no_plan(
+    infeasibility: Infeasibility | None,
+    stats: SolveStats,
+    schedule: Schedule = PAPERS_SCHEDULE,
+    step: StepTerms = StepTerms(),
+) -> Solution:
+    """Proved without a search."""
+    return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)

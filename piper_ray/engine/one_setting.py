@@ -1,4 +1,4 @@
-"""``OneSetting`` kept by other solves: one for each setting that may be the best, those of the least bound first."""
+"""``OneMode`` kept by other solves: one for each setting that may be the best, those of the least bound first."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Part, Solver, best_of
+from piper_ray.engine.subproblems import Part, Solver, best_of, numbered
 from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule
-from piper_ray.model.settings import OneSetting
 from piper_ray.model.solution import Solution
 
 
@@ -42,27 +42,24 @@ class _Setting(NamedTuple):
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """The best of all settings but those that another one never loses to."""
-    restrictions = request.restrictions.without(OneSetting)
+    restrictions = request.restrictions.without(OneMode)
     instances = (
         instance if constraint.by_layer else _under_rule(restrictions.recompute, request.instance, instance)
         for constraint in request.restrictions.constraints
-        if isinstance(constraint, OneSetting)
-        for instance in constraint.under_each(request.instance, constraint.settings(request.instance))
+        if isinstance(constraint, OneMode)
+        for instance in constraint.under_each(request.instance, constraint.modes(request.instance))
     )
-    parts = [_Setting(worth_of(instance, restrictions, schedule), instance) for instance in instances]
+    settings = [_Setting(worth_of(instance, restrictions, schedule), instance) for instance in instances]
     found: list[_Setting] = []
-    for part in sorted(parts, key=lambda part: part.worth):  # of equal ones the plainest first
-        if not any(_never_loses(other.instance, part.instance) for other in found):
-            found = [*(other for other in found if not _never_loses(part.instance, other.instance)), part]
-    several = [
-        Part(
-            part.worth.least_s,
-            replace(request, instance=part.instance, restrictions=restrictions),
-            ", ".join(_ids(part.instance)),
-        )
-        for part in found
+    for one in sorted(settings, key=lambda one: one.worth):  # of equal ones the plainest first
+        if not any(_never_loses(other.instance, one.instance) for other in found):
+            found = [*(other for other in found if not _never_loses(one.instance, other.instance)), one]
+    named = numbered("one setting for all layers", [", ".join(_ids(one.instance)) for one in found])
+    parts = [
+        Part(one.worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
+        for one, name in zip(found, named, strict=True)
     ]
-    return best_of(request, several, solve, "one setting for all layers")
+    return best_of(request, parts, solve)
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.ledger import Limits
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, Note
@@ -26,9 +26,14 @@ if TYPE_CHECKING:
     from piper_ray.engine.checkpoint import Checkpoint
 
 
+_A_MOMENT_S = 1e-3
+
+
 @dataclass(frozen=True)
 class SolveRequest:
-    """backend: the caller's; None: threads of our own. started_s: by ``time.perf_counter``."""
+    """backend: the caller's; None: threads of our own. started_s: by ``time.perf_counter``. data_parallel_limit: of the
+    sum of data-parallel degrees, for plans whose stages may differ in them; None: min(N, K).
+    """
 
     instance: Instance
     restrictions: Restrictions
@@ -38,6 +43,7 @@ class SolveRequest:
     stop: Stop[Solution]
     step: StepTerms = StepTerms()
     started_s: float = field(default_factory=time.perf_counter)
+    data_parallel_limit: int | None = None
 
     @property
     def limits(self) -> Limits:
@@ -53,10 +59,9 @@ class SolveRequest:
             yield own
 
     @contextmanager
-    def open_checkpoint(
-        self, schedule: Schedule = PAPERS_SCHEDULE, kept: str = "evaluations"
-    ) -> Iterator[Checkpoint | None]:
-        """Open for the time of the solve, if one is wanted. kept: what it keeps, in a word for the user."""
+    def open_checkpoint(self, *schedules: Schedule, kept: str = "evaluations") -> Iterator[Checkpoint | None]:
+        """Open for the time of the solve, if one is wanted. schedules: those that plans may run under; none: Piper's.
+        kept: what it keeps, in a word for the user."""
         location = self.options.resume
         if location is None:
             yield None
@@ -64,12 +69,20 @@ class SolveRequest:
 
         from piper_ray.engine.checkpoint import Checkpoint, Identity
 
-        identity = Identity.of(self.instance, self.restrictions, schedule, self.step)
+        identity = Identity.of(self.instance, self.restrictions, schedules or (PAPERS_SCHEDULE,), self.step)
         with Checkpoint.open(location, identity, on_warning=self.note) as checkpoint:
             if checkpoint.answers:
                 self.note(f"resumed from {location}: {checkpoint.answers} {kept} are on record")
             with self.stop.ending(checkpoint.close):
                 yield checkpoint
+
+    def in_time(self, share: int = 1) -> SolveRequest:
+        """With a ``share``-th of the time that is left, which counts from now on."""
+        limit_s, now_s = self.options.time_limit_s, time.perf_counter()
+        if limit_s is None:
+            return replace(self, started_s=now_s)
+        left_s = max(_A_MOMENT_S, (limit_s - (now_s - self.started_s)) / share)
+        return replace(self, options=replace(self.options, time_limit_s=left_s), started_s=now_s)
 
     def note(self, text: str) -> None:
         """Tells the user."""

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.several import Part, Solver, best_of, unfinished
+from piper_ray.engine.subproblems import Part, Solver, best_of, numbered, unproved
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import in_order, layers_in_order
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.settings import OneSetting
 from piper_ray.model.solution import Solution
 
 
@@ -34,7 +34,7 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
     if restrictions.has(KeepOrder):
         chain = replace(request, instance=in_order(request.instance), restrictions=restrictions.without(KeepOrder))
         return _said(request, chain, lambda one: solve_restated(one, schedule, solve), _keeping_order)
-    if restrictions.has(OneSetting):
+    if restrictions.has(OneMode):
         from piper_ray.engine.one_setting import solve_one_setting
 
         return solve_one_setting(request, schedule, lambda one: solve_restated(one, schedule, solve))
@@ -75,16 +75,16 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
     def said(solution: Solution) -> Solution:
         plan = solution.plan
         of_layers = replace(solution, plan=None if plan is None else found.expand(plan, instance))
-        return unfinished(of_layers) if found.dropped else of_layers
+        return unproved(of_layers) if found.dropped else of_layers
 
     return _said(request, replace(request, instance=found.instance, restrictions=restrictions), solve, said)
 
 
 def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
     """The better of both settings."""
-    rules = Recompute.NEVER, Recompute.ALWAYS
+    named = numbered("recomputation one-for-all", ["recomputation in no layer", "recomputation in every layer"])
     parts = [
-        Part(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), f"recomputation in {where}")
-        for rule, where in zip(rules, ("no layer", "every layer"), strict=True)
+        Part(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), name)
+        for rule, name in zip((Recompute.NEVER, Recompute.ALWAYS), named, strict=True)
     ]
-    return best_of(request, parts, solve, "recomputation one-for-all")
+    return best_of(request, parts, solve)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 
+from piper_ray.compiled.observers import compiling_told
 from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.first_run import compiling_told, of_chunks, of_flush, of_papers_schedule
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.levels import solve_on_levels
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
-from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
@@ -57,9 +56,9 @@ def solve(
     gap, time_limit, threads, memory_limit, checkpoint, contract: those of ``options`` (where a checkpoint is
     ``resume``), in their place; a time limit in seconds or as "10m", a memory limit in bytes or as "16GB".
     backend: who does the work; None: threads of this process.
-    prepared: of this graph and shape, to be shared by many solves; what it cost is in none of their stats; left aside
-    where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all). stop: ends
-    the search as an interrupt does, and is offered the solution so far.
+    prepared: of this graph and shape, to be shared by many solves under 2bw; what it cost is in none of their stats;
+    left aside where a constraint takes another problem (KeepOrder, SustainedRate, recomputation one-for-all).
+    stop: ends the search as an interrupt does, and is offered the solution so far.
     schedule: that which the plan is to run under, or its name; None: the instance's own, else Piper's, "2bw". Under all
     others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
     kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
@@ -90,51 +89,41 @@ def solve(
     given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     asked = schedule or instance.schedule
     planned_for = Schedule.first_of(asked)
-    with compiling_told(listener, options.threads, _beside(planned_for, restrictions)):
+    with compiling_told(listener):
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if not isinstance(given, Instance):
             for note in instance.notes:
                 request.note(note)
+        if prepared is not None:
+            _check_prepared(planned_for, restrictions)
         if step != StepTerms() and planned_for.name not in FLUSHED | CHUNKED:
             raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
         def solve_one(one: SolveRequest) -> Solution:
-            if asked is not None and planned_for.name in CHUNKED:
-                from piper_ray.engine.chunks.answer import solve_with_chunks
-
-                return solve_with_chunks(one, chunk_schedules(asked))
             # Restated, or on a smaller level, another problem is solved than what was prepared for.
             other = one.restrictions != restrictions or one.instance.devices != instance.devices
-            return _solve(one, planned_for, None if other else prepared)
+            return _solve(one, chunk_schedules(asked or planned_for), None if other else prepared)
 
         return solve_restated(request, planned_for, lambda one: solve_on_levels(one, solve_one))
 
 
-def _beside(planned_for: Schedule, restrictions: Restrictions) -> Callable[[], None]:
-    """What a second process compiles on a first run."""
+def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Preparation | None) -> Solution:
+    """schedules: of one name, with the numbers of chunks that may be. Each way loads its own modules: that of single
+    layers is so quick that loading the others would show."""
+    if request.options.contract is Contract.OPERATORS:
+        from piper_ray.engine.blocks.solve import solve_by_blocks
+
+        return solve_by_blocks(request, schedules)
+    planned_for = schedules[0]
     if planned_for.name in CHUNKED:
-        return of_chunks
-    # What is refused is refused later, where the parts of a solve are known.
-    by_degrees = planned_for.name in FLUSHED or restrictions.has(SameDegrees)
-    return of_flush if by_degrees else of_papers_schedule
+        from piper_ray.engine.chunks.answer import solve_with_chunks
 
-
-def _solve(request: SolveRequest, planned_for: Schedule, prepared: Preparation | None) -> Solution:
-    """Each way loads its own modules: that of single layers is so quick that loading the others would show."""
-    by_blocks = request.options.contract is Contract.OPERATORS
+        return solve_with_chunks(request, schedules)
     if is_by_degrees(planned_for, request.restrictions):
-        if by_blocks:
-            from piper_ray.engine.blocks.by_degrees import solve_blocks_by_degrees
-
-            return solve_blocks_by_degrees(request, planned_for)
         from piper_ray.engine.flush.answer import solve_under_flush
 
         return solve_under_flush(request, planned_for)
     request.restrictions.require_stages_alone("solve")
-    if by_blocks:
-        from piper_ray.engine.blocks.solve import solve_by_blocks
-
-        return solve_by_blocks(request)
     return solve_layers(request, prepared)
 
 
@@ -150,3 +139,12 @@ def _check_arguments(
         raise UsageError(f"backend must be a backend, such as RayBackend('auto'), not {arguments.shown(backend)}")
     if prepared is not None and isinstance(options, SolveOptions) and options.contract is Contract.OPERATORS:
         raise UsageError("prepared is for single layers; leave it out, or contract=OPERATORS")
+
+
+def _check_prepared(planned_for: Schedule, restrictions: Restrictions) -> None:
+    """Raises UsageError where another lattice is planned on than one that was prepared."""
+    if planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions):
+        raise UsageError(
+            "prepared has the lattice of 2bw, whose stages have d and t of their own: leave it out under "
+            f"{planned_for.name.value} with one d and one t for all"
+        )

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import Constraint, SameDegrees
-from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE
@@ -42,9 +41,7 @@ class _Kept:
 
 
 def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
-    """The best plan found that sustains its rate. request: without the constraint. Raises UsageError with resume."""
-    if request.options.resume is not None:
-        raise UsageError("a sustained rate takes several solves, which one folder cannot keep: leave out resume")
+    """The best plan found that sustains its rate. request: without the constraint."""
     first = solve(replace(request, stop=request.stop.part()))
     if first.plan is None:
         return first
@@ -98,8 +95,12 @@ def _tried(
     limit_s = request.options.time_limit_s
     if limit_s is not None and time.perf_counter() - request.started_s >= limit_s:
         return None, 0.0
+    options = request.options
+    if options.resume is not None:  # a checkpoint of its own
+        options = replace(options, resume=f"{options.resume}/{memory_bytes:.0f}{'-alike' if rules else ''}")
     changed = replace(
         request,
+        options=options,
         instance=request.instance.replace(memory_bytes=memory_bytes),
         restrictions=request.restrictions.adding(*rules),
         stop=request.stop.part(),

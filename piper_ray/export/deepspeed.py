@@ -1,42 +1,26 @@
-"""DeepSpeed's configuration, a PipelineModule that is divided as the plan says, and the script that starts it."""
+"""DeepSpeed's configuration, a PipelineModule that is divided as the plan says, and the script that starts it.
+
+``ds_config.json`` has batch, precision, optimizer and sharing of its state, as DeepSpeed's pipelines have them.
+Read in the source of DeepSpeed 0.19.8. Under a pipeline bf16 weights with fp32 gradients go to BF16_Optimizer
+(ZeRO stage 1 with ``grad_accum_dtype`` fp32: runtime/engine.py, _do_optimizer_sanity_check), gradients in half
+precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas; PipelineEngine refuses stages 2 and 3.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import accumulate
 
-from piper_ray.export.deepspeed_buffers import buffer_bytes, buffer_notes
-from piper_ray.export.deepspeed_config import deepspeed_config, state_notes, trained_parameters
-from piper_ray.export.deepspeed_script import MODULE, planned_module
-from piper_ray.export.files import Export, json_text, shell_lines
+from piper_ray.export.deepspeed_module import MODULE, planned_module
+from piper_ray.export.files import Export, json_text, rendered
 from piper_ray.export.job import Job
-from piper_ray.export.overlaps import hides_tensor_exchanges, software_of
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import bytes_text
+from piper_ray.model.mode import Sharding
 from piper_ray.model.recomputation import Recomputation
-
-_LAUNCH = """#!/usr/bin/env bash
-# Run on each node{several}.
-# The first argument is your script; further ones are the script's own. It finds planned_module beside this file.
-set -euo pipefail
-script="${{1:?give your script, whose model is planned_module.engine(layers, loss_fn)}}"
-shift
-folder="$(cd "$(dirname "$0")" && pwd)"
-export PYTHONPATH="$folder${{PYTHONPATH:+:$PYTHONPATH}}"
-"""
-
-_USAGE = """Your script, with the workload's {layers} layers in the order of `planned_module.LAYERS`:
-
-```python
-import planned_module
-
-engine = planned_module.engine(layers, loss_fn)  # other layers, ties or ranks than the plan's: ValueError
-for _ in range(steps):
-    loss = engine.train_batch(batches)  # an iterator over (inputs, labels), one for each microbatch of a replica
-```
-
-A layer of the workload may be a list of several of DeepSpeed's: what happens between its modules (activations, norms,
-residual sums) belongs to one of the two. FusedAdam compiles a kernel when it first runs.
-"""
+from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.software import Precision
 
 
 def export_deepspeed(job: Job) -> Export:
@@ -50,22 +34,21 @@ def export_deepspeed(job: Job) -> Export:
     parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
     parameters = trained_parameters(job)
     listed = None if parameters is None else [parameters[layer] for layer in order]
-    several = " with MASTER_ADDR (the address of node 0) and NODE_RANK set" if job.nodes > 1 else ""
     files = {
         "ds_config.json": json_text(deepspeed_config(job)),
         MODULE: planned_module(job, order, parts, listed),
-        "launch.sh": _LAUNCH.format(several=several) + shell_lines([f"exec {job.torchrun}", '"$script"', '"$@"']),
+        "launch.sh": rendered("deepspeed_launch.sh.jinja", job=job),
     }
-    notes = (*_notes(job, order), *state_notes(job), *buffer_notes(job), *job.sharing_notes, *job.notes)
-    usage = _USAGE.format(layers=len(order))
-    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=buffer_bytes(job))
+    notes = (*_notes(job, order), *state_notes(job), *_buffer_notes(job), *job.sharing_notes, *job.notes)
+    usage = rendered("deepspeed_usage.md.jinja", layers=len(order))
+    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=_buffer_bytes(job))
 
 
 def _notes(job: Job, order: tuple[int, ...]) -> Iterator[str]:
     """What is left to the layers that are given, and what the plan's times count otherwise."""
-    if job.tensor_parallel_degree > 1:
+    if job.tensor_parallel > 1:
         yield (
-            f"tensor parallelism, t = {job.tensor_parallel_degree}, is the layers' own: DeepSpeed divides none, and "
+            f"tensor parallelism, t = {job.tensor_parallel}, is the layers' own: DeepSpeed divides none, and "
             "planned_module checks how many parameters a rank has where the workload tells it"
         )
     for tied in job.tied_over_ranks:
@@ -74,12 +57,172 @@ def _notes(job: Job, order: tuple[int, ...]) -> Iterator[str]:
             f"{job.tied_text}: give numbers {places} of layers as deepspeed.pipe.TiedLayerSpec with one key, whose "
             "gradients DeepSpeed sums; planned_module refuses others"
         )
-    software = software_of(job)
+    software = job.software
     if software is not None and software.gradient_overlap and job.weight_replicas > 1:
         yield (
             "the plan's times hide the exchange of gradients and weights beside the last and first passes, as far as "
             "these last; DeepSpeed's pipelines exchange them after the flush, and have no overlap_comm (estimate "
             "--software deepspeed-2021 counts it so)"
         )
-    if hides_tensor_exchanges(job):
+    if job.hides_tensor_exchanges:
         yield "the plan's times count a part of tensor parallelism's exchanges as hidden: that is the layers' own, too"
+
+
+def _buffer_bytes(job: Job) -> tuple[float, ...]:
+    """What PipelineEngine holds on a device of each pipeline rank beyond what a plan's figures count.
+
+    Of each microbatch in flight it keeps the tensor that came in, whose copy the first layer reads, and the result
+    until the backward pass (runtime/pipe/engine.py, _exec_forward_pass: pipe_buffers "inputs" and "outputs").
+    """
+    p = job.pipeline_ranks
+    borders = [0.0, *(_border_bytes(job, stage) for stage in range(1, p)), 0.0]
+    return tuple(min(p - stage, job.microbatches) * (borders[stage] + borders[stage + 1]) for stage in range(p))
+
+
+def _buffer_notes(job: Job) -> Iterator[str]:
+    """One where there is a border."""
+    if job.pipeline_ranks > 1:
+        most = bytes_text(max(_buffer_bytes(job)))
+        yield (
+            "DeepSpeed keeps a stage's input and result for each microbatch in flight beside what its layers keep: up "
+            f"to {most} on a rank beyond the plan's figures, and the last layer's result for two microbatches"
+        )
+
+
+def _border_bytes(job: Job, stage: int) -> float:
+    """Of the tensor that comes into a stage, whole, for a microbatch: what one device without others receives."""
+    first = job.in_order(job.plan.stages[stage].layers)[0]
+    row = job.instance.layer_by_id[first].tmpcs
+    plain = row.get(1, row[job.replica_devices])[0]
+    return sum(
+        edge.communication_bytes + plain.forward_sync_bytes.get(edge.source, 0.0)
+        for edge in job.instance.edges
+        if edge.target == first
+    )
+
+
+_WEIGHT_BYTES = 2.0
+_OPTIMIZER_BYTES = 12.0
+_NAMES = {2.0: "bf16", 4.0: "fp32"}
+
+_OPTIMIZER = {
+    "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}},
+    "gradient_clipping": 1.0,
+}
+"""fp32 weights and two fp32 moments: 12 bytes a parameter."""
+
+
+def deepspeed_config(job: Job) -> dict[str, object]:
+    """Without precision and optimizer where nobody knows how the model is trained. Raises UsageError for what
+    DeepSpeed's pipelines have not got."""
+    model = job.instance.model
+    batch: dict[str, object] = {
+        "train_batch_size": job.global_batch_samples,
+        "train_micro_batch_size_per_gpu": job.microbatch_samples,
+        "gradient_accumulation_steps": job.microbatches,
+    }
+    if model is None:
+        return batch | {"zero_optimization": {"stage": 1 if job.optimizer_shards > 1 else 0}}
+    zero: dict[str, object] = {"stage": 1, "overlap_comm": False}
+    return batch | _precision(job, model) | _OPTIMIZER | {"zero_optimization": zero}
+
+
+def require_trainable(model: TrainedModel) -> None:
+    """Raises UsageError for what DeepSpeed's pipelines have not got."""
+    if model.lora_rank:
+        raise UsageError("DeepSpeed's pipelines have no adapters (LoRA), and this plan trains some")
+    if model.precision == Precision.FP8.value:
+        raise UsageError(
+            "DeepSpeed has no products of 8 bits (fp8), and this plan has; expected precision bf16 or fp16"
+        )
+    if model.weight_bytes != _WEIGHT_BYTES:
+        raise UsageError(f"DeepSpeed keeps weights in {_WEIGHT_BYTES:g} bytes, and the plan in {model.weight_bytes:g}")
+    if model.gradient_bytes not in _NAMES:
+        raise UsageError(f"DeepSpeed sums gradients in 2 or 4 bytes, and the plan in {model.gradient_bytes:g}")
+    if model.optimizer_bytes != _OPTIMIZER_BYTES:
+        raise UsageError(
+            f"the optimizer of DeepSpeed's pipelines keeps {_OPTIMIZER_BYTES:g} bytes a parameter (fp32 weights and "
+            f"moments), and the plan's {model.optimizer_bytes:g}"
+        )
+
+
+def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
+    require_trainable(model)
+    if model.precision == Precision.FP16.value:
+        return {
+            "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},
+            "data_types": {"grad_accum_dtype": "fp16"},
+            "communication_data_type": "fp16",
+        }
+    # immediate_grad_update gives a bf16 gradient back as soon as it is added up: 2 bytes a parameter less.
+    reduced = reduced_bytes(job, model)
+    return {
+        "bf16": {"enabled": True, "immediate_grad_update": True},
+        "data_types": {"grad_accum_dtype": _NAMES[model.gradient_bytes]},
+        "communication_data_type": _NAMES.get(reduced, _NAMES[model.gradient_bytes]),
+    }
+
+
+def reduced_bytes(job: Job, model: TrainedModel) -> float:
+    """Of a gradient on its way to the other replicas, as the plan's times have it."""
+    software = job.software
+    if software is None:
+        return model.gradient_bytes
+    training = Training(
+        weight_bytes=model.weight_bytes, gradient_bytes=model.gradient_bytes, optimizer_bytes=model.optimizer_bytes
+    )
+    return software.reduced_bytes(Precision(model.precision), training)
+
+
+def trained_parameters(job: Job) -> dict[int, int] | None:
+    """On a rank, of each layer id, by what replicas exchange of it; None where nobody knows the bytes of each."""
+    model = job.instance.model
+    if model is None:
+        return None
+    gradient = reduced_bytes(job, model)
+    each_bytes = {Sharding.NONE: gradient, Sharding.OPTIMIZER: (gradient + model.weight_bytes) / 2.0}
+    return {
+        layer: int(tmpc.weights_bytes // each_bytes[tmpc.mode.sharding])
+        for stage, chosen in zip(job.plan.stages, job.tmpcs, strict=True)
+        for layer, tmpc in zip(stage.layers, chosen, strict=True)
+    }
+
+
+def state_notes(job: Job) -> Iterator[str]:
+    """Where DeepSpeed keeps, sums or exchanges otherwise than the plan's figures have it."""
+    model, d = job.instance.model, job.data_parallel
+    if model is None:
+        yield (
+            "the workload does not say how the model is trained: add precision (bf16 or fp16) and optimizer to "
+            "ds_config.json; without a precision DeepSpeed trains in fp32"
+        )
+        return
+    yield "ds_config.json has usual figures of the optimizer, at a constant learning rate: change them"
+    most = max(_stage_parameters(job))
+    if model.precision == Precision.FP16.value and model.gradient_bytes > _WEIGHT_BYTES:
+        saved = bytes_text((model.gradient_bytes - _WEIGHT_BYTES) * most)
+        yield (
+            f"DeepSpeed's pipelines sum fp16 gradients in fp16, the plan in {model.gradient_bytes:g} bytes: up to "
+            f"{saved} less on a rank, and less precise over many microbatches"
+        )
+    elif model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES:
+        yield (
+            "DeepSpeed before 0.19.8 keeps a bf16 gradient beside its fp32 sum until the step, which takes up to "
+            f"{bytes_text(_WEIGHT_BYTES * most)} more on a rank than the plan's figures"
+        )
+    if d > 1 and job.optimizer_shards == 1:
+        yield (
+            f"DeepSpeed shares the optimizer's state among all {d} replicas, the plan among none: less memory, and "
+            "weights are gathered after each step, which the plan's times do not count"
+        )
+    summed_whole = model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES
+    if job.optimizer_shards > 1 and summed_whole:
+        yield (
+            "DeepSpeed all-reduces the fp32 gradients of a bf16 model; the plan's times count scattering them, which "
+            "is half as much"
+        )
+
+
+def _stage_parameters(job: Job) -> list[int]:
+    found = trained_parameters(job) or {}
+    return [sum(found[layer] for layer in stage.layers) for stage in job.plan.stages]

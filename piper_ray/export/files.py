@@ -1,16 +1,32 @@
-"""What an export is: files by name, and what the form could not hold."""
+"""The forms that a plan can be written in, and what an export is: files by name, and what the form could not hold."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from importlib.resources import files
 from pathlib import Path
-
-import yaml
 
 from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import write_atomically
+
+
+class Target(str, Enum):
+    """As ``export --to`` knows them."""
+
+    MEGATRON = "megatron"
+    MEGATRON_BRIDGE = "megatron-bridge"
+    TORCHTITAN = "torchtitan"
+    TORCH = "torch"
+    DEEPSPEED = "deepspeed"
+    FLAGSCALE = "flagscale"
+    YAML = "yaml"
+
+
+RANKS = "ranks.csv"
+"""Which rank is which, a line for each below the columns' names."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +42,11 @@ class Export:
     excess: tuple[str, ...] = ()
     usage: str = ""
     beyond_bytes: tuple[float, ...] = ()
+
+    @property
+    def missing_bytes(self) -> float:
+        """To be set aside of each device so that the launch fits; 0 where it does, or where that is not why."""
+        return max(self.beyond_bytes, default=0.0) if self.excess else 0.0
 
     def write(self, folder: Path) -> list[Path]:
         """Into the folder, which is made if need be. Raises UsageError where that cannot be."""
@@ -47,9 +68,19 @@ def json_text(document: object) -> str:
 
 def yaml_text(document: object) -> str:
     """In the document's order, short lists in a line."""
+    import yaml  # what --help shows of the forms does not need it
+
     return str(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120))
 
 
-def shell_lines(words: Sequence[str]) -> str:
-    """A command over several lines."""
-    return " \\\n  ".join(words) + "\n"
+def rendered(template: str, **values: object) -> str:
+    """The text of a file that is exported, from its template beside this module."""
+    from jinja2 import Environment, StrictUndefined  # which --help does not need, either
+
+    rules = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
+    return rules.from_string(resource(template)).render(**values)
+
+
+def resource(name: str) -> str:
+    """A text among the templates."""
+    return files("piper_ray.export").joinpath("templates", name).read_text(encoding="utf-8")

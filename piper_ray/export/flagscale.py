@@ -1,4 +1,5 @@
-"""FlagScale's system section: meshes, layers of each stage, and recomputation of each stage; and what starts it.
+"""FlagScale's system section: meshes, layers of each stage, and recomputation of each stage; and what starts it. Both
+written and read.
 
 Read in the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all names that are written are
 those of its arguments (flagscale/train/arguments.py, flagscale/backends/Megatron-LM, flagscale/runner).
@@ -6,13 +7,29 @@ those of its arguments (flagscale/train/arguments.py, flagscale/backends/Megatro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeGuard
+
 from piper_ray.export.files import Export, yaml_text
 from piper_ray.export.job import Job
-from piper_ray.export.megatron import CONNECTIONS, asks_for_connections
-from piper_ray.export.megatron_flags import Settings
+from piper_ray.export.megatron import (
+    CONNECTIONS,
+    asks_for_connections,
+    context_settings,
+    overlap_settings,
+    precision_settings,
+)
+from piper_ray.export.megatron_arguments import read_values
+from piper_ray.export.megatron_bridge import read_fields
+from piper_ray.export.megatron_flags import READ_FLAGS, Settings, said_by
+from piper_ray.export.megatron_layout import with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
-from piper_ray.export.megatron_settings import context_settings, overlap_settings, precision_settings
+from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.recomputation import Recomputation
+from piper_ray.runtimes.pieces import ModelPieces
 
 
 def export_flagscale(job: Job) -> Export:
@@ -30,50 +47,40 @@ def export_flagscale(job: Job) -> Export:
         raise UsageError(
             "FlagScale recomputes the first layers of each stage in full, or none; this plan does otherwise"
         )
-    d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
-    context = job.setting.context
     split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
     hetero: dict[str, object] = {
         "enable_hetero": True,
-        "hetero_pipeline_layer_split": split,
-        "hetero_process_meshes": [t, context, job.expert_ranks or 1, d, p],
+        _SPLIT: split,
+        _MESHES: [getattr(job, name) or 1 for name in _MESH],
         "hetero_device_types": [_DEVICE],
         "hetero_current_device_type": _DEVICE,
         "standalone_embedding_stage": False,
     }
     system: dict[str, object] = {
-        "tensor_model_parallel_size": t,
-        "pipeline_model_parallel_size": p,
-        "context_parallel_size": context,
-        "sequence_parallel": job.setting.sequence_parallel,
-        "use_distributed_optimizer": job.setting.optimizer_shards > 1,
+        **said_by(job, *_DIVIDED, "sequence_parallel"),
+        "use_distributed_optimizer": job.optimizer_shards > 1,
         **context_settings(job),
         **overlap_settings(job),
         **_precision(job),
         "hetero": hetero,
     }
-    if job.expert_ranks is not None:
-        system["expert_model_parallel_size"] = job.expert_ranks
-        system["expert_tensor_parallel_size"] = job.setting.expert_tensor
-        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.setting.expert_tensor]
+    if job.expert_parallel is not None:
+        system |= said_by(job, "expert_model_parallel_size", "expert_tensor_parallel_size")
+        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.expert_tensor]
     if any(counts):
-        m = job.microbatches
         system["recompute"] = {
             "recompute_granularity": "full",
             "recompute_method": "block",
             "recompute_num_layers": max(counts),
-            "recompute_granularity_per_stage_micro_batch": [[1, m, int(count > 0)] for count in counts],
-            "recompute_method_per_stage_micro_batch": [[1, m, 1] for _ in counts],
-            "recompute_num_layers_per_stage_micro_batch": [[1, m, count] for count in counts],
+            "recompute_granularity_per_stage_micro_batch": [[1, job.microbatches, int(count > 0)] for count in counts],
+            "recompute_method_per_stage_micro_batch": [[1, job.microbatches, 1] for _ in counts],
+            _RECOMPUTED: [[1, job.microbatches, count] for count in counts],
         }
-    model: dict[str, object] = {
-        "num_layers": job.pieces.blocks,
+    model = {
+        **said_by(job, "num_layers"),
         **_model(job),
-        "micro_batch_size": job.microbatch_samples,
-        "global_batch_size": job.global_batch_samples,
+        **said_by(job, "micro_batch_size", "global_batch_size", "seq_length"),
     }
-    if job.instance.batch.tokens_per_sample is not None:
-        model["seq_length"] = job.instance.batch.tokens_per_sample
     notes = [f"hetero_device_types: {_DEVICE} stands for the name of your devices"]
     if job.instance.model is None:
         notes.append("the workload does not say which model it is: its shape and its precision are the task's own")
@@ -102,6 +109,14 @@ def export_flagscale(job: Job) -> Export:
 
 
 _DEVICE = "GPU"
+_SOURCE = "FlagScale system"
+_SECTIONS_DEEP = 4
+_MESHES, _SPLIT = "hetero_process_meshes", "hetero_pipeline_layer_split"
+_RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
+
+_DIVIDED = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_MESH = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", "pipeline_ranks")
+"""Figures of a plan, by their names in a ``Job`` and in ``RunAs``, in the order of a mesh."""
 
 
 def _experiment(job: Job) -> dict[str, object]:
@@ -134,3 +149,58 @@ def _model(job: Job) -> Settings:
 
 def _precision(job: Job) -> Settings:
     return {} if job.instance.model is None else precision_settings(job, job.instance.model)
+
+
+def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:
+    """Of a YAML whose sections have Megatron's names: FlagScale's, or a Megatron-Bridge config's. None for another."""
+    values = _flat(document)
+    if not values.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size"}:
+        return None
+    if values.get(_MESHES) is None:
+        return read_fields(values, pieces, instance)
+    return _of_meshes(values, pieces, instance)
+
+
+def _flat(document: Mapping[str, object], depth: int = _SECTIONS_DEEP) -> dict[str, object]:
+    """What stands in all sections, by its own name."""
+    found: dict[str, object] = {}
+    for name, value in document.items():
+        if not isinstance(value, Mapping):
+            found[str(name)] = value
+        elif depth > 1:
+            found |= _flat(value, depth - 1)
+    return found
+
+
+def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Layers of each stage by count, recomputation by stage. Raises UsageError."""
+    mesh = values[_MESHES]
+    if not _are_counts(mesh) or len(mesh) != len(_MESH):
+        raise UsageError(f"{_SOURCE}: {_MESHES}: {mesh}; expected one mesh: [t, cp, ep, dp, pp]")
+    said = dict(zip(_MESH, mesh, strict=True))
+    for name in _DIVIDED:
+        if values.get(name, size := said[READ_FLAGS[name].says]) != size:
+            raise UsageError(f"{_SOURCE}: {name}: {values[name]}, but {_MESHES} has {size}")
+    ranks, split = said["pipeline_ranks"], values.get(_SPLIT)
+    if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
+        raise UsageError(f"{_SOURCE}: {_SPLIT}: {split}; expected {ranks} numbers, {pieces.blocks} together")
+    common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
+    read = read_values(common, pieces, instance, with_ends(split, pieces.predictors))
+    run_as = replace(read.run_as, data_parallel=said["data_parallel"], expert_parallel=said["expert_parallel"])
+    if (counts := values.get(_RECOMPUTED)) is not None:
+        if not isinstance(counts, list) or len(counts) != ranks or not all(_is_one_span(x) for x in counts):
+            raise UsageError(
+                f"{_SOURCE}: {_RECOMPUTED}: {counts}; expected {ranks} lists such as [1, 16, 2]: the same for all "
+                "microbatches"
+            )
+        run_as = replace(run_as, recomputation=Recomputation.FULL, recomputed_layers=tuple(x[2] for x in counts))
+    return replace(read, run_as=run_as, names=frozenset(values.keys() & READ_FLAGS.keys()))
+
+
+def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(one) is int and one >= least for one in value)
+
+
+def _is_one_span(value: object) -> TypeGuard[list[int]]:
+    """One setting for all microbatches: ``[1, 16, 2]``."""
+    return _are_counts(value, least=0) and len(value) == 3

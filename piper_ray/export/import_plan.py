@@ -10,27 +10,23 @@ from dataclasses import dataclass, replace
 import yaml
 
 from piper_ray.export.deepspeed_module import is_planned_module, read_planned_module
-from piper_ray.export.megatron_arguments import are_arguments, read_arguments, read_string
-from piper_ray.export.megatron_fields import is_recipe, read_recipe, read_sections
+from piper_ray.export.flagscale import read_sections
+from piper_ray.export.launch_text import require_understood
+from piper_ray.export.megatron_arguments import are_arguments, read_arguments
+from piper_ray.export.megatron_bridge import is_recipe, read_recipe
 from piper_ray.export.megatron_flags import HARMLESS_FLAGS, READ_FLAGS, RENAMED_FIELDS
+from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan_config import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
-from piper_ray.export.understood import require_understood
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.one_mode import missing_of, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import (
-    ALL_REPLICAS,
-    Setting,
-    Sharding,
-    missing_of,
-    setting_of,
-    tmpcs_under,
-)
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
 from piper_ray.workloads.formats.documents import parse_toml
@@ -191,7 +187,7 @@ def _require_degree(instance: Instance, run_as: RunAs, t: int) -> None:
     if t in instance.degrees:
         return
     groups = f" in each of {run_as.context_parallel} groups" if (run_as.context_parallel or 1) > 1 else ""
-    known = {setting_of(tmpc).context for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
+    known = {tmpc.mode.context for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     if run_as.context_parallel and run_as.context_parallel not in known:
         _require_context(known, run_as.context_parallel)
     raise UsageError(
@@ -232,7 +228,7 @@ def _left_over(instance: Instance, used: int) -> Iterator[str]:
         yield f"{instance.devices - used} of the workload's {instance.devices} devices are left over"
 
 
-def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Setting:
+def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
     """What the layers are asked to run as. notes: gets what the workload has otherwise. Raises UsageError for context
     or expert parallelism that it has no times of."""
     context = run_as.context_parallel or 1
@@ -245,7 +241,7 @@ def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]
     sharding, shards = _shards(known, run_as, d * context, notes)
     experts, each = _spread(instance, known, run_as, t // context, notes)
     recomputation = run_as.recomputation or Recomputation.NONE
-    return Setting(
+    return Mode(
         recomputation,
         sequence,
         shards,
@@ -257,7 +253,7 @@ def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]
     )
 
 
-def _spread(instance: Instance, known: set[Setting], run_as: RunAs, t: int, notes: list[str]) -> tuple[int | None, int]:
+def _spread(instance: Instance, known: set[Mode], run_as: RunAs, t: int, notes: list[str]) -> tuple[int | None, int]:
     """How experts lie; None: over the t devices, which workloads have TMPCs of unless they are asked for others."""
     experts, each = run_as.expert_parallel, run_as.expert_tensor or 1
     if experts is None or not any(layer.experts for layer in instance.layers):
@@ -283,7 +279,7 @@ _SHARED = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.WEIGHTS: "weigh
 _OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimate --fsdp SHARDS"}
 
 
-def _shards(known: set[Setting], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
+def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
     """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
 
     replicas: of a weight.
@@ -295,7 +291,7 @@ def _shards(known: set[Setting], run_as: RunAs, replicas: int, notes: list[str])
     if asked == 1:
         return Sharding.OPTIMIZER, 1
     by_kind = {
-        sharding: {one.optimizer_shards for one in known if one.shares[0] is sharding}
+        sharding: {one.optimizer_shards for one in known if one.sharding is sharding}
         for sharding in (Sharding.WEIGHTS, Sharding.OPTIMIZER)
     }
     kinds = [what] if what is Sharding.OPTIMIZER else [what, Sharding.OPTIMIZER]
@@ -324,8 +320,8 @@ def _shards(known: set[Setting], run_as: RunAs, replicas: int, notes: list[str])
     return Sharding.OPTIMIZER, 1
 
 
-def _settings(instance: Instance) -> set[Setting]:
-    return {setting_of(x) for layer in instance.layers for row in layer.tmpcs.values() for x in row}
+def _settings(instance: Instance) -> set[Mode]:
+    return {x.mode for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
@@ -337,7 +333,7 @@ def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Sche
     return Schedule(name, chunks, group)
 
 
-def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Setting) -> Tmpc:
+def _tmpc(instance: Instance, layer: int, t: int, d: int, setting: Mode) -> Tmpc:
     found = instance.layer_by_id[layer]
     named = f'layer {layer} ("{printable(found.name)}")'
     row = tuple(x for x in found.tmpcs.get(t, ()) if x.least_data_parallel_degree <= d)

@@ -11,18 +11,23 @@ from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
 from piper_ray.model.recomputation import Recomputation, share_of
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, setting_of
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
+from piper_ray.simulate.actions import group_size
+from piper_ray.workloads.estimate.software import Software, load_software
 
 
 @dataclass(frozen=True)
 class Job:
-    """A plan that a runtime can run: one d and one t, layers in order, a schedule that it has."""
+    """A plan that a runtime can run: one d and one t, layers in order, a schedule that it has.
+
+    Figures that layouts say, too, have the names of ``RunAs``, by which runtimes' tables write and read them.
+    """
 
     instance: Instance
     plan: Plan
@@ -31,7 +36,7 @@ class Job:
     gpus_per_node: int
 
     @property
-    def data_parallel_degree(self) -> int:
+    def data_parallel(self) -> int:
         """d, of all stages."""
         return self.plan.stages[0].data_parallel_degree
 
@@ -41,14 +46,29 @@ class Job:
         return self.plan.stages[0].tensor_parallel_degree
 
     @property
-    def tensor_parallel_degree(self) -> int:
+    def tensor_parallel(self) -> int:
         """t, of all stages, in each of the groups that share a sequence."""
-        return self.replica_devices // self.setting.context
+        return self.replica_devices // self.context_parallel
 
     @property
     def weight_replicas(self) -> int:
         """Ranks that have the same weights: d c."""
-        return self.data_parallel_degree * self.setting.context
+        return self.data_parallel * self.context_parallel
+
+    @property
+    def context_parallel(self) -> int:
+        """Groups that share a sequence, each with t devices."""
+        return self.setting.context
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Of all layers that have the choice."""
+        return self.setting.sequence_parallel
+
+    @property
+    def optimizer_shards(self) -> int:
+        """Replicas that share the optimizer's state."""
+        return self.setting.optimizer_shards
 
     @cached_property
     def experts(self) -> int:
@@ -56,16 +76,53 @@ class Job:
         return max(layer.experts for layer in self.instance.layers)
 
     @property
-    def expert_ranks(self) -> int | None:
+    def expert_parallel(self) -> int | None:
         """That experts are spread over, apart from t or over just these devices; None where nobody knows of any."""
         if self.setting.experts is not None:
             return self.setting.experts
-        return self.tensor_parallel_degree if self.experts else None
+        return self.tensor_parallel if self.experts else None
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share an expert."""
+        return self.setting.expert_tensor
+
+    @property
+    def blocks(self) -> int:
+        """Of the model. Raises UsageError for a model that is no embedding, blocks and head."""
+        return self.pieces.blocks
+
+    @property
+    def predictors(self) -> int | None:
+        """Layers that predict further tokens; None without."""
+        return self.pieces.predictors or None
+
+    @property
+    def tokens_per_sample(self) -> int | None:
+        """None where the workload does not say."""
+        return self.instance.batch.tokens_per_sample
+
+    @property
+    def group(self) -> int | None:
+        """Microbatches that pass through a chunk before the next; None where they are as many as pipeline ranks."""
+        found = group_size(self.pipeline_ranks, self.microbatches, self.schedule.group) if self.schedule.v > 1 else None
+        return None if found == self.pipeline_ranks else found
+
+    @property
+    def software(self) -> Software | None:
+        """What the workload's times are of; None where it does not say it, or not of a table of ours."""
+        return None if self.instance.model is None else load_software().get(self.instance.model.software)
+
+    @property
+    def hides_tensor_exchanges(self) -> bool:
+        """Whether the plan's times count a share of tensor parallelism's exchanges as hidden."""
+        software = self.software
+        return software is not None and self.tensor_parallel > 1 and software.forward_overlap > 0.0
 
     @property
     def shards_in_groups(self) -> bool:
         """Whether weights are shared out, which runtimes can do within groups of replicas (HSDP)."""
-        return self.setting.shares[0] is Sharding.WEIGHTS
+        return self.setting.sharding is Sharding.WEIGHTS
 
     @property
     def pipeline_ranks(self) -> int:
@@ -75,12 +132,12 @@ class Job:
     @property
     def ranks(self) -> int:
         """Of the whole job: d t c p."""
-        return self.data_parallel_degree * self.replica_devices * self.pipeline_ranks
+        return self.data_parallel * self.replica_devices * self.pipeline_ranks
 
     @property
     def microbatches(self) -> int:
         """m, of a replica."""
-        return self.instance.microbatches // self.data_parallel_degree
+        return self.instance.microbatches // self.data_parallel
 
     @property
     def microbatch_samples(self) -> int:
@@ -137,24 +194,23 @@ class Job:
         )
 
     @cached_property
-    def setting(self) -> Setting:
+    def setting(self) -> Mode:
         """What all layers share: some layer has it, and every other one that has the choice. Recomputation: see
         ``recomputed``."""
-        found = [setting_of(tmpc) for stage in self.tmpcs for tmpc in stage]
+        found = [tmpc.mode for stage in self.tmpcs for tmpc in stage]
         sharded = max(found, key=lambda one: one.shares)
         spread = next((one for one in found if one.experts is not None), found[0])
         context = max(one.context for one in found)
         everywhere = sharded.optimizer_shards == ALL_REPLICAS
-        return Setting(
-            None,
-            any(one.sequence_parallel for one in found),
-            self.data_parallel_degree * context if everywhere else sharded.optimizer_shards,
-            any(one.offload for one in found),
-            context,
-            spread.experts,
-            spread.expert_tensor,
-            sharded.sharding,
-            any(one.gathered for one in found),
+        return Mode(
+            sequence_parallel=any(one.sequence_parallel for one in found),
+            optimizer_shards=self.data_parallel * context if everywhere else sharded.optimizer_shards,
+            offload=any(one.offload for one in found),
+            context=context,
+            experts=spread.experts,
+            expert_tensor=spread.expert_tensor,
+            sharding=sharded.sharding,
+            gathered=any(one.gathered for one in found),
         )
 
     def in_order(self, layers: Iterable[int]) -> tuple[int, ...]:
@@ -169,10 +225,7 @@ class Job:
     def recomputed_layers(self) -> tuple[dict[int, Recomputation], ...]:
         """Of each stage, by layer id."""
         return tuple(
-            {
-                layer: setting_of(tmpc).recomputation or Recomputation.NONE
-                for layer, tmpc in zip(stage.layers, chosen, strict=True)
-            }
+            {layer: tmpc.mode.recomputation for layer, tmpc in zip(stage.layers, chosen, strict=True)}
             for stage, chosen in zip(self.plan.stages, self.tmpcs, strict=True)
         )
 
@@ -183,7 +236,7 @@ class Job:
 
         def has_choice(layer: int) -> bool:
             row = self.instance.layer_by_id[layer].tmpcs[t]
-            return len({setting_of(tmpc).recomputation for tmpc in row}) > 1
+            return len({tmpc.mode.recomputation for tmpc in row}) > 1
 
         return tuple(
             tuple(kinds[layer] for layer in self.in_order(kinds) if has_choice(layer))
@@ -200,7 +253,7 @@ class Job:
         for own in self.recomputed_layers:
             for layer, kind in own.items():
                 row = self.instance.layer_by_id[layer].tmpcs[self.replica_devices]
-                if share_of(union, (setting_of(tmpc).recomputation for tmpc in row)) != kind:
+                if share_of(union, (tmpc.mode.recomputation for tmpc in row)) != kind:
                     return None
         return union
 
@@ -229,11 +282,17 @@ class Job:
         return tuple(map(tuple, stages))
 
     @cached_property
-    def tied_over_ranks(self) -> tuple[tuple[int, ...], ...]:
-        """Layers with weights in common that are on different ranks of a pipeline."""
+    def rank_of_stage(self) -> tuple[int, ...]:
+        """The pipeline rank of each stage."""
         p = self.pipeline_ranks
         rank_of = {stage: rank for rank in range(p) for stage in self.schedule.stages_of_rank(rank, p)}
-        ranks = {layer: rank_of[number] for number, stage in enumerate(self.plan.stages) for layer in stage.layers}
+        return tuple(rank_of[stage] for stage in range(len(self.plan.stages)))
+
+    @cached_property
+    def tied_over_ranks(self) -> tuple[tuple[int, ...], ...]:
+        """Layers with weights in common that are on different ranks of a pipeline."""
+        rank_of = zip(self.rank_of_stage, self.plan.stages, strict=True)
+        ranks = {layer: rank for rank, stage in rank_of for layer in stage.layers}
         return tuple(
             layers for layers in self.instance.tied_layers.values() if len({ranks[layer] for layer in layers}) > 1
         )
@@ -266,10 +325,10 @@ class Job:
     @property
     def sharing_notes(self) -> tuple[str, ...]:
         """For runtimes whose optimizers share their state among all replicas."""
-        if self.setting.optimizer_shards in (1, self.weight_replicas):
+        if self.optimizer_shards in (1, self.weight_replicas):
             return ()
         told = (
-            f"the plan shares the optimizer's state among {self.setting.optimizer_shards} replicas; this runtime does "
+            f"the plan shares the optimizer's state among {self.optimizer_shards} replicas; this runtime does "
             f"so among all {self.weight_replicas}, which takes less memory"
         )
         return (told,)
@@ -331,7 +390,7 @@ def _spread_violations(instance: Instance, plan: Plan) -> Iterator[str]:
         t, d = stage.tensor_parallel_degree, stage.data_parallel_degree
         for layer in stage.layers:
             tmpc = next(x for x in instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
-            experts, each = setting_of(tmpc).spread
+            experts, each = tmpc.mode.spread
             if experts is not None and t * d % (experts * each):
                 yield f"stage {number}: {t * d} ranks are not whole groups of {experts * each} that share experts"
                 break

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from piper_ray.export.commands import command_words, ranks_started
+from piper_ray.export.launch_text import command_words, ranks_started
 from piper_ray.export.megatron_flags import COSTLY_FLAGS, READ_FLAGS, Kind, PlanFlag, flag_of
-from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, check_layout, parse_layout
+from piper_ray.export.megatron_layout import pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch, positive
 from piper_ray.model.errors import UsageError
@@ -35,6 +35,15 @@ def are_arguments(text: str) -> bool:
     return text.startswith("--") or _IN_A_COMMAND.search(text) is not None
 
 
+_FOLLOWED: dict[Kind, dict[str, Any]] = {
+    Kind.NUMBER: {"type": int},
+    Kind.TEXT: {},
+    Kind.SWITCH: {"action": "store_true"},
+    Kind.WORDS: {"nargs": "*"},
+}
+"""How argparse reads what follows a flag."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{_SOURCE}: {message}")
@@ -42,19 +51,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="", add_help=False, allow_abbrev=False)
-    for flag in READ_FLAGS.values():
-        match flag.kind:
-            case Kind.NUMBER:
-                parser.add_argument(flag_of(flag.name), type=int)
-            case Kind.TEXT:
-                parser.add_argument(flag_of(flag.name))
-            case Kind.SWITCH:
-                parser.add_argument(flag_of(flag.name), action="store_true")
-            case Kind.WORDS:
-                parser.add_argument(flag_of(flag.name), nargs="*")
-    for name in MODEL_NUMBERS:
-        parser.add_argument(flag_of(name), type=int)
-    parser.add_argument("--fp8-format")
+    for flag in (*READ_FLAGS.values(), *map(PlanFlag, MODEL_NUMBERS), PlanFlag("fp8_format", kind=Kind.TEXT)):
+        parser.add_argument(flag_of(flag.name), **_FOLLOWED[flag.kind])
     return parser
 
 
@@ -96,55 +94,22 @@ def _words(flag: PlanFlag, value: object) -> list[str]:
     return [f"{flag_of(flag.name)}={value}"]
 
 
-def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
-    """Of each stage, from a text such as ``Ett``."""
-    block, stages = 0, []
-    for stage in letters:
-        found = []
-        for letter in stage:
-            block += letter == BLOCK
-            found.append({EMBEDDING: 0, MTP: pieces.head - 1, LOSS: pieces.head}.get(letter, block))
-        stages.append(tuple(dict.fromkeys(found)))
-    return tuple(stages)
-
-
-def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
-    """The stages of a layout string. Raises UsageError that says where it is wrong."""
-    parsed = parse_layout(text)
-    check_layout(parsed, text, pieces, ranks or len(parsed))
-    return pieces_of_letters(parsed, pieces)
-
-
 def _read(
     words: Sequence[str], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
 ) -> ReadLayout:
     given, others = _parser().parse_known_args(words)
-    if given.num_layers not in (None, pieces.blocks):
-        raise UsageError(f"{_SOURCE}: --num-layers {given.num_layers}, but the model has {pieces.blocks}")
-    if given.mtp_num_layers not in (None, pieces.predictors):
-        raise UsageError(f"{_SOURCE}: --mtp-num-layers {given.mtp_num_layers}, but the model has {pieces.predictors}")
+    said = {flag.says: getattr(given, flag.name) for flag in READ_FLAGS.values() if flag.says}
+    for name in ("num_layers", "mtp_num_layers"):
+        asked, own = getattr(given, name), getattr(pieces, READ_FLAGS[name].says)
+        if asked not in (None, own):
+            raise UsageError(f"{_SOURCE}: {flag_of(name)} {asked}, but the model has {own}")
     _require_model(given, instance)
-    check_batch(instance, _SOURCE, given.micro_batch_size, given.global_batch_size, given.seq_length)
-    ranks = _given(given, "pipeline-model-parallel-size") or 1
+    check_batch(instance, _SOURCE, said)
+    notes: list[str] = []
+    run_as = _run_as(given, said, instance, notes)
+    ranks = run_as.pipeline_ranks or 1
     if ranks > instance.devices:
         raise UsageError(f"{_SOURCE}: {ranks} pipeline ranks, but the workload has {instance.devices} devices")
-    t = _given(given, "tensor-model-parallel-size") or 1
-    notes: list[str] = []
-    recomputation, layers = _recomputation(given, notes)
-    experts, each = _experts(given, t, instance)
-    said = RunAs(
-        pipeline_ranks=ranks,
-        tensor_parallel=t,
-        context_parallel=_given(given, "context-parallel-size"),
-        expert_parallel=experts,
-        expert_tensor=each,
-        data_parallel=_given(given, "data-parallel-size"),
-        recomputation=recomputation,
-        recomputed_layers=layers,
-        sequence_parallel=given.sequence_parallel,
-        optimizer_shards=ALL if given.use_distributed_optimizer else 1,
-        group=given.microbatch_group_size_per_virtual_pipeline_stage,
-    )
     if letters is not None:
         stages = pieces_of_letters(letters, pieces)
     elif given.pipeline_model_parallel_layout is not None:
@@ -153,7 +118,7 @@ def _read(
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
     notes += [*_precision(given, instance), *_costly(others)]
     names = frozenset(name for name, value in vars(given).items() if value is not None and value is not False)
-    return ReadLayout(stages, said, tuple(notes), names)
+    return ReadLayout(stages, run_as, tuple(notes), names)
 
 
 def _require_model(given: argparse.Namespace, instance: Instance) -> None:
@@ -181,24 +146,32 @@ def _costly(words: Sequence[str]) -> Iterator[str]:
             yield f"{word} is left aside: plans do not hold it, and what it changes is not in their times and memory"
 
 
-def _given(given: argparse.Namespace, flag: str) -> int | None:
-    value = getattr(given, flag.replace("-", "_"))
-    return None if value is None else positive(f"--{flag}", value)
-
-
-def _experts(given: argparse.Namespace, t: int, instance: Instance) -> tuple[int | None, int | None]:
-    """Ranks of experts and of each one, by Megatron's defaults: one rank has all, divided as other layers are."""
-    experts = _given(given, "expert-model-parallel-size")
-    each = _given(given, "expert-tensor-parallel-size")
-    if not any(layer.experts for layer in instance.layers):
-        return experts, each
-    return experts or 1, each or t
+def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
+    """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
+    found = RunAs.of(said)
+    for flag in READ_FLAGS.values():
+        if flag.kind is Kind.NUMBER and (value := getattr(found, flag.says, None)) is not None:
+            positive(flag_of(flag.name), value)
+    t = found.tensor_parallel or 1
+    if any(layer.experts for layer in instance.layers):
+        found = replace(found, expert_parallel=found.expert_parallel or 1, expert_tensor=found.expert_tensor or t)
+    recomputation, layers = _recomputation(given, notes)
+    return replace(
+        found,
+        pipeline_ranks=found.pipeline_ranks or 1,
+        tensor_parallel=t,
+        recomputation=recomputation,
+        recomputed_layers=layers,
+        optimizer_shards=ALL if given.use_distributed_optimizer else 1,
+    )
 
 
 def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recomputation, int | None]:
     """The kind, and of how many first layers of each stage; None: all. Raises UsageError for what Megatron refuses."""
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
-    method, layers = given.recompute_method, _given(given, "recompute-num-layers")
+    method, layers = given.recompute_method, given.recompute_num_layers
+    if layers is not None:
+        positive("--recompute-num-layers", layers)
     if granularity not in (None, "full", "selective"):
         raise UsageError(f"--recompute-granularity {granularity}: expected full or selective")
     if method not in (None, "uniform", "block"):
@@ -260,16 +233,4 @@ def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> 
             f"{' or '.join(map(str, sorted(set(of_rank))))} layers of a rank are not {chunks} equal chunks"
         )
     counts = [count // chunks for _ in range(chunks) for count in of_rank]
-    return _with_ends(counts, pieces.predictors, embedding=bool(embedding), loss=bool(loss))
-
-
-def _with_ends(counts: list[int], predictors: int, *, embedding: bool, loss: bool) -> list[str]:
-    """Letters of each stage; predictors stand with the loss. embedding, loss: counted as a layer where they are."""
-    counts[0] -= embedding
-    counts[-1] -= loss
-    if min(counts) < 0:
-        raise UsageError("a stage has no room for the embedding or the loss layer that are to count as layers")
-    letters = [BLOCK * count for count in counts]
-    letters[0] = EMBEDDING + letters[0]
-    letters[-1] += MTP * predictors + LOSS
-    return letters
+    return with_ends(counts, pieces.predictors, embedding=bool(embedding), loss=bool(loss))

@@ -1,58 +1,42 @@
-"""For Megatron-Bridge: a module whose ``apply`` sets in a recipe what the plan decides, and refuses another model."""
+"""For Megatron-Bridge: a module whose ``apply`` sets in a recipe what the plan decides, and refuses another model; and
+the fields of such a recipe or config, read."""
 
 from __future__ import annotations
 
-from piper_ray.export.files import Export
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from piper_ray.export.files import Export, rendered
 from piper_ray.export.job import Job
-from piper_ray.export.megatron import CONNECTIONS, asks_for_connections, megatron_notes
-from piper_ray.export.megatron_flags import PLAN_FLAGS, Kind
-from piper_ray.export.megatron_settings import (
+from piper_ray.export.megatron import (
+    CONNECTIONS,
+    asks_for_connections,
     fp8_recipe,
+    megatron_notes,
     overlap_settings,
     plan_settings,
     precision_settings,
 )
-from piper_ray.export.overlaps import hides_tensor_exchanges
+from piper_ray.export.megatron_arguments import read_values
+from piper_ray.export.megatron_flags import PLAN_FLAGS, READ_FLAGS, RENAMED_FIELDS, Kind
+from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP
+from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
 from piper_ray.model.trained_model import TrainedModel
+from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention
 from piper_ray.workloads.estimate.architectures.layers import Attention
 from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 
-_SCRIPT = '''"""What the plan decides, for a Megatron-Bridge recipe: apply(cfg) changes its ConfigContainer."""
+_LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
+"""Of a layout string, by a Bridge layout's words."""
 
-PLANNED = {planned}
-"""The planned model, by fields of cfg.model; a recipe may leave some open (None)."""
-
-
-def apply(cfg):
-    """Sets parallelism, layout, batch, recomputation and precision; returns the same object.
-
-    Raises ValueError for a recipe of another model.
-    """
-    for name, value in PLANNED.items():
-        given = getattr(cfg.model, name, None)
-        if given is not None and given != value:
-            raise ValueError(f"the plan is of a model with {{name}} = {{value}}; the recipe has {{given}}")
-{body}    return cfg
-'''
-
-_PEFT = """    from megatron.bridge.peft.canonical_lora import CanonicalLoRA
-
-    cfg.peft = CanonicalLoRA(dim={rank}, alpha={rank})
-"""
-
-_OVERLAP = """    cfg.model.tp_comm_overlap = True
-    if getattr(cfg, "comm_overlap", None) is not None:
-        cfg.comm_overlap.tp_comm_overlap = True
-"""
-
-_HALF_GRADIENTS = """    from megatron.bridge.training.mixed_precision import get_mixed_precision_config
-
-    cfg.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)
-    cfg.mixed_precision.grad_reduce_in_fp32 = False
-"""
+_SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
+_CHANGED = re.compile(r"cfg\.[\w.]+ *[-+*/|%]+=.*")
 
 _PRECISIONS = {
     "bf16": "bf16_mixed",
@@ -65,20 +49,25 @@ _PRECISIONS = {
 def export_bridge(job: Job) -> Export:
     """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or what is no decoder."""
     model, notes = job.instance.model, list(megatron_notes(job))
-    planned: dict[str, object] = {"num_layers": job.pieces.blocks}
-    lines = [f"    cfg.{field} = {_literal(value)}\n" for field, value in _fields(job).items()]
+    planned: dict[str, object] = {"num_layers": job.blocks}
+    precision, rank = None, 0
     if model is None:
         notes.append("the workload does not say which model it is: apply checks its depth alone, and sets no precision")
     else:
         shape = require_decoder(model)
         planned |= _planned(shape)
-        lines += _precision(job, model)
-        if model.lora_rank:
-            lines.append(_lora(model, shape))
-    if hides_tensor_exchanges(job) and job.setting.sequence_parallel:
-        lines.append(_OVERLAP)
-    rows = "".join(f'    "{name}": {value!r},\n' for name, value in planned.items())
-    script = _SCRIPT.format(planned=f"{{\n{rows}}}", body="".join(lines))
+        precision, rank = _precision(job, model), model.lora_rank
+        if rank and shape.experts is not None:
+            raise UsageError("Megatron-Bridge adapts no routers (LoRA), and the plan counts adapters of these, too")
+    script = rendered(
+        "megatron_bridge.py.jinja",
+        planned=_literals(planned),
+        fields=_literals(_fields(job)),
+        precision=precision,
+        half_gradients=model is not None and model.gradient_bytes == 2.0 and model.precision != "fp16",
+        adapter_rank=rank,
+        overlaps=job.hides_tensor_exchanges and job.sequence_parallel,
+    )
     connections = f"{CONNECTIONS}=1 " if asks_for_connections(job) else ""
     command = (
         f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
@@ -131,23 +120,71 @@ def _planned(shape: DecoderShape) -> dict[str, object]:
     return found
 
 
-def _precision(job: Job, model: TrainedModel) -> list[str]:
+def _precision(job: Job, model: TrainedModel) -> str:
+    """By Megatron-Bridge's name of it."""
     precision_settings(job, model)  # refuses what Megatron cannot keep
     if model.optimizer_bytes != TrainedModel.optimizer_bytes:
         raise UsageError(
             f"{model.optimizer_bytes:g} bytes of optimizer state a parameter, where Megatron-Bridge's recipes keep "
             f"{TrainedModel.optimizer_bytes:g}"
         )
-    named = _PRECISIONS[fp8_recipe(model) if model.precision == "fp8" else model.precision]
-    lines = [f'    cfg.mixed_precision = "{named}"\n']
-    return lines + ([_HALF_GRADIENTS] if model.gradient_bytes == 2.0 and model.precision != "fp16" else [])
+    return _PRECISIONS[fp8_recipe(model) if model.precision == "fp8" else model.precision]
 
 
-def _lora(model: TrainedModel, shape: DecoderShape) -> str:
-    if shape.experts is not None:
-        raise UsageError("Megatron-Bridge adapts no routers (LoRA), and the plan counts adapters of these, too")
-    return _PEFT.format(rank=model.lora_rank)
+def _literals(values: Mapping[str, object]) -> list[tuple[str, str]]:
+    return [(name, f'"{value}"' if isinstance(value, str) else repr(value)) for name, value in values.items()]
 
 
-def _literal(value: object) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+def is_recipe(text: str) -> bool:
+    """Whether it sets fields of a Megatron-Bridge config, in Python."""
+    return _SETTING.search(text) is not None
+
+
+def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
+    values: dict[str, object] = {}
+    if (changed := _CHANGED.search(text)) is not None:
+        raise UsageError(f"{changed[0]}: expected a value that need not be worked out")
+    for found in _SETTING.finditer(text):
+        name, value = found["name"], found["value"].strip()
+        values[name] = _value(value)
+        if values[name] is None and value != "None" and _argument(name) in READ_FLAGS:
+            raise UsageError(f"cfg.{name} = {value}: expected a value that need not be worked out")
+    return read_fields(values, pieces, instance)
+
+
+def _value(text: str) -> object:
+    """None for what has to be worked out."""
+    try:
+        return ast.literal_eval(text.partition("#")[0] if '"' not in text and "'" not in text else text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def read_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of a config's fields by their own names, without those of its sections. Raises UsageError."""
+    named = {_argument(name): value for name, value in values.items()}
+    layout = named.get("pipeline_model_parallel_layout")
+    if isinstance(layout, list):
+        named["pipeline_model_parallel_layout"] = _layout_text(layout)
+    if layout is not None:
+        named.pop("num_virtual_stages_per_pipeline_rank", None)  # follows from the layout
+    read = read_values(named, pieces, instance)
+    return replace(read, names=frozenset(name for name in values if _argument(name) in READ_FLAGS))
+
+
+def _argument(field: str) -> str:
+    """Its name among Megatron-LM's arguments."""
+    return RENAMED_FIELDS.get(field, field)
+
+
+def _layout_text(layout: Sequence[object]) -> str:
+    stages = []
+    for number, stage in enumerate(layout):
+        names = stage if isinstance(stage, list) else [stage]
+        unknown = [name for name in names if not isinstance(name, str) or name not in _LETTERS]
+        if unknown:
+            known = ", ".join(_LETTERS)
+            raise UsageError(f"pipeline_model_parallel_layout[{number}]: {unknown[0]!r}; expected one of {known}")
+        stages.append("".join(_LETTERS[str(name)] for name in names))
+    return "|".join(stages)

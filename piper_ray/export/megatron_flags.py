@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from piper_ray.export.job import Job
+
 Value = bool | int | float | str | tuple[str, ...]
 Settings = Mapping[str, Value]
 """Arguments by their names in Python (``tensor_model_parallel_size``). A switch is there and true, or not there."""
@@ -25,9 +27,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class PlanFlag:
-    """name: in Python. fields: of Megatron-Bridge's config that say the same; none where only Megatron-LM has it."""
+    """name: in Python. says: the figure of a plan that its value is, by its name in a ``Job`` and in ``RunAs``; empty
+    where it says several, or a part of one (``megatron``). fields: of Megatron-Bridge's config that say the
+    same; none where only Megatron-LM has it."""
 
     name: str
+    says: str = ""
     kind: Kind = Kind.NUMBER
     fields: tuple[str, ...] = ()
 
@@ -37,45 +42,58 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _of_model(name: str, says: str = "", kind: Kind = Kind.NUMBER) -> PlanFlag:
+    """What the section of the model has by the same name."""
+    return PlanFlag(name, says, kind, (f"model.{name}",))
+
+
 PLAN_FLAGS = (
-    PlanFlag("num_layers"),
-    PlanFlag("mtp_num_layers", fields=("model.mtp_num_layers",)),
-    PlanFlag("tensor_model_parallel_size", fields=("model.tensor_model_parallel_size",)),
-    PlanFlag("pipeline_model_parallel_size", fields=("model.pipeline_model_parallel_size",)),
-    PlanFlag("context_parallel_size", fields=("model.context_parallel_size",)),
-    PlanFlag("expert_model_parallel_size", fields=("model.expert_model_parallel_size",)),
-    PlanFlag("expert_tensor_parallel_size", fields=("model.expert_tensor_parallel_size",)),
-    PlanFlag("sequence_parallel", Kind.SWITCH, ("model.sequence_parallel",)),
-    PlanFlag("micro_batch_size", fields=("train.micro_batch_size",)),
-    PlanFlag("global_batch_size", fields=("train.global_batch_size",)),
-    PlanFlag("seq_length", fields=("model.seq_length", "dataset.seq_length")),
-    PlanFlag("pipeline_model_parallel_layout", Kind.TEXT, ("model.pipeline_model_parallel_layout",)),
-    PlanFlag("microbatch_group_size_per_virtual_pipeline_stage", fields=("model.microbatch_group_size_per_vp_stage",)),
+    PlanFlag("num_layers", "blocks"),
+    _of_model("mtp_num_layers", "predictors"),
+    _of_model("tensor_model_parallel_size", "tensor_parallel"),
+    _of_model("pipeline_model_parallel_size", "pipeline_ranks"),
+    _of_model("context_parallel_size", "context_parallel"),
+    _of_model("expert_model_parallel_size", "expert_parallel"),
+    _of_model("expert_tensor_parallel_size", "expert_tensor"),
+    _of_model("sequence_parallel", "sequence_parallel", Kind.SWITCH),
+    PlanFlag("micro_batch_size", "microbatch_samples", fields=("train.micro_batch_size",)),
+    PlanFlag("global_batch_size", "global_batch_samples", fields=("train.global_batch_size",)),
+    PlanFlag("seq_length", "tokens_per_sample", fields=("model.seq_length", "dataset.seq_length")),
+    _of_model("pipeline_model_parallel_layout", kind=Kind.TEXT),
+    PlanFlag(
+        "microbatch_group_size_per_virtual_pipeline_stage",
+        "group",
+        fields=("model.microbatch_group_size_per_vp_stage",),
+    ),
     PlanFlag(
         "use_distributed_optimizer",
-        Kind.SWITCH,
-        ("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
+        kind=Kind.SWITCH,
+        fields=("ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"),
     ),
-    PlanFlag("recompute_granularity", Kind.TEXT, ("model.recompute_granularity",)),
-    PlanFlag("recompute_modules", Kind.WORDS, ("model.recompute_modules",)),
-    PlanFlag("recompute_method", Kind.TEXT, ("model.recompute_method",)),
-    PlanFlag("recompute_num_layers", fields=("model.recompute_num_layers",)),
-    PlanFlag("overlap_grad_reduce", Kind.SWITCH, ("ddp.overlap_grad_reduce",)),
-    PlanFlag("overlap_param_gather", Kind.SWITCH, ("ddp.overlap_param_gather", "optimizer.overlap_param_gather")),
-    PlanFlag("tp_comm_overlap", Kind.SWITCH),
-    PlanFlag("cp_comm_type", Kind.TEXT, ("model.cp_comm_type",)),
+    _of_model("recompute_granularity", kind=Kind.TEXT),
+    _of_model("recompute_modules", kind=Kind.WORDS),
+    _of_model("recompute_method", kind=Kind.TEXT),
+    _of_model("recompute_num_layers"),
+    PlanFlag("overlap_grad_reduce", kind=Kind.SWITCH, fields=("ddp.overlap_grad_reduce",)),
+    PlanFlag(
+        "overlap_param_gather",
+        kind=Kind.SWITCH,
+        fields=("ddp.overlap_param_gather", "optimizer.overlap_param_gather"),
+    ),
+    PlanFlag("tp_comm_overlap", kind=Kind.SWITCH),
+    _of_model("cp_comm_type", kind=Kind.TEXT),
 )
 """What exports write of a plan, in this order."""
 
 OLDER_FLAGS = (
-    PlanFlag("data_parallel_size"),
+    PlanFlag("data_parallel_size", "data_parallel"),
     PlanFlag("decoder_first_pipeline_num_layers", fields=("model.num_layers_in_first_pipeline_stage",)),
     PlanFlag("decoder_last_pipeline_num_layers", fields=("model.num_layers_in_last_pipeline_stage",)),
     PlanFlag("num_layers_per_virtual_pipeline_stage"),
     PlanFlag("num_virtual_stages_per_pipeline_rank", fields=("model.virtual_pipeline_model_parallel_size",)),
-    PlanFlag("account_for_embedding_in_pipeline_split", Kind.SWITCH),
-    PlanFlag("account_for_loss_in_pipeline_split", Kind.SWITCH),
-    PlanFlag("recompute_activations", Kind.SWITCH),
+    PlanFlag("account_for_embedding_in_pipeline_split", kind=Kind.SWITCH),
+    PlanFlag("account_for_loss_in_pipeline_split", kind=Kind.SWITCH),
+    PlanFlag("recompute_activations", kind=Kind.SWITCH),
 )
 """Further ones that layouts of other people have."""
 
@@ -107,6 +125,17 @@ HARMLESS_FLAGS = frozenset({
     "rl_inference_expert_tensor_model_parallel_size",
 })  # fmt: skip
 """Arguments whose names are like those of a plan's and that decide nothing of how a model is trained."""
+
+
+def said_by(job: Job, *names: str) -> dict[str, Value]:
+    """Those of the flags that are figures of a plan, as it has them; none where it has not."""
+    known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def true_ones(settings: Mapping[str, Value]) -> Settings:
+    """Without switches that are off."""
+    return {name: value for name, value in settings.items() if value is not False}
 
 
 def words_of(settings: Settings) -> list[list[str]]:

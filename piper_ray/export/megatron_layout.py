@@ -151,6 +151,37 @@ def stage_letters(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> tuple
     return tuple("".join(others.get(piece, BLOCK) for piece in stage) for stage in stages)
 
 
+def with_ends(counts: list[int], predictors: int, *, embedding: bool = False, loss: bool = False) -> list[str]:
+    """Letters of each stage; predictors stand with the loss. embedding, loss: counted as a layer where they are."""
+    counts[0] -= embedding
+    counts[-1] -= loss
+    if min(counts) < 0:
+        raise UsageError("a stage has no room for the embedding or the loss layer that are to count as layers")
+    letters = [BLOCK * count for count in counts]
+    letters[0] = EMBEDDING + letters[0]
+    letters[-1] += MTP * predictors + LOSS
+    return letters
+
+
+def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
+    """Of each stage, from a text such as ``Ett``."""
+    block, stages = 0, []
+    for stage in letters:
+        found = []
+        for letter in stage:
+            block += letter == BLOCK
+            found.append({EMBEDDING: 0, MTP: pieces.head - 1, LOSS: pieces.head}.get(letter, block))
+        stages.append(tuple(dict.fromkeys(found)))
+    return tuple(stages)
+
+
+def read_string(text: str, pieces: ModelPieces, ranks: int | None) -> tuple[tuple[int, ...], ...]:
+    """The stages of a layout string. Raises UsageError that says where it is wrong."""
+    parsed = parse_layout(text)
+    check_layout(parsed, text, pieces, ranks or len(parsed))
+    return pieces_of_letters(parsed, pieces)
+
+
 def plan_layout(instance: Instance, plan: Plan) -> str | None:
     """The short form for people; None for a model or a plan that the letters cannot name."""
     try:

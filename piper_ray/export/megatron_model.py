@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piper_ray.export.megatron_flags import Settings, Value
+from piper_ray.export.megatron_flags import Settings, Value, true_ones
 from piper_ray.model.errors import UsageError
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM
 from piper_ray.workloads.estimate.architectures.experts import Experts
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Attention
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 
 KNOWN = frozenset({
@@ -25,7 +23,6 @@ KNOWN = frozenset({
 """Model types whose layers are Megatron's own; others have steps (scalings, gates) that it has no flag for."""
 
 _GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
-_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "dots1"})
 _SWIGLU_LIMIT = 7.0
 _SQUARED = "squared_relu"
 _AUXILIARY_LOSS = 1e-3
@@ -60,7 +57,7 @@ def require_megatron_model(model: TrainedModel) -> DecoderShape:
 
 def _reasons(shape: DecoderShape) -> Iterator[str]:
     rules = shape.rules
-    if any(not isinstance(part, (Attention, LatentAttention)) for part in shape.mixing):
+    if not shape.attends:
         yield "some of its layers mix tokens otherwise than by attention"
         return
     if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm not in ("h", LAYER_NORM):
@@ -74,9 +71,9 @@ def _reasons(shape: DecoderShape) -> Iterator[str]:
     if _activation(shape) is None:
         gated = "gated " if rules.gated else ""
         yield f"Megatron-LM has no flag for its {gated}activation function {shape.activation}"
-    if any(isinstance(part, Attention) and part.output_gate for part in shape.mixing):
+    if shape.gates_attention:
         yield "its attention has a gate"
-    if len({part.window for part in shape.mixing if isinstance(part, Attention) and part.window}) > 1:
+    if len(set(filter(None, shape.windows))) > 1:
         yield "its layers have sliding windows of several sizes"
     if shape.model_type and shape.model_type not in KNOWN:
         yield "its layers are not known to be Megatron's own"
@@ -133,7 +130,7 @@ def model_settings(shape: DecoderShape) -> Settings:
         **dict.fromkeys(_BIASES[_biases(shape)], True),
         "no_bias_gelu_fusion": _activation(shape) == (_SQUARED,),  # of which Megatron has no fused one
         "untie_embeddings_and_output_weights": not config.tied,
-        "qk_layernorm": bool(rules.query_norm) or any(isinstance(part, LatentAttention) for part in shape.mixing),
+        "qk_layernorm": bool(rules.query_norm) or shape.latent is not None,
         "hidden_dropout": hidden_dropout,
         "attention_dropout": attention_dropout,
         "vocab_size": config.vocab_size,
@@ -142,12 +139,11 @@ def model_settings(shape: DecoderShape) -> Settings:
         found |= {"glu_linear_offset": 1.0, "activation_func_clamp_value": _SWIGLU_LIMIT, "softmax_type": "learnable"}
     if (experts := shape.experts) is not None:
         found |= _experts(shape, experts)
-    return {name: value for name, value in found.items() if value is not False}
+    return true_ones(found)
 
 
 def _attention(shape: DecoderShape) -> dict[str, Value]:
-    latent = next((part for part in shape.mixing if isinstance(part, LatentAttention)), None)
-    if latent is not None:
+    if (latent := shape.latent) is not None:
         ranks: dict[str, Value] = {} if latent.query_rank is None else {"q_lora_rank": latent.query_rank}
         return {
             "multi_latent_attention": True,
@@ -161,11 +157,10 @@ def _attention(shape: DecoderShape) -> dict[str, Value]:
     found: dict[str, Value] = {"kv_channels": config.head_size}
     if config.key_heads != config.num_attention_heads:
         found |= {"group_query_attention": True, "num_query_groups": config.key_heads}
-    windows = [part.window for part in shape.mixing if isinstance(part, Attention)]
-    if any(windows):
-        found["window_size"] = f"{next(filter(None, windows)) - 1},0"
-        if not all(windows):
-            found["window_attn_skip_freq"] = _runs([int(bool(window)) for window in windows])
+    if any(shape.windows):
+        found["window_size"] = f"{next(filter(None, shape.windows)) - 1},0"
+        if not all(shape.windows):
+            found["window_attn_skip_freq"] = _runs([int(bool(window)) for window in shape.windows])
     return found
 
 
@@ -174,14 +169,12 @@ def _positions(shape: DecoderShape) -> dict[str, Value]:
     if rotary is None:
         return {"position_embedding_type": "learned_absolute"}
     found: dict[str, Value] = {"position_embedding_type": "rope", "rotary_base": int(rotary.base)}
-    latent = any(isinstance(part, LatentAttention) for part in shape.mixing)
-    kind = rotary.scaling.get("rope_type", rotary.scaling.get("type", "default"))
-    factor = rotary.scaling.get("factor")
+    kind, factor = rotary.kind, rotary.scaling.get("factor")
     if rotary.share != 1.0:
         found["rotary_percent"] = rotary.share
-    if latent and (kind != "yarn" or not isinstance(factor, (int, float))):
+    if shape.latent and (kind != "yarn" or not isinstance(factor, (int, float))):
         found["rope_type"] = "rope"
-    elif latent and isinstance(factor, (int, float)):
+    elif shape.latent and isinstance(factor, (int, float)):
         found |= {"rope_type": "yarn", "rotary_scaling_factor": float(factor)}
         for key in ("mscale", "mscale_all_dim"):
             value = rotary.scaling.get(key)
@@ -198,7 +191,7 @@ def unsaid(shape: DecoderShape) -> Iterator[str]:
     rotary = shape.rotary
     kind = "default"
     if rotary is not None:
-        kind = str(rotary.scaling.get("rope_type", rotary.scaling.get("type", "default")))
+        kind = rotary.kind
         said = {"rope_scaling_factor", "rotary_scaling_factor", "rotary_seq_len_interpolation_factor"}
         if kind != "default" and not said & _positions(shape).keys():
             yield f"the config stretches rotary positions ({kind}), which pretrain_gpt.py has no argument for: left out"
@@ -232,18 +225,17 @@ def _experts(shape: DecoderShape, experts: Experts) -> dict[str, Value]:
 def _router(shape: DecoderShape) -> dict[str, Value]:
     """How tokens choose experts, which changes no time: as in the model's own code."""
     found: dict[str, Value] = {}
-    scaling, groups = shape.said("routed_scaling_factor"), shape.said("n_group")
-    if isinstance(scaling, (int, float)) and scaling != 1.0:
-        found["moe_router_topk_scaling_factor"] = float(scaling)
-    if isinstance(groups, int) and groups > 1 and isinstance(chosen := shape.said("topk_group"), int):
-        found |= {"moe_router_num_groups": groups, "moe_router_group_topk": chosen}
-    if shape.said("scoring_func") == "sigmoid" or shape.model_type in _SIGMOID_ROUTERS:
+    if shape.router_scale != 1.0:
+        found["moe_router_topk_scaling_factor"] = shape.router_scale
+    if shape.router_groups is not None:
+        found["moe_router_num_groups"], found["moe_router_group_topk"] = shape.router_groups
+    if shape.sigmoid_router:
         return found | {
             "moe_router_score_function": "sigmoid",
             "moe_router_enable_expert_bias": True,
             "moe_router_load_balancing_type": "none",
         }
-    if shape.said("norm_topk_prob") is False or shape.model_type in ("deepseek_v2", "qwen2_moe"):
+    if not shape.renormalised_router:
         found["moe_router_pre_softmax"] = True
     coefficient = shape.said("router_aux_loss_coef")
     return found | {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -39,6 +41,11 @@ class RunAs:
     group: int | None = None
     world: int | None = None
 
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> RunAs:
+        """Of figures by their names here; further ones are no part of it."""
+        return cls(**{field.name: said[field.name] for field in fields(cls) if field.name in said})
+
     def over(self, other: RunAs) -> RunAs:
         """These, and the other's where nothing is said here."""
         own = {name: value for name, value in vars(self).items() if value is not None}
@@ -58,9 +65,13 @@ class ReadLayout:
     names: frozenset[str] = frozenset()
 
 
-def check_batch(instance: Instance, source: str, microbatch: object, batch: object, tokens: object = None) -> None:
-    """Raises UsageError where the samples that the layout is run with are not the workload's."""
+def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> None:
+    """Raises UsageError where the samples that the layout is run with are not the workload's.
+
+    said: ``microbatch_samples``, ``global_batch_samples`` and ``tokens_per_sample``, where the layout says them.
+    """
     samples, length = instance.batch.samples_per_microbatch, instance.batch.tokens_per_sample
+    microbatch, batch, tokens = map(said.get, ("microbatch_samples", "global_batch_samples", "tokens_per_sample"))
     if isinstance(microbatch, int) and samples is not None and microbatch != samples:
         raise UsageError(
             f"{source}: microbatches of {microbatch} samples; the workload's have {samples}, and its times are of these"

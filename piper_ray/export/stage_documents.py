@@ -1,4 +1,4 @@
-"""Plans that name each stage's modules by path, as ``export --to yaml`` and ``--to torch`` write them, read back."""
+"""Plans that name each stage's modules by path: for no runtime in particular (YAML), and for torch; and read back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from piper_ray.export.files import Export, yaml_text
+from piper_ray.export.job import Job
 from piper_ray.export.run_as import check_batch
-from piper_ray.model.errors import InputError
+from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, setting_of, tmpcs_under
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
@@ -46,6 +51,118 @@ class _Document(Open):
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
 
 
+_FIGURES = {
+    "pipeline_ranks": "pipeline_ranks",
+    "data_parallel_degree": "data_parallel",
+    "tensor_parallel_degree": "tensor_parallel",
+    "context_parallel_degree": "context_parallel",
+    "expert_parallel_degree": "expert_parallel",
+    "expert_tensor_parallel_degree": "expert_tensor",
+    "sequence_parallel": "sequence_parallel",
+    "optimizer_shards": "optimizer_shards",
+    "microbatch_samples": "microbatch_samples",
+    "global_batch_samples": "global_batch_samples",
+    "tokens_per_sample": "tokens_per_sample",
+}
+"""Figures of a plan, by their names in a ``Job`` and in ``RunAs``, under each key."""
+
+
+def in_document(figures: Mapping[str, object]) -> dict[str, object]:
+    """Figures, by their names in a ``Job``, under the keys of a document."""
+    return {key: figures[name] for key, name in _FIGURES.items() if name in figures}
+
+
+def _said(job: Job, *keys: str) -> dict[str, object]:
+    return {key: getattr(job, _FIGURES[key]) for key in keys}
+
+
+def export_yaml(job: Job) -> Export:
+    """``plan.yaml``, for no runtime in particular."""
+    stages = [
+        {
+            "pipeline_rank": rank,
+            "modules": [
+                {
+                    "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
+                    "configuration": stage.tmpc_ids[layer],
+                    "recomputation": recomputed[layer].id,
+                }
+                for layer in job.in_order(stage.layers)
+            ],
+        }
+        for rank, stage, recomputed in zip(job.rank_of_stage, job.plan.stages, job.recomputed_layers, strict=True)
+    ]
+    document = {
+        "model": job.instance.name,
+        **job.schedule.to_dict(),
+        **_said(job, "pipeline_ranks", "data_parallel_degree", "tensor_parallel_degree", "context_parallel_degree"),
+        **_said(job, "expert_parallel_degree", "expert_tensor_parallel_degree", "sequence_parallel"),
+        "gathered_tensors_kept": job.setting.gathered,
+        **_said(job, "optimizer_shards"),
+        "shared_by_replicas": job.setting.sharding.name.lower(),
+        "offload": any(tmpc.mode.offload for of_stage in job.tmpcs for tmpc in of_stage),
+        "microbatches_per_replica": job.microbatches,
+        **_said(job, "microbatch_samples", "global_batch_samples", "tokens_per_sample"),
+        **_trained(job.instance.model),
+        "stages": stages,
+    }
+    notes = []
+    nameless = [layer.id for layer in job.instance.layers if not layer.path]
+    if nameless:
+        notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
+    if job.tied_over_ranks:
+        notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
+    return Export(
+        {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
+    )
+
+
+def _trained(model: TrainedModel | None) -> dict[str, object]:
+    """How the model is trained; nothing where nobody knows."""
+    if model is None:
+        return {}
+    return {
+        "precision": model.precision,
+        "adapter_rank": model.lora_rank,
+        "weight_bytes": model.weight_bytes,
+        "gradient_bytes": model.gradient_bytes,
+        "optimizer_bytes": model.optimizer_bytes,
+    }
+
+
+def torch_document(job: Job, trained: Mapping[str, object]) -> dict[str, object]:
+    """Of each stage also which of the calls of a module each is, and whether it is recomputed. Raises UsageError where
+    a path lacks."""
+    calls = calls_of(job.instance)
+    stages: list[dict[str, object]] = []
+    for number, (stage, recomputed) in enumerate(zip(job.plan.stages, job.recomputed_layers, strict=True)):
+        layers = job.in_order(stage.layers)
+        for layer in layers:
+            found = job.instance.layer_by_id[layer]
+            if not found.path:
+                raise UsageError(
+                    f'layer {layer} ("{printable(found.name)}") has no path: torch cuts a model by the names of its '
+                    "modules, which workloads of piper-ray profile and estimate have"
+                )
+        stages.append(
+            {
+                "stage": number,
+                "pipeline_rank": job.rank_of_stage[number],
+                "modules": [job.instance.layer_by_id[layer].path for layer in layers],
+                "calls": [calls[layer] for layer in layers],
+                "recomputed": [recomputed[layer] == Recomputation.FULL for layer in layers],
+            }
+        )
+    return {
+        **_said(job, "pipeline_ranks", "data_parallel_degree", "optimizer_shards"),
+        "microbatches": job.microbatches,
+        **_said(job, "microbatch_samples", "global_batch_samples"),
+        **job.schedule.to_dict(),
+        **trained,
+        "stages": stages,
+    }
+
+
 def calls_of(instance: Instance) -> dict[int, int]:
     """Of each layer, which of its module's calls it is: layers of one module are these, in the order of their ids."""
     seen: Counter[str] = Counter()
@@ -70,7 +187,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
     )
     if read is None or faults:
         raise InputError(source, faults.found)
-    check_batch(instance, source, read.microbatch_samples, read.global_batch_samples)
+    check_batch(instance, source, read.model_dump())
     d, t = read.data_parallel_degree, read.tensor_parallel_degree * read.context_parallel_degree
     names = {layer.id: layer.path or f"layer {layer.id}" for layer in instance.layers}
     layer_of = {(names[layer], call): layer for layer, call in calls_of(instance).items()}
@@ -91,7 +208,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
                     faults.at(where, f"{path!r} is no layer here{again}; expected the path of a layer of the workload")
                 continue
             row = instance.layer_by_id[layer].tmpcs.get(t, ())
-            setting = Setting(
+            setting = Mode(
                 Recomputation.FULL if recomputes else Recomputation.NONE,
                 optimizer_shards=_known_shards(row, read.optimizer_shards, d),
             )
@@ -110,12 +227,12 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
 
 def _known_shards(row: tuple[Tmpc, ...], shards: int, replicas: int) -> int:
     """As the TMPCs have it: a number, or all replicas."""
-    of_state = {setting_of(tmpc).shares for tmpc in row}
+    of_state = {tmpc.mode.shares for tmpc in row}
     over_all = shards == replicas > 1 and (Sharding.OPTIMIZER, shards) not in of_state
     return ALL_REPLICAS if over_all else shards
 
 
-def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Setting) -> Tmpc | None:
+def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | None:
     """The one of that id; without an id, the plainest of the setting."""
     if wanted is not None:
         return next((tmpc for tmpc in row if tmpc.id == wanted), None)

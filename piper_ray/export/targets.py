@@ -6,25 +6,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from io import StringIO
 
-from piper_ray.export.deepspeed import export_deepspeed
-from piper_ray.export.deepspeed_config import require_trainable
-from piper_ray.export.files import Export
+from piper_ray.export.deepspeed import export_deepspeed, require_trainable
+from piper_ray.export.files import RANKS, Export, Target, rendered
 from piper_ray.export.flagscale import export_flagscale
-from piper_ray.export.generic import export_yaml
 from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_megatron, require_pretrained
 from piper_ray.export.megatron_bridge import export_bridge, require_decoder
 from piper_ray.export.megatron_model import require_megatron_model
-from piper_ray.export.target import RANKS, Target
+from piper_ray.export.stage_documents import export_yaml
 from piper_ray.export.torch_pipelining import export_torch, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text, plural
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Sharding
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
@@ -36,7 +35,7 @@ _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,
     "a launcher of your own",
     tuple(ScheduleName),
-    OneSetting(by_layer=True, offload=True, context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
+    OneMode(by_layer=True, offload=True, context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
     blocks=False,
 )
 """What any runtime may run: one d and one t, and layers in order."""
@@ -111,7 +110,7 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
 def _ranks_csv(job: Job) -> str:
     lines = StringIO()
     lines.write("rank,node,local_rank,pipeline_rank,stages,replica,context,shard\n")
-    for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.setting.context):
+    for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.context_parallel):
         stages = " ".join(map(str, place.stages))
         lines.write(f"{place.rank},{place.node},{place.local_rank},{place.pipeline_rank},{stages},")
         lines.write(f"{place.replica},{place.context},{place.shard}\n")
@@ -119,29 +118,5 @@ def _ranks_csv(job: Job) -> str:
 
 
 def _readme(job: Job, target: Target, export: Export) -> str:
-    d, t, p = job.data_parallel_degree, job.tensor_parallel_degree, job.pipeline_ranks
-    context = f"context parallelism {job.setting.context}, " if job.setting.context > 1 else ""
-    summary = (
-        f"{plural(job.ranks, 'rank')} on {plural(job.nodes, 'node')}: tensor parallelism {t}, {context}"
-        f"data parallelism {d}, "
-        f"{plural(p, 'pipeline rank')}, {job.schedule.text}; global batch {job.global_batch_samples}, "
-        f"{job.microbatches} microbatches of {plural(job.microbatch_samples, 'sample')} for each replica."
-    )
-    lines = [
-        f"# {job.instance.name or 'A plan'} for {target.value}",
-        "",
-        summary,
-        "",
-        "```",
-        export.command,
-        "```",
-        "",
-        *([export.usage] if export.usage else []),
-        *([] if not export.notes else ["What the form does not hold, or was assumed:", ""]),
-        *(f"- {note}" for note in export.notes),
-        *([""] if export.notes else []),
-        f"Ranks, in the order {job.runtime.rank_order} (each one in `ranks.csv`, stages from 0 there):",
-        "",
-        *(f"- {line}" for line in rank_lines(job.plan, job.schedule, job.processes_per_node, job.setting.context)),
-    ]
-    return "\n".join(lines) + "\n"
+    lines = rank_lines(job.plan, job.schedule, job.processes_per_node, job.context_parallel)
+    return rendered("README.md.jinja", job=job, target=target.value, export=export, lines=lines, plural=plural)

@@ -1,19 +1,21 @@
-"""torchtitan's configuration as somebody runs it: a list of modules for each part, or the fields around it."""
+"""What a plan decides of torchtitan's configuration, written and read; or a list of modules for each part."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from piper_ray.export.actions import ONE_STAGE, TORCH_NAMES
+from piper_ray.export.job import Job
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch
+from piper_ray.export.torch_pipelining import ONE_STAGE, TORCH_NAMES
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
-from piper_ray.export.torchtitan_modules import own_division, read_modules
+from piper_ray.export.torchtitan_modules import module_names, own_division, read_modules
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import printable
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "torchtitan layout"
@@ -21,13 +23,37 @@ _ALL_THAT_ARE_LEFT = -1
 _BUILDER = "builder"
 """Of a table of the model as we export it; torchtitan's own names a flavor."""
 
+_WRITTEN = {
+    "pipeline_parallel_degree": "pipeline_ranks",
+    "data_parallel_replicate_degree": "",
+    "data_parallel_shard_degree": "",
+    "tensor_parallel_degree": "tensor_parallel",
+    "enable_sequence_parallel": "",
+    "context_parallel_degree": "context_parallel",
+    "fsdp_reshard_after_forward": "",
+    "expert_parallel_degree": "expert_parallel",
+    "pipeline_parallel_schedule": "",
+    "pipeline_parallel_microbatch_size": "",
+    "module_fqns_per_model_part": "",
+    "pipeline_parallel_schedule_csv": "",
+}
+"""Fields of the parallelism table that exports write, in this order. Those that are a figure of a plan, 1 where it is
+not said, have its name in a ``Job`` and in ``RunAs``; the others say several, or a part of one."""
+
+_FIGURES = {name: says for name, says in _WRITTEN.items() if says}
+_BATCH = {"global_batch_size": "global_batch_samples", "seq_len": "tokens_per_sample"}
+"""So of the table of training."""
+
+_CHECKPOINTS = {
+    "none": Recomputation.NONE,
+    "selective": Recomputation.of_parts([EVERY_SECOND_PRODUCT]),
+    "full": Recomputation.FULL,
+}
+
 READ_FIELDS = frozenset({
-    "pipeline_parallel_degree", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-    "pipeline_parallel_microbatch_size", "num_pp_microbatches", "pipeline_parallel_layers_per_stage",
+    *_WRITTEN, "num_pp_microbatches", "pipeline_parallel_layers_per_stage",
     "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-    "module_fqns_per_model_part", "data_parallel_replicate_degree", "data_parallel_shard_degree",
-    "fsdp_reshard_after_forward", "tensor_parallel_degree", "enable_sequence_parallel", "context_parallel_degree",
-    "expert_parallel_degree", "expert_tensor_parallel_degree",
+    "expert_tensor_parallel_degree",
 })  # fmt: skip
 """Of the parallelism table of torchtitan 0.2, 0.3 and main."""
 
@@ -37,6 +63,93 @@ HARMLESS_FIELDS = frozenset({
     "expert_parallel_comm_backend", "local_batch_size", "spmd_backend",
 })  # fmt: skip
 """Further ones, which decide nothing of a plan."""
+
+
+def titan_document(job: Job) -> dict[str, object]:
+    """The fields of torchtitan 0.3's config that the plan decides, and its model if the workload says it.
+
+    Raises UsageError for what torchtitan has no field for, and for models that it cannot build.
+    """
+    if job.recomputation is None:
+        raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
+    if job.expert_tensor > 1:
+        raise UsageError("torchtitan has no tensor parallelism of experts apart from the others'; this plan has it")
+    training: dict[str, object] = {
+        "local_batch_size": job.microbatch_samples * (job.microbatches if job.pipeline_ranks > 1 else 1)
+    }
+    training |= {name: value for name, says in _BATCH.items() if (value := getattr(job, says)) is not None}
+    further: dict[str, object] = {}
+    if job.pipeline_ranks > 1 or (job.expert_parallel or 1) > 1:
+        training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
+    if (model := job.instance.model) is not None:
+        further["compile"] = _compile(job, model)
+        further["model"] = model_fields(require_titan_model(model), model, job.tokens_per_sample)
+        training |= {
+            "disable_cuda_graphs": True,  # whose memory the plan does not count
+            "dtype": "float32",
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+        }
+    if job.schedule.group is not None:
+        further["group"] = job.schedule.group
+    return {
+        "layers": job.blocks,
+        "parallelism": _parallelism(job),
+        "training": training,
+        "activation_checkpoint": next(name for name, kind in _CHECKPOINTS.items() if kind == job.recomputation),
+        **further,
+    }
+
+
+def _parallelism(job: Job) -> dict[str, object]:
+    shards = shard_degree(job)
+    found: dict[str, object] = {
+        name: value for name, says in _FIGURES.items() if (value := getattr(job, says)) is not None
+    }
+    found |= {
+        "data_parallel_replicate_degree": job.data_parallel // shards,
+        "data_parallel_shard_degree": shards,
+        "enable_sequence_parallel": job.sequence_parallel,
+    }
+    if shards * job.context_parallel > 1:
+        found["fsdp_reshard_after_forward"] = "always" if job.shards_in_groups else "never"
+    if job.pipeline_ranks > 1:
+        found |= {
+            "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
+            "pipeline_parallel_microbatch_size": job.microbatch_samples,
+            "module_fqns_per_model_part": module_names(job.pieces, job.pieces_of_stages),
+        }
+        if job.schedule.name not in ONE_STAGE:
+            found["pipeline_parallel_schedule_csv"] = "schedule.csv"
+    return {name: found[name] for name in _WRITTEN if name in found}
+
+
+def shard_degree(job: Job) -> int:
+    """data_parallel_shard_degree, the least that divides d and holds as many shards as the plan and as many ranks as
+    its experts need: torchtitan spreads experts over these replicas, cp and t."""
+    d, context = job.data_parallel, job.context_parallel
+    wanted = 1 if job.optimizer_shards == 1 else -(-job.optimizer_shards // context)
+    ranks = job.expert_parallel or 1
+    within = context * job.tensor_parallel
+    return next((n for n in divisors(d) if n >= wanted and n * within % ranks == 0), d)
+
+
+def _compile(job: Job, model: TrainedModel) -> dict[str, object]:
+    """torch.compile as torchtitan's own configs use it: of blocks and loss, but for experts in bf16 of the loss alone.
+
+    Exchanges of tensor parallelism run beside products where the plan counts on it, which takes compiled blocks.
+    """
+    blocks = compiles_blocks(job, model)
+    return {
+        "enable": True,
+        "components": ["model", "loss"] if blocks else ["loss"],
+        "enable_async_tensor_parallel": blocks and job.hides_tensor_exchanges and job.sequence_parallel,
+    }
+
+
+def compiles_blocks(job: Job, model: TrainedModel) -> bool:
+    """Or the loss alone."""
+    return not job.experts or model.precision == "fp8"
 
 
 def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
@@ -56,10 +169,9 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
     said = _run_as(parallelism, document)
     if isinstance(training, Mapping):
         piped = said.pipeline_ranks != 1
-        microbatch = (
-            parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
-        )
-        check_batch(instance, _SOURCE, microbatch, training.get("global_batch_size"), training.get("seq_len"))
+        local = parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
+        batch = {says: training.get(name) for name, says in _BATCH.items()}
+        check_batch(instance, _SOURCE, batch | {"microbatch_samples": local})
     names = frozenset(parallelism.keys() & READ_FIELDS)
     if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
         names |= _same_model(given, instance)
@@ -135,7 +247,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
     schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
     if named is not None and named not in schedules:
         raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
-    ranks = _number(parallelism, "pipeline_parallel_degree", 1)
+    figures = {says: _number(parallelism, name, 1) for name, says in _FIGURES.items()}
     replicas = _number(parallelism, "data_parallel_replicate_degree", 1)
     all_shard = parallelism.get("data_parallel_shard_degree", _ALL_THAT_ARE_LEFT) == _ALL_THAT_ARE_LEFT
     if all_shard and replicas > 1:
@@ -144,24 +256,22 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
             "expected the number"
         )
     shards = 1 if all_shard else _number(parallelism, "data_parallel_shard_degree", 1)
-    context = _number(parallelism, "context_parallel_degree", 1)
-    t = _number(parallelism, "tensor_parallel_degree", 1)
-    experts = _number(parallelism, "expert_parallel_degree", 1)
+    t = figures["tensor_parallel"]
     sequence = t > 1 and bool(parallelism.get("enable_sequence_parallel", True))
     gathered = parallelism.get("fsdp_reshard_after_forward", "default")
     return RunAs(
-        pipeline_ranks=ranks,
-        tensor_parallel=t,
-        context_parallel=context,
-        expert_parallel=experts,
-        expert_tensor=t if experts == 1 else _number(parallelism, "expert_tensor_parallel_degree", 1),
+        **figures,
+        expert_tensor=(
+            t if figures["expert_parallel"] == 1 else _number(parallelism, "expert_tensor_parallel_degree", 1)
+        ),
         data_parallel=None if all_shard else replicas * shards,
         schedule=None if named is None else schedules[str(named)],
         recomputation=_recomputation(document.get("activation_checkpoint", "none")),
         sequence_parallel=sequence,
         gathered=sequence,  # which autograd keeps
-        optimizer_shards=ALL if all_shard else shards * context,  # groups that share a sequence share weights, too
-        weights_sharded=gathered == "always" or (gathered == "default" and ranks == 1),
+        # Groups that share a sequence share weights, too.
+        optimizer_shards=ALL if all_shard else shards * figures["context_parallel"],
+        weights_sharded=gathered == "always" or (gathered == "default" and figures["pipeline_ranks"] == 1),
         group=_group(document.get("group")),
     )
 
@@ -175,11 +285,6 @@ def _group(given: object) -> int | None:
 
 def _recomputation(given: object) -> Recomputation:
     mode = given.get("mode", "none") if isinstance(given, Mapping) else given
-    known = {
-        "none": Recomputation.NONE,
-        "selective": Recomputation.of_parts([EVERY_SECOND_PRODUCT]),
-        "full": Recomputation.FULL,
-    }
-    if not isinstance(mode, str) or mode not in known:
-        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(known)}")
-    return known[mode]
+    if not isinstance(mode, str) or mode not in _CHECKPOINTS:
+        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(_CHECKPOINTS)}")
+    return _CHECKPOINTS[mode]

@@ -12,7 +12,7 @@ from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Attention, Dense
+from piper_ray.workloads.estimate.architectures.layers import Dense
 from piper_ray.workloads.estimate.config import model_of_config
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary, decoder_shape
 from piper_ray.workloads.estimate.families import Microbatch
@@ -27,7 +27,6 @@ _KNOWN = _LATENT | {
 }  # fmt: skip
 """Model types whose layers torchtitan's llama3, qwen3, deepseek_v3 or gpt_oss has; others scale, gate or norm apart."""
 
-_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2"})
 _GPT_OSS_WINDOW = 128
 _GPT_OSS_HEADS = 64, 8, 64
 """Of queries, of keys and values, and their size."""
@@ -51,7 +50,7 @@ def require_titan_model(model: TrainedModel) -> DecoderShape:
 
 def _reasons(shape: DecoderShape, model: TrainedModel) -> Iterator[str]:
     rules, config, experts = shape.rules, shape.config, shape.experts
-    if any(not isinstance(part, (Attention, LatentAttention)) for part in shape.mixing):
+    if not shape.attends:
         yield "some of its layers mix tokens otherwise than by attention"
         return
     if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm != "h":
@@ -82,18 +81,18 @@ def _reasons(shape: DecoderShape, model: TrainedModel) -> Iterator[str]:
 
 def _attention_reasons(shape: DecoderShape) -> Iterator[str]:
     gpt_oss, rotary = shape.model_type == _GPT_OSS, shape.rotary
-    windows = [part.window for part in shape.mixing if isinstance(part, Attention)]
-    expected = [_GPT_OSS_WINDOW if gpt_oss and layer % 2 == 0 else None for layer in range(len(windows))]
+    windows = shape.windows
+    expected = tuple(_GPT_OSS_WINDOW if gpt_oss and layer % 2 == 0 else None for layer in range(len(windows)))
     config = shape.config
     if gpt_oss and (config.num_attention_heads, config.key_heads, config.head_size) != _GPT_OSS_HEADS:
         heads, key_heads, size = _GPT_OSS_HEADS
         yield f"torchtitan's gpt_oss has {heads} heads of {size}, {key_heads} of them of keys and values"
     if windows and windows != expected:
         yield "torchtitan's attention has not its sliding windows"
-    if any(isinstance(part, Attention) and part.output_gate for part in shape.mixing):
+    if shape.gates_attention:
         yield "its attention has a gate"
     if rotary is not None and _scaling(shape, rotary) is None:
-        yield f"its rotary positions are stretched in a way that torchtitan has not ({_kind(rotary)})"
+        yield f"its rotary positions are stretched in a way that torchtitan has not ({rotary.kind})"
 
 
 def _experts_reasons(shape: DecoderShape, experts: Experts) -> Iterator[str]:
@@ -134,8 +133,8 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
     first). tokens: of a sample."""
     config, rotary = shape.config, shape.rotary
     assert rotary is not None
-    latent = next((part for part in shape.mixing if isinstance(part, LatentAttention)), None)
-    module, usual, builder, layers = _layers(shape, latent, model)
+    latent = shape.latent
+    module, usual, builder, layers = _layers(shape, model)
     size = latent.rotary_size if latent is not None else config.head_size
     architecture = model_of_config("model", model.config).architecture(Microbatch(1, tokens, fused=True))
     found: dict[str, object] = {
@@ -157,10 +156,10 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
         "optimizer": OPTIMIZERS[model.optimizer_bytes],
     }
     if module == "qwen3" and shape.experts is not None:
-        found["route_norm"] = _renormalised(shape)
+        found["route_norm"] = shape.renormalised_router
     if latent is not None:
         found["shared_experts"] = bool(shape.experts and shape.experts.shared)
-    if model.precision == "fp8" and model.gpu.startswith(_BLACKWELL):
+    if model.precision == "fp8" and model.scales_by_blocks:
         found["precision"] = "mxfp8"
     if model.lora_rank:
         adapted = with_adapters(architecture, model.lora_rank)
@@ -168,17 +167,11 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
     return found
 
 
-_BLACKWELL = ("B", "GB")
-"""How the keys of GPUs begin whose products of 8 bits have scales for blocks of 32 numbers (MXFP8)."""
-
-
-def _layers(
-    shape: DecoderShape, latent: LatentAttention | None, model: TrainedModel
-) -> tuple[str, str, str, dict[str, object]]:
+def _layers(shape: DecoderShape, model: TrainedModel) -> tuple[str, str, str, dict[str, object]]:
     """torchtitan's module, its config of usual figures, the function that builds layers, and what that one is given."""
     config, experts = shape.config, shape.experts
     common: dict[str, object] = {"n_layers": config.layers, "dim": config.hidden_size, "attn_backend": "flex"}
-    if latent is not None:
+    if (latent := shape.latent) is not None:
         return "deepseek_v3", "deepseek_v3_16b", "_build_dsv3_layers", common | _latent(shape, latent, experts)
     if shape.model_type == _GPT_OSS and experts is not None:
         sizes = {"hidden_dim": experts.inner, "num_experts": experts.count, "top_k": experts.per_token}
@@ -201,13 +194,8 @@ _BALANCE: dict[str, object] = {"load_balance_coeff": 1e-3}
 def _latent(shape: DecoderShape, latent: LatentAttention, experts: Experts | None) -> dict[str, object]:
     config = shape.config
     dense = sum(isinstance(part, Dense) for part in shape.feeding)
-    scaling, groups, chosen = (shape.said(key) for key in ("routed_scaling_factor", "n_group", "topk_group"))
-    grouped = isinstance(groups, int) and groups > 1
-    rotary = shape.rotary
-    stretch = _number(rotary.scaling, "mscale_all_dim", 0.0) if rotary is not None else 0.0
-    sigmoid = shape.said("scoring_func") == "sigmoid" or (
-        shape.said("scoring_func") is None and shape.model_type in _SIGMOID_ROUTERS
-    )
+    groups, chosen = shape.router_groups or (None, None)
+    stretch = shape.rotary.figure("mscale_all_dim", 0.0) if shape.rotary is not None else 0.0
     count, per_token, inner = (experts.count, experts.per_token, experts.inner) if experts else (1, 1, 1)
     return {
         "n_dense_layers": dense,
@@ -223,19 +211,13 @@ def _latent(shape: DecoderShape, latent: LatentAttention, experts: Experts | Non
         "num_experts": count,
         "num_shared_experts": max(1, experts.shared // experts.inner) if experts else 1,
         "router_top_k": per_token,
-        "router_score_func": "sigmoid" if sigmoid else "softmax",
-        "router_num_expert_groups": groups if grouped else None,
-        "router_num_limited_groups": chosen if grouped else None,
-        "router_route_scale": float(scaling) if isinstance(scaling, (int, float)) else 1.0,
-        "router_route_norm": _renormalised(shape),
+        "router_score_func": "sigmoid" if shape.sigmoid_router else "softmax",
+        "router_num_expert_groups": groups,
+        "router_num_limited_groups": chosen,
+        "router_route_scale": shape.router_scale,
+        "router_route_norm": shape.renormalised_router,
         **_COMMUNICATION,
     }
-
-
-def _renormalised(shape: DecoderShape) -> bool:
-    """Whether the weights of a token's experts add up to one."""
-    said = shape.said("norm_topk_prob")
-    return bool(said) if said is not None else shape.model_type in (*_SIGMOID_ROUTERS, "mixtral")
 
 
 def _plain_heads(shape: DecoderShape) -> bool:
@@ -244,22 +226,18 @@ def _plain_heads(shape: DecoderShape) -> bool:
     return not shape.rules.query_norm and config.head_size * config.num_attention_heads == config.hidden_size
 
 
-def _kind(rotary: Rotary) -> str:
-    return str(rotary.scaling.get("rope_type", rotary.scaling.get("type", "default")))
-
-
 def _scaling(shape: DecoderShape, rotary: Rotary) -> dict[str, object] | None:
     """How rotary positions are stretched, as torchtitan says it; None where it cannot."""
-    kind, said = _kind(rotary), rotary.scaling
+    kind, said = rotary.kind, rotary.scaling
     if kind == "default":
         return {}
     if kind == "llama3" and shape.experts is None and _plain_heads(shape):
         return {
             "scaling": "llama",
-            "scaling_factor": _number(said, "factor", 8.0),
-            "low_freq_factor": _number(said, "low_freq_factor", 1.0),
-            "high_freq_factor": _number(said, "high_freq_factor", 4.0),
-            "original_max_position_embeddings": int(_number(said, "original_max_position_embeddings", 8192)),
+            "scaling_factor": rotary.figure("factor", 8.0),
+            "low_freq_factor": rotary.figure("low_freq_factor", 1.0),
+            "high_freq_factor": rotary.figure("high_freq_factor", 4.0),
+            "original_max_position_embeddings": int(rotary.figure("original_max_position_embeddings", 8192)),
         }
     if kind != "yarn" or shape.model_type not in (*_LATENT, _GPT_OSS):
         return None
@@ -267,14 +245,9 @@ def _scaling(shape: DecoderShape, rotary: Rotary) -> dict[str, object] | None:
         return None
     return {
         "scaling": "yarn",
-        "rope_factor": _number(said, "factor", 1.0),
-        "beta_fast": _number(said, "beta_fast", 32.0),
-        "beta_slow": _number(said, "beta_slow", 1.0),
-        "original_seq_len": int(_number(said, "original_max_position_embeddings", 4096)),
+        "rope_factor": rotary.figure("factor", 1.0),
+        "beta_fast": rotary.figure("beta_fast", 32.0),
+        "beta_slow": rotary.figure("beta_slow", 1.0),
+        "original_seq_len": int(rotary.figure("original_max_position_embeddings", 4096)),
         "truncate": said.get("truncate") is not False,
     }
-
-
-def _number(said: Mapping[str, object], key: str, usual: float) -> float:
-    value = said.get(key)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else usual

@@ -60,6 +60,19 @@ def positive(name: str, value: object) -> int:
     return found
 
 
+def positive_or_none(name: str, value: object) -> int | None:
+    """The same, or None. Raises UsageError."""
+    return None if value is None else positive(name, value)
+
+
+def number_from(name: str, value: object, least: float, expected: str) -> float:
+    """A finite number of at least ``least``. expected: so in words. Raises UsageError."""
+    found = number(value)
+    if found is None or not least <= found < math.inf:
+        raise UsageError(f"{name} must be {expected}, not {shown(value)}")
+    return found
+
+
 def whole_numbers(name: str, values: object) -> tuple[int, ...]:
     """Whole numbers, of numpy too, as a tuple. Raises UsageError for anything else."""
     given = as_tuple(values)
@@ -67,6 +80,11 @@ def whole_numbers(name: str, values: object) -> tuple[int, ...]:
     if not isinstance(given, tuple) or len(found) < len(given):
         raise UsageError(f"{name} must be whole numbers, such as [8, 16, 32], not {shown(values)}")
     return found
+
+
+def degrees(name: str, values: object) -> tuple[int, ...]:
+    """Whole numbers of at least 1, ascending, each once. Raises UsageError."""
+    return tuple(sorted({positive(name, value) for value in whole_numbers(name, values)}))
 
 
 def flag(name: str, value: object) -> bool:

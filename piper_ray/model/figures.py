@@ -22,6 +22,10 @@ class Scale:
         """The figure alone, without its unit."""
         return f"{value / self.size:.{self.decimals}f}"
 
+    def with_unit(self, value: float) -> str:
+        """``703.591 us``."""
+        return f"{self.text(value)} {self.unit}"
+
 
 _TIMES = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SIZES = (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
@@ -41,7 +45,7 @@ def size_scale(largest_bytes: float, digits: int = 4) -> Scale:
 def time_text(seconds: float, digits: int = 6) -> str:
     """``703.591 us``, ``8.66677 s``."""
     scale = time_scale(seconds, digits)
-    return f"{scale.text(seconds)} {scale.unit}" if math.isfinite(seconds) else "inf"
+    return scale.with_unit(seconds) if math.isfinite(seconds) else "inf"
 
 
 def duration_text(seconds: float) -> str:
@@ -107,6 +111,11 @@ def percent_text(ratio: float) -> str:
     if ratio <= PROOF_TOLERANCE:
         return "0 %"
     return f"{percent:.4f} %" if percent >= 5e-5 else f"{percent:.0e} %"
+
+
+def share_text(share: float) -> str:
+    """``12.3 %``: of a whole."""
+    return f"{100.0 * share:.1f} %"
 
 
 def plural(count: int, word: str) -> str:

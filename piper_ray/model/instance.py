@@ -19,6 +19,7 @@ from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import memory_text, plural
+from piper_ray.model.mode import Mode, mode_of
 from piper_ray.model.notebook import html_table
 from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
@@ -44,6 +45,7 @@ class Tmpc:
     forward_s, backward_s: the passes that make up p; None where only p is known (``passes`` has what is assumed then).
     Of p and these two any two give the third.
     weight_s: share of backward_s that computes gradients of weights; None where it is not known.
+    mode: how it runs the layer beside its degree; left out, as the words of its id and ``recompute`` say.
 
     A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
 
@@ -64,6 +66,7 @@ class Tmpc:
     forward_s: float | None = None
     backward_s: float | None = None
     weight_s: float | None = None
+    mode: Mode = field(default=None, repr=False)  # type: ignore[assignment] # a mode from __post_init__ on
 
     def __post_init__(self) -> None:
         convert_fields(self, figure, "time_per_sample_s")
@@ -74,6 +77,9 @@ class Tmpc:
         if self.forward_s is not None or self.backward_s is not None or self.weight_s is not None:
             convert_fields(self, figure, "forward_s", "backward_s", "weight_s")
             self._complete_times()
+        given: object = self.mode
+        if given is None:
+            object.__setattr__(self, "mode", mode_of(str(self.id), self.recompute is True))
 
     def _complete_times(self) -> None:
         """The third of p and both passes from the other two."""
@@ -440,6 +446,7 @@ def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> li
         # What few instances have adds nothing where it is not there: digests on record stay what they are.
         *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
         *([[tmpc.forward_s, tmpc.backward_s, tmpc.weight_s]] if tmpc.forward_s is not None else []),
+        *([repr(tmpc.mode)] if tmpc.mode != mode_of(str(tmpc.id), tmpc.recompute is True) else []),
     ]
 
 

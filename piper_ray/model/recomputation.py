@@ -88,9 +88,9 @@ Recomputation.SELECTIVE = Recomputation((CHEAP,))
 Recomputation.FULL = Recomputation((_WHOLE,))
 
 
-def share_of(asked: Recomputation, known: Iterable[Recomputation | None]) -> Recomputation:
+def share_of(asked: Recomputation, known: Iterable[Recomputation]) -> Recomputation:
     """Of what is asked of a whole model, what a layer does that knows these: one without experts has none of theirs."""
-    had = [one for one in known if one is not None and one.within(asked)]
+    had = [one for one in known if one.within(asked)]
     return max(had, key=lambda one: len(one.parts), default=asked)
 
 

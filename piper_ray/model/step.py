@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -59,7 +58,4 @@ def share(name: str, value: object) -> float:
 
 def seconds(name: str, value: object) -> float:
     """A number, not negative and not infinite. Raises UsageError."""
-    found = arguments.number(value)
-    if found is None or not (math.isfinite(found) and found >= 0.0):
-        raise UsageError(f"{name} must be a number of seconds, at least 0, not {arguments.shown(value)}")
-    return found
+    return arguments.number_from(name, value, 0.0, "a number of seconds, at least 0")

@@ -31,3 +31,8 @@ class TrainedModel:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
+
+    @property
+    def scales_by_blocks(self) -> bool:
+        """Whether products of 8 bits on its device have scales for blocks of 32 numbers (MXFP8): Blackwell's have."""
+        return self.gpu.startswith(("B", "GB"))

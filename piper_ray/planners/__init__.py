@@ -13,14 +13,10 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.planners.data_parallel import DataParallel
-from piper_ray.planners.equal_runs import EqualRuns
+from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
 from piper_ray.planners.exact import Exact
-from piper_ray.planners.gpipe import GPipe
-from piper_ray.planners.megatron import Megatron
 from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
-from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
 from piper_ray.planners.planner import (
     BaselineResult,
@@ -32,7 +28,6 @@ from piper_ray.planners.planner import (
     allowed_proposal,
     evaluated,
 )
-from piper_ray.planners.tensor_parallel import TensorParallel
 from piper_ray.workloads.formats.load import Source, instance_of
 
 __all__ = [

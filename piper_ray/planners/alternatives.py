@@ -67,7 +67,7 @@ class Alternative:
     @property
     def devices(self) -> int:
         """That it uses."""
-        return self.plan.by_rank(self.simulation.schedule).devices
+        return self.simulation.devices
 
     @property
     def layout_runs(self) -> int:
@@ -77,8 +77,7 @@ class Alternative:
     @property
     def spare_bytes(self) -> float:
         """What the fullest rank leaves of a device's memory."""
-        fullest = max(rank.peak_memory_bytes for rank in self.simulation.ranks)
-        return self.simulation.memory_limit_bytes - fullest
+        return self.simulation.memory_limit_bytes - self.simulation.peak_memory_bytes
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,11 @@ def best_plans(
     instance: Instance,
     restrictions: Restrictions,
     schedule: Schedule | ScheduleName,
+    known: Solution,
     *,
     count: int,
     tolerance: float = 1e-3,
-    step: StepTerms = StepTerms(),
     options: SolveOptions = SolveOptions(),
-    known: Solution | None = None,
     stop: Stop[Any] | None = None,
 ) -> Alternatives:
     """The best plan of each of the ``count`` best shapes (d, t and chunks), under a schedule with a flush.
@@ -133,20 +131,20 @@ def best_plans(
     ranks. Each is found to within half of it. Of ``options`` the time limit holds for all shapes together; without one,
     schedules with chunks end after ``CHUNKED_TOTAL_S``. known: of a solve of all shapes together.
     """
-    search = _Search(instance, restrictions, step, replace(options, gap=max(options.gap, tolerance / 2.0)), stop)
+    search = _Search(instance, restrictions, known.step, replace(options, gap=max(options.gap, tolerance / 2.0)), stop)
     search.chunked = _name(schedule) in CHUNKED
     shapes = sorted(
         plan_shapes(instance, restrictions, schedule),
         key=lambda x: (x.lower_s, x.tensor_parallel_degree, x.data_parallel_degree, x.schedule.v),
     )
     found: dict[PlanShape, Alternative] = {}
-    if known is not None and known.plan is not None:
+    if known.plan is not None:
         for shape in shapes:
             if shape.holds(known.plan, known.schedule):
                 found[shape] = search.alternative(known, known.plan)
     left_from_s = None
     for shape in shapes:
-        if shape in found and known is not None and known.status is Status.OPTIMAL:
+        if shape in found and known.status is Status.OPTIMAL:
             continue
         times_s = sorted(one.time_s for one in found.values())
         if len(times_s) >= count and shape.lower_s > max(times_s[count - 1], times_s[0] * (1.0 + tolerance)):

@@ -1,4 +1,4 @@
-"""Equal runs of layers as stages, all with one d and one t: the grid that most baselines are a part of."""
+"""Equal runs of layers as stages, all with one d and one t: a grid, and the baselines that look at a part of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model import arguments
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.planners.choices import UniformChoice, uniform_choices
-from piper_ray.planners.flushed_runs import Candidate, best_simulated, candidates
+from piper_ray.planners.flushed_runs import GridPoint, best_simulated, candidates
 from piper_ray.planners.order import RunOrder, run_order
 from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.run_costs import Integers, RunCosts
@@ -98,7 +99,7 @@ class EqualRuns(Light):
         choices: Sequence[UniformChoice],
         degrees: Integers,
     ) -> Proposal:
-        def plan_of(found: Candidate) -> Plan:
+        def plan_of(found: GridPoint) -> Plan:
             return _plan(instance, order, found.starts, found.degree, found.choice)
 
         listed = candidates(costs, choices, self._layouts(order, instance), degrees)
@@ -137,13 +138,87 @@ class EqualRuns(Light):
         if tried == 0:
             return "no point of the grid is within the devices and microbatches"
         allowed = " and is allowed" if restrictions.plan_wide else ""
-        return f"none of {_counted(tried, 'grid point')} fits in memory{allowed}"
+        return f"none of {plural(tried, 'grid point')} fits in memory{allowed}"
+
+
+class _PartOfGrid(Light):
+    """A planner that looks at a part of the grid."""
+
+    def grid(self) -> EqualRuns:
+        """That part."""
+        raise NotImplementedError
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return self.grid().propose(instance, restrictions)
+
+
+@dataclass(frozen=True)
+class DataParallel(_PartOfGrid):
+    """One stage, t = 1, the best d that divides N: each replica holds the whole model."""
+
+    def grid(self) -> EqualRuns:
+        return EqualRuns(runs=(1,), tensor_parallel_degrees=(1,))
+
+
+@dataclass(frozen=True)
+class TensorParallel(_PartOfGrid):
+    """One stage, d = 1, the best t: the whole model sharded over the devices."""
+
+    def grid(self) -> EqualRuns:
+        return EqualRuns(runs=(1,), data_parallel_degrees=(1,))
+
+
+@dataclass(frozen=True)
+class GPipe(_PartOfGrid):
+    """Equal stages on one device each: d = 1, t = 1, as GPipe cuts them (Huang et al., NeurIPS 2019).
+
+    Valued under the schedule asked for, which need not be GPipe's.
+    """
+
+    def grid(self) -> EqualRuns:
+        return EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,))
+
+
+@dataclass(frozen=True)
+class Megatron(_PartOfGrid):
+    """Best of one t, one d and a number of stages that divides the repeated layers, as Megatron-LM runs them.
+
+    Narayanan et al., SC 2021. t divides ``devices_per_node``, so that no tensor-parallel group leaves its node. Where
+    no layers repeat the stages are runs of a topological order that differ by a layer at most. Raises UsageError for
+    devices_per_node < 1.
+    """
+
+    devices_per_node: int = 8
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "devices_per_node", arguments.positive("devices_per_node", self.devices_per_node))
+
+    def grid(self) -> EqualRuns:
+        return EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node)))
+
+
+@dataclass(frozen=True)
+class PipeDream2BW(_PartOfGrid):
+    """The whole grid: PipeDream-2BW's planner (Narayanan et al., ICML 2021), the "equi" baseline of Piper.
+
+    NeurIPS 2021, section 5. separate: try the layers before and after the repeated ones as own stages too.
+
+    Without tensor parallelism under ``Restrictions(tensor_parallelism=False)``.
+    """
+
+    separate: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "separate", arguments.flag("separate", self.separate))
+
+    def grid(self) -> EqualRuns:
+        return EqualRuns(separate=self.separate)
 
 
 def _proposal(
     instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice, tried: int
 ) -> Proposal:
-    note = f"{_counted(len(starts), 'stage')}, d = {degree}, t = {choice.degree}, {choice.recompute_words}"
+    note = f"{plural(len(starts), 'stage')}, d = {degree}, t = {choice.degree}, {choice.recompute_words}"
     return Proposal(_plan(instance, order, starts, degree, choice), tried, note)
 
 
@@ -161,7 +236,3 @@ def _plan(instance: Instance, order: RunOrder, starts: Integers, degree: int, ch
         layers = tuple(sorted(run.tolist(), key=place.__getitem__))
         stages.append(Stage(layers, degree, choice.degree, {layer: choice.tmpcs[layer].id for layer in layers}))
     return Plan(tuple(stages))
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")

@@ -29,7 +29,7 @@ _SPLIT = frozenset({ScheduleName.ZB_H1, ScheduleName.ZB_V, ScheduleName.DUALPIPE
 
 
 @dataclass(frozen=True)
-class Candidate:
+class GridPoint:
     """A point of the grid. lower_s: no step of it takes less. starts: where in the order its stages begin."""
 
     lower_s: float
@@ -43,7 +43,7 @@ class Candidate:
 
 def candidates(
     costs: RunCosts, choices: Sequence[UniformChoice], layouts: Iterable[Integers], degrees: Integers
-) -> Iterator[Candidate]:
+) -> Iterator[GridPoint]:
     """All that the devices hold, in no order. layouts: of stages; degrees: int64[..], those that d may be."""
     instance = costs.instance
     schedule = Schedule.first_of(instance.schedule)
@@ -79,19 +79,19 @@ def candidates(
                     limit = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
                     return _peak_bytes(schedule, stages_of, microbatches, activation, fixed) <= limit
 
-                yield Candidate(lower_s, devices, len(starts), starts, d, choice, fits)
+                yield GridPoint(lower_s, devices, len(starts), starts, d, choice, fits)
 
 
 def best_simulated(
-    instance: Instance, restrictions: Restrictions, found: Iterable[Candidate], plan_of: Callable[[Candidate], Plan]
-) -> tuple[Candidate | None, int]:
+    instance: Instance, restrictions: Restrictions, found: Iterable[GridPoint], plan_of: Callable[[GridPoint], Plan]
+) -> tuple[GridPoint | None, int]:
     """The candidate whose step is shortest, then of the fewest devices and stages; and how many candidates there were.
 
     One is simulated only if it keeps the restrictions and its bound is no more than the best step so far.
     """
     schedule = Schedule.first_of(instance.schedule)
     ordered = sorted(found, key=lambda x: (x.lower_s, x.devices, x.stages))
-    best: Candidate | None = None
+    best: GridPoint | None = None
     least: tuple[float, int, int] | None = None
     for candidate in ordered:
         if least is not None and candidate.lower_s * (1.0 - _ROUNDING) > least[0] * instance.microbatches:

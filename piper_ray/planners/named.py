@@ -9,15 +9,11 @@ from typing import Any
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.options import EXACT
-from piper_ray.planners.data_parallel import DataParallel
+from piper_ray.planners.equal_runs import DataParallel, GPipe, Megatron, PipeDream2BW, TensorParallel
 from piper_ray.planners.exact import Exact
-from piper_ray.planners.gpipe import GPipe
-from piper_ray.planners.megatron import Megatron
 from piper_ray.planners.pipedream import Level, PipeDream, States
-from piper_ray.planners.pipedream_2bw import PipeDream2BW
 from piper_ray.planners.piper_published import PiperPublished
 from piper_ray.planners.planner import NamedPlanner, Terms
-from piper_ray.planners.tensor_parallel import TensorParallel
 
 PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
     {
@@ -55,9 +51,8 @@ def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
                 f"planner {name} has no setting {key!r}; "
                 + (f"expected one of {', '.join(known)}" if known else "it has none")
             )
-        field, parse = known[key]
         try:
-            chosen[field] = parse(value)
+            chosen[key.replace("-", "_")] = known[key](value)
         except ValueError:
             raise UsageError(f"planner {name}: {value!r} is no value for {key}") from None
     return Exact(terms or Terms()) if name == EXACT else PLANNERS[name](**chosen)
@@ -84,13 +79,9 @@ def _ratio(text: str) -> float | None:
     return None if text == "none" else float(text)
 
 
-_SETTINGS: Mapping[str, Mapping[str, tuple[str, Callable[[str], object]]]] = {
-    "pipedream-2bw": {"separate": ("separate", _flag)},
-    "megatron": {"devices-per-node": ("devices_per_node", int)},
-    "pipedream": {
-        "states": ("states", States),
-        "levels": ("levels", _levels),
-        "activation-compression-ratio": ("activation_compression_ratio", _ratio),
-    },
+_SETTINGS: Mapping[str, Mapping[str, Callable[[str], object]]] = {
+    "pipedream-2bw": {"separate": _flag},
+    "megatron": {"devices-per-node": int},
+    "pipedream": {"states": States, "levels": _levels, "activation-compression-ratio": _ratio},
 }
-"""Of each planner, by the name a user writes: the field, and how its value is read (ValueError if it is none)."""
+"""Of each planner, by its field's name with hyphens: how the value is read that a user writes (ValueError: none)."""

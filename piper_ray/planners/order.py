@@ -36,7 +36,8 @@ def run_order(instance: Instance) -> RunOrder:
     layers that need a repeated one, "before" all others.
     """
     order = topological_order(instance)
-    successors, predecessors = neighbours(instance)
+    predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
+    successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
     for kind in (_name, _figures):
         chain = _heaviest_kind(instance, order, kind)
         if not chain or any(v not in successors[u] for u, v in pairwise(chain)):
@@ -53,28 +54,17 @@ def run_order(instance: Instance) -> RunOrder:
 
 def topological_order(instance: Instance) -> list[int]:
     """Layer ids in the order of upstream's planner: Kahn's algorithm with a stack, layers and edges in file order."""
-    successors, predecessors = neighbours(instance)
-    missing = {layer: len(tails) for layer, tails in predecessors.items()}
+    missing = {layer: len(before) for layer, (before, _) in instance.neighbours.items()}
     ready = [layer for layer, count in missing.items() if count == 0]
     order = []
     while ready:
         layer = ready.pop()
         order.append(layer)
-        for head in successors[layer]:
+        for head in instance.neighbours[layer][1]:
             missing[head] -= 1
             if missing[head] == 0:
                 ready.append(head)
     return order
-
-
-def neighbours(instance: Instance) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """For each layer id, in file order, the ids after it and those before it, in the order of the edges."""
-    successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-    predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-    for edge in instance.edges:
-        successors[edge.source].append(edge.target)
-        predecessors[edge.target].append(edge.source)
-    return successors, predecessors
 
 
 def _heaviest_kind(instance: Instance, order: Iterable[int], kind: Callable[[Layer], Hashable]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,17 @@ _FITS = 1.0 + MEMORY_TOLERANCE / 2
 """Half of what ``evaluate`` allows, which adds the same bytes in another order."""
 
 
+_FIGURES = tuple(
+    map(attrgetter, ("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"))
+)
+
+
 @dataclass(frozen=True)
 class RunCosts:
     """Figures of n layers in order and of their e edges, for r choices.
 
     layers: float64[5, r, n]: p (s), w, a, b and what replicas share out (bytes). forward_s: float64[r, n].
-    tail, head: int64[e], places in the
-    order, tail < head.
+    tail, head: int64[e], places in the order, tail < head.
     out_bytes, in_bytes: float64[r, e], 2 (c + bw) and 2 (c + fw): charged to the stage of the tail and of the head.
     tensor, end: int64[..], the ends of tensors: the tensor's number and a place in the order. tensor_bytes: float64[h],
     charged to each stage with some of a tensor's ends, tensor_forward_bytes of it in the forward pass.
@@ -49,46 +54,28 @@ class RunCosts:
     def build(cls, instance: Instance, order: Sequence[int], choices: Sequence[UniformChoice]) -> RunCosts:
         place = {layer: i for i, layer in enumerate(order)}
         chosen = [[choice.tmpcs[layer] for layer in order] for choice in choices]
+        out_bytes = [
+            [e.communication_bytes + c.tmpcs[e.source].backward_sync_bytes.get(e.target, 0.0) for e in instance.edges]
+            for c in choices
+        ]
+        in_bytes = [
+            [e.communication_bytes + c.tmpcs[e.target].forward_sync_bytes.get(e.source, 0.0) for e in instance.edges]
+            for c in choices
+        ]
+        tensors = instance.tensors
         return cls(
             instance,
             degree=np.array([choice.degree for choice in choices], np.int64),
-            layers=np.array(
-                [
-                    [[tmpc.time_per_sample_s for tmpc in row] for row in chosen],
-                    [[tmpc.weights_bytes for tmpc in row] for row in chosen],
-                    [[tmpc.activation_bytes for tmpc in row] for row in chosen],
-                    [[tmpc.fixed_bytes for tmpc in row] for row in chosen],
-                    [[tmpc.shared_bytes for tmpc in row] for row in chosen],
-                ],
-                np.float64,
-            ),
+            layers=np.array([[[of(tmpc) for tmpc in row] for row in chosen] for of in _FIGURES], np.float64),
             forward_s=np.array([[passes_of(tmpc).forward_s for tmpc in row] for row in chosen], np.float64),
             tail=np.array([place[edge.source] for edge in instance.edges], np.int64),
             head=np.array([place[edge.target] for edge in instance.edges], np.int64),
-            out_bytes=np.array(
-                [
-                    [
-                        2.0 * (e.communication_bytes + c.tmpcs[e.source].backward_sync_bytes.get(e.target, 0.0))
-                        for e in instance.edges
-                    ]
-                    for c in choices
-                ],
-                np.float64,
-            ),
-            in_bytes=np.array(
-                [
-                    [
-                        2.0 * (e.communication_bytes + c.tmpcs[e.target].forward_sync_bytes.get(e.source, 0.0))
-                        for e in instance.edges
-                    ]
-                    for c in choices
-                ],
-                np.float64,
-            ),
-            tensor=np.array([i for i, tensor in enumerate(instance.tensors) for _ in tensor.layers], np.int64),
-            end=np.array([place[layer] for tensor in instance.tensors for layer in tensor.layers], np.int64),
-            tensor_bytes=np.array([t.forward_bytes + t.backward_bytes for t in instance.tensors], np.float64),
-            tensor_forward_bytes=np.array([t.forward_bytes for t in instance.tensors], np.float64),
+            out_bytes=2.0 * np.array(out_bytes, np.float64),
+            in_bytes=2.0 * np.array(in_bytes, np.float64),
+            tensor=np.array([i for i, tensor in enumerate(tensors) for _ in tensor.layers], np.int64),
+            end=np.array([place[layer] for tensor in tensors for layer in tensor.layers], np.int64),
+            tensor_bytes=np.array([tensor.forward_bytes + tensor.backward_bytes for tensor in tensors], np.float64),
+            tensor_forward_bytes=np.array([tensor.forward_bytes for tensor in tensors], np.float64),
         )
 
     def of(self, starts: Integers, data_parallel_degrees: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from piper_ray.model.constraints import StageCount
 from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.mode import Sharding
 from piper_ray.model.plan import Plan
-from piper_ray.model.settings import Sharding, setting_of
 from piper_ray.model.solution import Solution, Status
 
 Solve = Callable[[Instance, tuple[StageCount, ...], float | None], Solution]
@@ -29,8 +29,8 @@ def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:
     if instance.microbatches == d:
         return False
     for layer, tmpc_id in stage.tmpc_ids.items():
-        setting = next(setting_of(x) for x in instance.layer_by_id[layer].tmpcs[t] if x.id == tmpc_id)
-        if d * setting.context > 1 and setting.shares[0] < Sharding.WEIGHTS and _has_weights(instance, layer):
+        setting = next(x.mode for x in instance.layer_by_id[layer].tmpcs[t] if x.id == tmpc_id)
+        if d * setting.context > 1 and setting.sharding < Sharding.WEIGHTS and _has_weights(instance, layer):
             return True
     return False
 
@@ -72,7 +72,7 @@ def _sharing_weights(instance: Instance) -> Instance:
     for layer in instance.layers:
         rows = {}
         for t, row in layer.tmpcs.items():
-            sharing = tuple(tmpc for tmpc in row if setting_of(tmpc).shares[0] is Sharding.WEIGHTS)
+            sharing = tuple(tmpc for tmpc in row if tmpc.mode.sharding is Sharding.WEIGHTS)
             rows[t] = sharing or row
         layers.append(replace(layer, tmpcs=rows))
     found = replace(instance, layers=tuple(layers))

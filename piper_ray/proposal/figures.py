@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.settings import setting_of
 from piper_ray.proposal.propose import Proposed
 from piper_ray.workloads.estimate.work import hardware_flop
 
@@ -40,7 +39,6 @@ class Figures:
 def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
     """tokens: of the whole training; price_per_hour: of one GPU, in any currency."""
     simulation, estimate = proposed.simulation, proposed.estimate
-    devices = proposed.plan.by_rank(simulation.schedule).devices
     peak_flop = estimate.peak_flop_per_s * simulation.step_s
     tokens_per_s = simulation.tokens_per_s
     days = cost = None
@@ -52,7 +50,7 @@ def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: 
         step_s=simulation.step_s,
         samples_per_s=simulation.samples_per_s,
         tokens_per_s=tokens_per_s,
-        devices=devices,
+        devices=simulation.devices,
         mfu=estimate.model_flop / peak_flop,
         hfu=_hardware_flop(proposed) / peak_flop,
         days=days,
@@ -70,6 +68,6 @@ def _hardware_flop(proposed: Proposed) -> float:
             rows = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
             tmpc = next(one for one in rows if one.id == stage.tmpc_ids[layer])
             kind = nodes[layer].kind
-            recomputation = setting_of(tmpc).recomputation or Recomputation.NONE
+            recomputation = tmpc.mode.recomputation
             again += hardware_flop(kind, recomputation) - hardware_flop(kind, Recomputation.NONE)
     return proposed.estimate.model_flop + instance.microbatches * again

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from piper_ray.model.solution import Solution
 from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.figures import Figures, figures_of
-from piper_ray.proposal.propose import Demand, Proposed, propose
+from piper_ray.proposal.propose import PlanDemand, Proposed, propose
 from piper_ray.proposal.usual import usual_contexts, usual_experts
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
@@ -107,51 +106,39 @@ def plan(
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     arguments.of_kind("step", step, StepTerms, "StepTerms")
     arguments.of_kind("stop", stop, (Stop, NoneType), "a Stop")
-    train_tokens = None if train_tokens is None else _number("train_tokens", train_tokens, least=1.0)
-    price_per_hour = None if price_per_hour is None else _number("price_per_hour", price_per_hour, least=0.0)
+    if train_tokens is not None:
+        train_tokens = arguments.number_from("train_tokens", train_tokens, 1.0, "a number of at least 1")
+    if price_per_hour is not None:
+        price_per_hour = arguments.number_from("price_per_hour", price_per_hour, 0.0, "a number of at least 0")
     if price_per_hour is not None and train_tokens is None:
         raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
     read = read_model(arguments.location("model", model, MODEL_WORDS))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
-    def given(name: str, value: int | None) -> int | None:
-        return None if value is None else arguments.positive(name, value)
-
-    def degrees(name: str, values: Iterable[int] | None) -> tuple[int, ...] | None:
-        if values is None:
-            return None
-        found = arguments.whole_numbers(name, values)
-        return tuple(sorted({arguments.positive(name, value) for value in found}))
-
     request = EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
-        gpus_per_node=given("gpus_per_node", gpus_per_node),
-        tokens=given("tokens", tokens),
-        samples=given("microbatch", microbatch),
-        batch=given("batch", batch),
+        gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
+        tokens=arguments.positive_or_none("tokens", tokens),
+        samples=arguments.positive_or_none("microbatch", microbatch),
+        batch=arguments.positive_or_none("batch", batch),
         offer=Offer(zero=shared_replicas(zero)),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
-    contexts, experts = degrees("context_parallel", context_parallel), degrees("expert_parallel", expert_parallel)
+    contexts, experts = (
+        None if values is None else arguments.degrees(name, values)
+        for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
+    )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
     request = with_offers(request, read, named, node, contexts, experts)
     if calibrate is not None:
-        from piper_ray.calibrate.calibrated import calibrated
-        from piper_ray.calibrate.measurements import Estimated
+        from piper_ray.calibrate.measurements import Estimated, calibrated
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
-    found = propose(Demand(read, table, gpu, request, named, schedules_of(named, only), step), stop)
+    found = propose(PlanDemand(read, table, gpu, request, named, schedules_of(named, only), step), stop)
     best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
     return replace(best, runners_up=tuple(others))
-
-
-def _number(name: str, value: object, least: float) -> float:
-    found = arguments.number(value)
-    if found is None or not least <= found < math.inf:
-        raise UsageError(f"{name} must be a number of at least {least:g}, not {arguments.shown(value)}")
-    return found
 
 
 def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:

@@ -77,7 +77,7 @@ def _unwatched(event: SolveBegun | Event) -> None:
 
 
 @dataclass(frozen=True)
-class Demand:
+class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
@@ -120,11 +120,11 @@ class Proposed:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class FoundPlans:
     """found: the fastest first; one for each microbatch size and schedule with a plan that may be a runner-up. refused:
     sizes that could not be planned, and why; and those that are far slower."""
 
-    demand: Demand
+    demand: PlanDemand
     found: tuple[Proposed, ...]
     refused: tuple[str, ...]
     seconds: float
@@ -157,8 +157,8 @@ def microbatch_sizes(model: ModelConfig, request: EstimateRequest) -> tuple[int,
 
 
 def propose(
-    demand: Demand, stop: Stop[Any] | None = None, tell: Tell | None = None, watch: Watch = _unwatched
-) -> Proposal:
+    demand: PlanDemand, stop: Stop[Any] | None = None, tell: Tell | None = None, watch: Watch = _unwatched
+) -> FoundPlans:
     """Tries all; ``tell`` gets a line for each. Raises UsageError where nothing can be estimated, InfeasibleError where
     no plan fits, with why for each try that nobody was told of."""
     began_s = time.perf_counter()
@@ -168,9 +168,9 @@ def propose(
     estimates, refused = _estimates(demand)
     found: list[Proposed] = []
 
-    def so_far() -> Proposal | None:
+    def so_far() -> FoundPlans | None:
         ranked = tuple(sorted(found, key=lambda one: (one.step_s, one.samples)))
-        return Proposal(demand, ranked, tuple(refused), time.perf_counter() - began_s) if ranked else None
+        return FoundPlans(demand, ranked, tuple(refused), time.perf_counter() - began_s) if ranked else None
 
     if stop is not None:
         stop.offer(so_far)
@@ -204,7 +204,7 @@ def propose(
     return proposal
 
 
-def _with_batch(demand: Demand, tell: Tell) -> Demand:
+def _with_batch(demand: PlanDemand, tell: Tell) -> PlanDemand:
     """With a batch that the devices divide, where nobody says which one it is to be."""
     request, usual = demand.request, demand.model.batch
     devices = request.nodes * (request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node)
@@ -219,7 +219,7 @@ def _with_batch(demand: Demand, tell: Tell) -> Demand:
     return replace(demand, request=replace(request, batch=batch))
 
 
-def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Watch = _unwatched) -> Iterator[Help]:
+def what_would_help(proposal: FoundPlans, stop: Stop[Any] | None = None, watch: Watch = _unwatched) -> Iterator[Help]:
     """The best plan's step with more memory, and with faster links: of the plan itself, or a faster one. None of what
     is not known yet when the end is wished for."""
     best, demand = proposal.best, proposal.demand
@@ -251,10 +251,10 @@ def what_would_help(proposal: Proposal, stop: Stop[Any] | None = None, watch: Wa
 
 def idle_devices(one: Proposed) -> int:
     """Of the cluster, those that the plan leaves over."""
-    return one.instance.devices - one.plan.by_rank(one.solution.schedule).devices
+    return one.instance.devices - one.simulation.devices
 
 
-def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
+def _estimates(demand: PlanDemand) -> tuple[dict[int, Estimate], list[str]]:
     """By samples of a microbatch. Raises UsageError where none can be made, InfeasibleError where the smallest one's
     layers need more memory than there is, as then all do."""
     found: dict[int, Estimate] = {}
@@ -278,7 +278,7 @@ def _estimates(demand: Demand) -> tuple[dict[int, Estimate], list[str]]:
     return found, refused
 
 
-def _estimated(demand: Demand, request: EstimateRequest) -> Estimate:
+def _estimated(demand: PlanDemand, request: EstimateRequest) -> Estimate:
     made = estimate(demand.model, demand.hardware, demand.gpu, request)
     memory_bytes = made.instance.memory_bytes - demand.set_aside_bytes
     if memory_bytes <= 0.0:
@@ -295,7 +295,7 @@ def _too_large(made: Estimate, samples: int) -> str:
 
 
 def _solved(
-    demand: Demand,
+    demand: PlanDemand,
     samples: int,
     of_size: Estimate,
     name: ScheduleName,
@@ -351,7 +351,7 @@ def _least_s(instance: Instance) -> float:
 
 
 def _plan(
-    demand: Demand,
+    demand: PlanDemand,
     instance: Instance,
     schedule: Schedule | ScheduleName,
     within_s: float | None,
@@ -385,5 +385,5 @@ def _plan(
     return solved(instance, (), sample_s)
 
 
-def _simulated(demand: Demand, instance: Instance, plan: Plan, solution: Solution) -> Simulation:
+def _simulated(demand: PlanDemand, instance: Instance, plan: Plan, solution: Solution) -> Simulation:
     return simulate(instance, plan, solution.schedule, options=SimulationOptions.of(demand.step))

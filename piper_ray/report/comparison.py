@@ -9,10 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from piper_ray.export.megatron_layout import plan_layout
-from piper_ray.model.figures import printable, size_text, time_text
+from piper_ray.model.figures import printable, share_text, size_text, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.settings import setting_of
+from piper_ray.model.schedule import Schedule
+from piper_ray.report.layout import print_lines
 from piper_ray.simulate.result import Simulation
 
 _MATTERS = 0.1
@@ -38,7 +39,7 @@ class StepParts:
 
 def parts_of(simulation: Simulation) -> StepParts:
     """Of a simulated step; of an asynchronous one in the long run."""
-    length_s = simulation.window_s[1] - simulation.window_s[0]
+    length_s = simulation.length_s
     scale = simulation.step_s / length_s if length_s > 0 else 0.0
     devices = sum(rank.devices for rank in simulation.ranks)
     compute_s = scale * sum(rank.compute_s * rank.devices for rank in simulation.ranks) / devices
@@ -68,37 +69,28 @@ class ComparedPlan:
         """Whether it keeps within the devices' memory."""
         return not self.simulation.memory_violations
 
-    @property
-    def devices(self) -> int:
-        """That it uses."""
-        return self.plan.by_rank(self.simulation.schedule).devices
 
-    @property
-    def peak_bytes(self) -> float:
-        """Of the fullest rank."""
-        return max(rank.peak_memory_bytes for rank in self.simulation.ranks)
+def shape_text(plan: Plan, schedule: Schedule) -> str:
+    """``p=8 v=5 d=2 t=4``."""
+    ranks = len(plan.stages) // schedule.v
+    chunks = f" v={schedule.v}" if schedule.v > 1 else ""
+    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
+    if len(degrees) > 1:
+        return f"p={ranks}{chunks} d x t: {plan.degrees_text}"
+    d, t = degrees.pop()
+    return f"p={ranks}{chunks} d={d} t={t}"
 
-    @property
-    def shape_text(self) -> str:
-        """``p=8 v=5 d=2 t=4``."""
-        ranks = len(self.plan.stages) // self.simulation.schedule.v
-        chunks = f" v={self.simulation.schedule.v}" if self.simulation.schedule.v > 1 else ""
-        degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in self.plan.stages}
-        if len(degrees) > 1:
-            return f"p={ranks}{chunks} d x t: {self.plan.degrees_text}"
-        d, t = degrees.pop()
-        return f"p={ranks}{chunks} d={d} t={t}"
 
-    def ids_text(self, instance: Instance) -> str:
-        """Configurations of the layers that have a choice of recomputation; of all, where none has."""
-        every, free = set(), set()
-        for stage in self.plan.stages:
-            for layer in stage.layers:
-                row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-                every.add(stage.tmpc_ids[layer])
-                if len({setting_of(tmpc).recomputation for tmpc in row}) > 1:
-                    free.add(stage.tmpc_ids[layer])
-        return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
+def ids_text(instance: Instance, plan: Plan) -> str:
+    """Configurations of the layers that have a choice of recomputation; of all, where none has."""
+    every, free = set(), set()
+    for stage in plan.stages:
+        for layer in stage.layers:
+            row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+            every.add(stage.tmpc_ids[layer])
+            if len({tmpc.mode.recomputation for tmpc in row}) > 1:
+                free.add(stage.tmpc_ids[layer])
+    return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
 
 
 def reasons(slower: Simulation, faster: Simulation) -> list[str]:
@@ -149,18 +141,18 @@ def print_comparison(
             one.name,
             _step(one),
             one.simulation.schedule.name.value,
-            one.shape_text,
-            one.ids_text(instance),
-            f"{one.devices:,}",
-            f"{100.0 * one.simulation.bubble_share:.1f} %",
-            f"{100.0 * parts.uneven_s / step_s:.1f} %",
-            size_text(one.peak_bytes) + ("" if one.fits else ": too much"),
+            shape_text(one.plan, one.simulation.schedule),
+            ids_text(instance, one.plan),
+            f"{one.simulation.devices:,}",
+            share_text(one.simulation.bubble_share),
+            share_text(parts.uneven_s / step_s),
+            size_text(one.simulation.peak_memory_bytes) + ("" if one.fits else ": too much"),
         )
     console.print(table)
     for one in plans if letters else ():
         layout = plan_layout(instance, one.plan) if len(one.plan.stages) > 1 else None
         if layout is not None:
-            console.print(f"Megatron's layout of {one.name}: {layout}", soft_wrap=True, markup=False, highlight=False)
+            print_lines(console, [f"Megatron's layout of {one.name}: {layout}"])
 
 
 def comparison_document(instance: Instance, plans: Sequence[ComparedPlan]) -> list[dict[str, object]]:
@@ -170,9 +162,9 @@ def comparison_document(instance: Instance, plans: Sequence[ComparedPlan]) -> li
             "name": one.name,
             "step_s": one.simulation.step_s,
             **one.simulation.schedule.to_dict(),
-            "devices": one.devices,
+            "devices": one.simulation.devices,
             "fits": one.fits,
-            "peak_memory_bytes": one.peak_bytes,
+            "peak_memory_bytes": one.simulation.peak_memory_bytes,
             "bubble_share": one.simulation.bubble_share,
             "parts": vars(parts_of(one.simulation)),
             "layout": plan_layout(instance, one.plan),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
 from piper_ray.evaluate import Evaluation
+from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
@@ -22,8 +24,9 @@ from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
 if TYPE_CHECKING:
-    from piper_ray.engine.frontier.frontier import Frontier
-    from piper_ray.engine.frontier.points import FrontierPoint
+    from _typeshed import DataclassInstance
+
+    from piper_ray.engine.frontier.result import Frontier, FrontierPoint
     from piper_ray.planners.planner import BaselineResult
     from piper_ray.simulate.result import Simulation
 
@@ -37,7 +40,6 @@ def solution_document(
     simulation: Simulation | None = None,
 ) -> Document:
     """Everything about a solve, with or without a plan. Times in s, sizes in bytes; null: not known or without end."""
-    plan = solution.plan
     return {
         **header("solution", instance),
         "restrictions": restrictions.to_dict(),
@@ -49,9 +51,8 @@ def solution_document(
         "time_per_sample_s": solution.time_per_sample_s,
         "lower_bound_s": _plain(solution.lower_bound_s),
         "gap": solution.gap,
-        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation, solution.schedule),
-        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
-        "simulated": None if simulation is None else _simulated_document(instance, simulation),
+        **_valued(instance, solution.plan, evaluation, solution.schedule),
+        "simulated": _simulated_document(instance, simulation),
         "infeasibility": _plain(solution.infeasibility),
         "blocks": _blocks_document(solution.blocks),
         "stats": _plain(solution.stats),
@@ -91,6 +92,14 @@ def proof_document(solution: Solution) -> Document:
     }
 
 
+def workload_text(instance: Instance, header: Iterable[str]) -> str:
+    """The instance as TOML under lines that say how it was made and how to read it."""
+    from piper_ray.workloads.formats import to_toml
+
+    comment = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header)
+    return f"{comment}\n{to_toml(instance)}"
+
+
 def _step_document(step: StepTerms) -> object:
     return None if step == StepTerms() else _plain(step)
 
@@ -103,15 +112,12 @@ def baseline_facts(result: BaselineResult) -> Document:
 
 def baseline_document(instance: Instance, restrictions: Restrictions, result: BaselineResult) -> Document:
     """Everything about another planner's answer, with or without a plan."""
-    plan, evaluation, schedule = result.plan, result.evaluation, result.schedule
-    found = None if plan is None or evaluation is None else _plan_with_figures(instance, plan, evaluation, schedule)
     return {
         **header("baseline", instance),
         "restrictions": restrictions.to_dict(),
         **baseline_facts(result),
         "time_per_sample_s": result.time_per_sample_s,
-        "plan": found,
-        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
+        **_valued(instance, result.plan if result.evaluation else None, result.evaluation, result.schedule),
     }
 
 
@@ -131,20 +137,9 @@ def frontier_document(
         **({"chunks": None} if frontier.chunks_differ else {}),
         "stopped_by": _plain(frontier.stopped_by),
         "reason": frontier.reason,
-        "by_devices": [_point_document(point) for point in frontier.points()],
-        "by_budget": [_point_document(point) for point in budgets],
+        "by_devices": [_fields(point, _POINT) for point in frontier.points()],
+        "by_budget": [_fields(point, _POINT) for point in budgets],
         "stats": _plain(frontier.stats),
-    }
-
-
-def _point_document(point: FrontierPoint) -> Document:
-    return {
-        "devices": point.devices,
-        "data_parallel_budget": point.data_parallel_budget,
-        "status": point.status.value,
-        "time_per_sample_s": point.time_per_sample_s,
-        "lower_bound_s": _plain(point.lower_bound_s),
-        "gap": point.gap,
     }
 
 
@@ -164,15 +159,9 @@ def verification_document(
         "valid": found is not None,
         "violations": list(violations),
         "time_per_sample_s": None if found is None else found.time_per_sample_s,
-        "simulated": None if simulation is None else _simulated_document(instance, simulation),
-        "plan": _plan_with_figures(instance, plan, evaluation, schedule),
-        "evaluation": None if evaluation is None else _evaluation_document(instance, evaluation),
+        "simulated": _simulated_document(instance, simulation),
+        **_valued(instance, plan, evaluation, schedule),
     }
-
-
-def info_document(instance: Instance, figures: Document) -> Document:
-    """What ``info`` found."""
-    return {**header("info", instance), **figures}
 
 
 def to_text(document: Document) -> str:
@@ -180,43 +169,84 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _plan_with_figures(
-    instance: Instance, plan: Plan, evaluation: Evaluation | None, schedule: Schedule = PAPERS_SCHEDULE
-) -> Document:
-    stages = stage_documents(instance, plan, schedule)
-    if evaluation is None:
-        return {"stages": stages, **plan.rule_dict()}
-    for written, stage in zip(stages, evaluation.stages, strict=True):
-        written["figures"] = {
-            "devices": stage.devices,
-            "time_s": stage.time_s,
-            "compute_s": stage.compute_s,
-            "communication_s": stage.communication_s,
-            "resync_s": stage.resync_s,
-            "memory_bytes": stage.memory_bytes,
-            "in_flight_microbatches": stage.in_flight_microbatches,
-            "binds": list(stage.binding),
-        }
-    return {"stages": stages, **plan.rule_dict()}
+_FIGURES = (
+    "devices", "time_s", "compute_s", "communication_s", "resync_s", "memory_bytes", "in_flight_microbatches"
+)  # fmt: skip
+_POINT = ("devices", "data_parallel_budget", "status", "time_per_sample_s", "lower_bound_s", "gap")
+_RANK = ("replica", "devices", "compute_s", "communication_s", "waiting_s", "bubble_s", "in_flight")
 
 
-def _evaluation_document(instance: Instance, evaluation: Evaluation) -> Document:
+def _fields(value: object, names: Iterable[str]) -> Document:
+    return {name: _plain(getattr(value, name)) for name in names}
+
+
+def _valued(instance: Instance, plan: Plan | None, evaluation: Evaluation | None, schedule: Schedule) -> Document:
+    """A plan and what it costs, as far as there are such."""
     return {
-        "time_per_sample_s": evaluation.time_per_sample_s,
-        **speed_document(instance.batch, evaluation.time_per_sample_s),
-        "devices": evaluation.devices,
-        "data_parallel_sum": evaluation.data_parallel_sum,
-        "stages": len(evaluation.stages),
-        "bottleneck": evaluation.bottleneck,
+        "plan": None if plan is None else _plan_with_figures(instance, plan, evaluation, schedule),
+        "evaluation": None
+        if evaluation is None
+        else {
+            "time_per_sample_s": evaluation.time_per_sample_s,
+            **speed_document(instance.batch, evaluation.time_per_sample_s),
+            **_fields(evaluation, ("devices", "data_parallel_sum")),
+            "stages": len(evaluation.stages),
+            "bottleneck": evaluation.bottleneck,
+        },
     }
 
 
-def _simulated_document(instance: Instance, simulation: Simulation) -> Document:
+def _plan_with_figures(instance: Instance, plan: Plan, evaluation: Evaluation | None, schedule: Schedule) -> Document:
+    stages = stage_documents(instance, plan, schedule)
+    for written, stage in zip(stages, evaluation.stages if evaluation else (), strict=evaluation is not None):
+        written["figures"] = {**_fields(stage, _FIGURES), "binds": list(stage.binding)}
+    return {"stages": stages, **plan.rule_dict()}
+
+
+def _simulated_document(instance: Instance, simulation: Simulation | None) -> Document | None:
+    return (
+        None
+        if simulation is None
+        else {
+            "time_per_sample_s": simulation.time_per_sample_s,
+            **speed_document(instance.batch, simulation.time_per_sample_s),
+            "bubble_share": simulation.bubble_share,
+            "peak_memory_bytes": [rank.peak_memory_bytes for rank in simulation.ranks],
+        }
+    )
+
+
+def simulation_document(instance: Instance, simulation: Simulation) -> Document:
+    """Everything but the events: ``Simulation.trace`` has those. Times in s, sizes in bytes."""
+    from piper_ray.report.simulation.findings import findings
+
+    seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for part in simulation.critical_path:  # how long it stays on each rank, and with what
+        seconds[part.rank][part.what] += part.duration_s
+    of_batch = _fields(simulation.batch, ("samples_per_microbatch", "tokens_per_sample"))
+    rates = ("samples_per_s", "tokens_per_s")
     return {
-        "time_per_sample_s": simulation.time_per_sample_s,
-        **speed_document(instance.batch, simulation.time_per_sample_s),
-        "bubble_share": simulation.bubble_share,
-        "peak_memory_bytes": [rank.peak_memory_bytes for rank in simulation.ranks],
+        **header("simulation", instance),
+        **simulation.schedule.to_dict(),
+        "options": {**_fields(simulation.options, _names(simulation.options)), **of_batch},
+        **_fields(simulation, ("step_s", "time_per_sample_s")),
+        **(_fields(simulation, rates) if simulation.step_s > 0 else dict.fromkeys(rates)),
+        **_fields(
+            simulation,
+            ("promised_s", "keeps_promise", "steady", "pipelines", "window_s", "bubble_share", "in_flight"),
+        ),
+        "sustaining_in_flight": _plain(simulation.sustaining),
+        "ranks": [
+            {
+                "stages": [stage + 1 for stage in rank.stages],
+                **_fields(rank, (*_RANK, "peak_memory_bytes")),
+                "weight_versions": _plain(rank.versions),
+            }
+            for rank in simulation.ranks
+        ],
+        "critical_path": [{"rank": rank, "seconds": dict(seconds[rank])} for rank in sorted(seconds)],
+        "findings": list(findings(simulation)),
+        "notes": list(simulation.notes),
     }
 
 
@@ -224,14 +254,17 @@ def _blocks_document(blocks: BlockStats | None) -> Document | None:
     """With the old name of its time for one more version."""
     if blocks is None:
         return None
-    fields = {field.name: _plain(getattr(blocks, field.name)) for field in dataclasses.fields(blocks)}
-    return fields | {"time_per_sample": blocks.time_per_sample_s}
+    return {**_fields(blocks, _names(blocks)), "time_per_sample": blocks.time_per_sample_s}
+
+
+def _names(of: DataclassInstance) -> list[str]:
+    return [field.name for field in dataclasses.fields(of)]
 
 
 def _plain(value: object) -> object:
     """Dataclasses as objects, enums as their values; JSON has no infinity, which becomes null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return _fields(value, _names(value))
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, Enum):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, size_text, time_text
+from piper_ray.model.mode import ALL_REPLICAS, Sharding
 from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.settings import ALL_REPLICAS, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
@@ -21,7 +21,7 @@ from piper_ray.workloads.estimate.memory import (
     state_bytes,
     transient_bytes,
 )
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
 from piper_ray.workloads.estimate.roofline import (
@@ -67,11 +67,11 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
                 yield from _figures(result, kind.on(mode.degree), mode)
 
 
-def _divided(mode: Mode) -> Mode:
+def _divided(mode: LayerMode) -> LayerMode:
     """How passes are divided over devices, without what is kept and shared between them."""
-    return Mode(
-        mode.degree,
-        mode.sequence_parallel,
+    return LayerMode(
+        degree=mode.degree,
+        sequence_parallel=mode.sequence_parallel,
         context=mode.context,
         experts=mode.experts,
         expert_tensor=mode.expert_tensor,
@@ -79,7 +79,7 @@ def _divided(mode: Mode) -> Mode:
     )
 
 
-def _division_text(mode: Mode) -> str:
+def _division_text(mode: LayerMode) -> str:
     """``t = 4, cp = 2, sp``."""
     parts = [f"t = {mode.degree}"]
     parts += [f"cp = {mode.context}"] if mode.context > 1 else []
@@ -173,7 +173,7 @@ def _saved(kind: LayerKind) -> Iterator[str]:
         yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
 
 
-def _passes(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
     stack = result.setting.stack
     yield f"{_division_text(mode)}: forward and backward pass of each operator"
     for operator in kind.operators:
@@ -209,7 +209,7 @@ _CONTEXT = {
 }
 
 
-def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: Mode) -> Iterator[str]:
+def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode) -> Iterator[str]:
     gpu, degree = result.setting.gpu, mode.degree
     for product in operator.products:
         shape = shape_on(product, kind, mode)
@@ -230,7 +230,7 @@ def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: Mode) -> 
             yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
 
 
-def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
     costs = result.costs(kind, mode)
     yield f"  TMPC {mode.id} at t = {mode.degree}"
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
@@ -254,23 +254,23 @@ def _figures(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
         yield f"    {_edge_text(result, kind, mode)}"
 
 
-def _state_text(kind: LayerKind, training: Training, mode: Mode) -> str:
+def _state_text(kind: LayerKind, training: Training, mode: LayerMode) -> str:
     """Of dense parameters, and of experts' where they are shared out otherwise."""
     dense, routed = numbers_on_device(kind, mode)
-    if mode.shards(routed=True) == mode.shards(routed=False) or not routed.held:
+    if mode.state_parts(routed=True) == mode.state_parts(routed=False) or not routed.held:
         both = Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
         return _numbers_text(both, "", training, mode)
     texts = (_numbers_text(dense, "", training, mode), _numbers_text(routed, " of experts", training, mode))
     return " + ".join(texts)
 
 
-def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: Mode) -> str:
-    shards = mode.shards(numbers.routed)
+def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: LayerMode) -> str:
+    shards = mode.state_parts(numbers.routed)
 
     def share(of: Sharding) -> str:
-        return f"/{shards:g}" if shards > 1 and mode.shares >= of else ""
+        return f"/{shards:g}" if shards > 1 and mode.sharding >= of else ""
 
-    optimizer = 0.0 if mode.zero_shards == ALL_REPLICAS else training.optimizer_bytes
+    optimizer = 0.0 if mode.optimizer_shards == ALL_REPLICAS else training.optimizer_bytes
     weights = f"{training.weight_bytes:g}{share(Sharding.WEIGHTS)} weights"
     gradients = f"{training.gradient_bytes:g}{share(Sharding.GRADIENTS)} gradients"
     of_trained = f"{gradients} + {optimizer:g}{share(Sharding.OPTIMIZER)} optimizer"
@@ -279,7 +279,7 @@ def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: Mode) 
     return f"{numbers.held:,.0f} parameters{whose} x {weights} + {numbers.trained:,.0f} trained x ({of_trained})"
 
 
-def _memory_lines(result: Estimate, kind: LayerKind, mode: Mode) -> Iterator[str]:
+def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
     """What b is for, and what the backward pass holds beside a and b."""
     states = [
         (name, state_bytes(kind, mode, training)) for name, training in _parts_of(result.setting.training).items()
@@ -300,7 +300,7 @@ def _parts_of(training: Training) -> dict[str, Training]:
     }
 
 
-def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
+def _edge_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
     output, setting = kind.value(kind.output), result.setting
     gathers = mode.degree > 1 and not mode.sequence_parallel
     return (
@@ -310,7 +310,7 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: Mode) -> str:
     )
 
 
-def _kept_text(kind: LayerKind, mode: Mode) -> str:
+def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
     if mode.recomputation == Recomputation.FULL:
         listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
     else:
@@ -323,7 +323,7 @@ def _kept_text(kind: LayerKind, mode: Mode) -> str:
     return f"0; in host memory {total}" if mode.offload else total
 
 
-def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -> str:
+def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: Costs) -> str:
     gpu = result.setting.gpu
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
     moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
@@ -333,16 +333,16 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: Mode, costs: Costs) -
     )
 
 
-def _synchronised_text(result: Estimate, mode: Mode, costs: Costs) -> str:
+def _synchronised_text(result: Estimate, mode: LayerMode, costs: Costs) -> str:
     setting = result.setting
     gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
-    weight, shards = f"{setting.training.weight_bytes:g} of a weight gathered", mode.zero_shards
+    weight, shards = f"{setting.training.weight_bytes:g} of a weight gathered", mode.optimizer_shards
     gradient = f"{gradient_bytes:g} of a gradient"
-    if mode.shares is Sharding.OPTIMIZER:
+    if mode.sharding is Sharding.OPTIMIZER:
         return f"{costs.trained:,.0f} x ({gradient} scattered + {weight}) / 2"
-    if mode.shares is Sharding.GRADIENTS:
+    if mode.sharding is Sharding.GRADIENTS:
         return f"{costs.trained:,.0f} x ({weight} / 2 + {gradient} / {shards})"
-    if mode.shares is Sharding.WEIGHTS:
+    if mode.sharding is Sharding.WEIGHTS:
         return f"{costs.trained:,.0f} x {gradient} / {shards}, among groups that share weights,"
     return f"{costs.trained:,.0f} x {gradient_bytes:g}"
 

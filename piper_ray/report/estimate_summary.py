@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from piper_ray.model.cluster import Link
-from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, size_text, time_text
+from piper_ray.report.document import workload_text
 from piper_ray.workloads.estimate.build import Estimate
 
 
 def file_text(result: Estimate, command: str) -> str:
     """The workload as TOML under a header that says how to make it again and how to read it."""
-    from piper_ray.workloads.formats import to_toml
-
-    header = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header_lines(result, command))
-    return f"{header}\n{to_toml(result.instance)}"
+    return workload_text(result.instance, header_lines(result, command))
 
 
 def header_lines(result: Estimate, command: str) -> list[str]:
@@ -113,7 +111,7 @@ def _state_text(result: Estimate) -> str:
 
 def _options_text(result: Estimate) -> str:
     modes = [mode for of_kind in result.modes.values() for mode in of_kind]
-    shards = max(mode.zero_shards for mode in modes)
+    shards = max(mode.optimizer_shards for mode in modes)
     text = (
         f"; zero{shards}: optimizer state over {shards} replicas, in stages of as many replicas or more"
         if shards > 1

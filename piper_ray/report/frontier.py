@@ -10,17 +10,15 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.engine.frontier.curve_events import CurveAdvanced, PointClosed
-from piper_ray.engine.frontier.frontier import Frontier
-from piper_ray.engine.frontier.points import FrontierPoint
+from piper_ray.engine.frontier.events import CurveAdvanced, PointClosed
+from piper_ray.engine.frontier.result import Frontier, FrontierPoint
 from piper_ray.model.events import Event
 from piper_ray.model.figures import percent_text, plural, printable, range_text, rate_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.layout import Column, print_table
 from piper_ray.report.log import SolverLog
 from piper_ray.report.speed import Throughput
-from piper_ray.report.stages import print_table
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
@@ -81,7 +79,7 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
     for points, by_budget in ((found.points(), False), (budgets, True)):
         if any(point.time_per_sample_s is not None for point in points):
             console.print()
-            print_table(console, table_lines(*_steps_table(points, by_budget, throughput)))
+            print_table(console, *_steps_table(points, by_budget, throughput))
             steps = sum(point.is_step for point in points)
             if steps > _MOST_ROWS:
                 console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)

@@ -10,9 +10,8 @@ from piper_ray.model import arguments
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.solution import BlockStats, Forecast
-from piper_ray.report.document import info_document
 from piper_ray.workloads.formats.load import instance_of
-from piper_ray.workloads.formats.plan_writer import Document
+from piper_ray.workloads.formats.plan_writer import Document, header
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source
@@ -31,21 +30,17 @@ def info(instance: Instance | Source, *, contract: Contract = Contract.SAFE) -> 
     """
     found, contract = instance_of(instance), arguments.choice("contract", contract, Contract)
     planned = lattice_input(found, contract)
-    return info_document(found, figures(found, planned.forecast, planned.blocks))
+    return info_document(found, planned.forecast, planned.blocks)
 
 
-def figures(instance: Instance, forecast: Forecast, blocks: BlockStats | None) -> Document:
-    """What ``info`` adds to the instance's own figures."""
+def info_document(instance: Instance, forecast: Forecast, blocks: BlockStats | None) -> Document:
+    """What ``info`` found."""
     return {
+        **header("info", instance),
         "tensor_parallel_degrees": list(instance.degrees),
         "tmpcs": degree_rows(instance),
         "blocks": None if blocks is None else asdict(blocks),
-        "forecast": {
-            "downsets": forecast.downsets,
-            "pairs": forecast.pairs,
-            "memory_bytes": forecast.memory_bytes,
-            "seconds": forecast.seconds,
-        },
+        "forecast": asdict(forecast),
     }
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 PIPE_WIDTH = 120
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -39,7 +40,20 @@ class Column:
     wrap: int | None = None
 
 
-def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, gap: int = 2) -> list[str]:
+def print_lines(target: Console, lines: Iterable[str]) -> None:
+    """A line that is too long for the terminal is left for it to wrap."""
+    for line in lines:
+        target.print(Text(line), soft_wrap=True)
+
+
+def print_table(target: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """``table_lines``, the head bold."""
+    head, *lines = table_lines(columns, rows)
+    target.print(Text(head, style="bold"), soft_wrap=True)
+    print_lines(target, lines)
+
+
+def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
     """The head and the rows, cells aligned and long ones wrapped; no line ends in a space."""
     wrapped = [
         [_wrapped(cell, column.wrap) for cell, column in zip(row, columns, strict=True)]
@@ -53,7 +67,7 @@ def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]], *, gap
                 _padded(cell[index].replace(NO_BREAK, " ") if index < len(cell) else "", width, column.right)
                 for cell, width, column in zip(row, widths, columns, strict=True)
             ]
-            lines.append((" " * gap).join(parts).rstrip())
+            lines.append("  ".join(parts).rstrip())
     return lines
 
 

@@ -22,6 +22,13 @@ _REFRESH_PER_S = 8
 _Log = TypeVar("_Log", bound="LiveLog")  # typing has Self from Python 3.11 on
 
 
+def left_texts(elapsed_s: float, done: float, what: str = "left") -> list[str]:
+    """``about 12 s left``, where that is worth a guess. done: share of the work."""
+    if elapsed_s <= WORTH_A_GUESS_S or not done > 0.0:
+        return []
+    return [f"about {duration_text(elapsed_s * (1.0 / done - 1.0))} {what}"]
+
+
 class LiveLog(ABC):
     """A log on ``console`` with such a line, shown while the context lasts."""
 
@@ -83,6 +90,6 @@ class Working(LiveLog):
         elapsed_s = time.perf_counter() - self._began_s
         counted = f", {self._done:,} of {self._total:,}" if self._total else ""
         parts = [f"{self._what}{counted}", f"{elapsed_s:.1f} s"]
-        if elapsed_s > WORTH_A_GUESS_S and 0 < self._done < self._total:
-            parts.append(f"about {duration_text(elapsed_s * (self._total / self._done - 1.0))} left")
+        if self._done < self._total:
+            parts += left_texts(elapsed_s, self._done / self._total)
         return Text(", ".join([*parts, self._name] if self._name else parts), style="dim")

@@ -23,7 +23,7 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.live import WORTH_A_GUESS_S, LiveLog
+from piper_ray.report.live import LiveLog, left_texts
 from piper_ray.report.summary import instance_lines
 from piper_ray.version import __version__
 
@@ -136,9 +136,8 @@ class SolverLog(LiveLog):
 def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
     parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
-    if advance.seconds > WORTH_A_GUESS_S and share > 0:
-        # A downset looks at those before it, so what is done grows as the square of their share.
-        parts.append(f"about {duration_text(advance.seconds * (1.0 / share**2 - 1.0))} left of it")
+    # A downset looks at those before it, so what is done grows as the square of their share.
+    parts += left_texts(advance.seconds, share**2, "left of it")
     if advance.bounds.gap is not None:
         parts.append(f"gap {percent_text(advance.bounds.gap)}")
     parts += [f"{share:.0%} of {advance.total:,} downsets", f"level {advance.level:,} of {advance.levels:,}"]
@@ -150,8 +149,7 @@ def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
 def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
     at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
     parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)"]
-    if advance.seconds > WORTH_A_GUESS_S and advance.done:
-        parts.append(f"about {duration_text(advance.seconds * (advance.total / advance.done - 1.0))} left of them")
+    parts += left_texts(advance.seconds, advance.done / advance.total if advance.total else 1.0, "left of them")
     parts.append(f"{advance.running} at work")
     if advance.bounds.gap is not None:
         parts.append(f"gap {percent_text(advance.bounds.gap)}")

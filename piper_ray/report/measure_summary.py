@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from piper_ray.model.cores import load_text
-from piper_ray.model.figures import given_size_text, memory_text, plural, printable, size_text, time_text
+from piper_ray.model.figures import given_size_text, memory_text, plural, range_text, size_text, time_text
+from piper_ray.report.document import workload_text
+from piper_ray.report.layout import Column, table_lines
 from piper_ray.workloads.measure.measure import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
 
@@ -33,10 +35,7 @@ def kinds_of(layers: Sequence[Measured]) -> list[LayerGroup]:
 
 def file_text(result: Profile, command: str) -> str:
     """The workload as TOML under a header that says how to make it again and how to read it."""
-    from piper_ray.workloads.formats import to_toml
-
-    header = "".join(f"# {printable(line)}".rstrip() + "\n" for line in header_lines(result, command))
-    return f"{header}\n{to_toml(result.instance)}"
+    return workload_text(result.instance, header_lines(result, command))
 
 
 def header_lines(result: Profile, command: str) -> list[str]:
@@ -128,30 +127,19 @@ def _input_lines(result: Profile) -> list[str]:
 
 
 def _table(result: Profile) -> list[str]:
-    rows = [["layers", "first", "forward", "backward", "spread", "with recomputation", "spread"]]
+    columns = [Column("layers"), Column("first")]
+    columns += [Column(head, right=True) for head in ("forward", "backward", "spread", "with recomputation", "spread")]
+    rows = []
     for kind in kinds_of(result.layers):
         plain, again = kind.first.figures.plain, kind.first.figures.recomputed
         times = [plain.forward_s, plain.backward_s, plain.spread_s]
-        times += [] if again is None else [again.total_s, again.spread_s]
-        row = [_numbers_text(kind.numbers), kind.first.layer.path, *(time_text(time_s, 4) for time_s in times)]
-        rows.append(row + ["-"] * (len(rows[0]) - len(row)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(_aligned(row, widths)) for row in rows]
-
-
-def _aligned(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Two columns of words, the others of numbers."""
-    padded = zip(row, widths, strict=True)
-    return [text.ljust(width) if index < 2 else text.rjust(width) for index, (text, width) in enumerate(padded)]
+        texts = [time_text(time_s, 4) for time_s in times]
+        texts += ["-", "-"] if again is None else [time_text(again.total_s, 4), time_text(again.spread_s, 4)]
+        rows.append([_numbers_text(kind.numbers), kind.first.layer.path, *texts])
+    return table_lines(columns, rows)
 
 
 def _numbers_text(numbers: Sequence[int]) -> str:
     """``0, 3-7``; where there are many such pieces, the first and how many."""
-    pieces: list[list[int]] = []
-    for number in numbers:
-        if pieces and number == pieces[-1][1] + 1:
-            pieces[-1][1] = number
-        else:
-            pieces.append([number, number])
-    texts = [str(first) if first == last else f"{first}-{last}" for first, last in pieces]
+    texts = range_text(numbers).split(",")
     return ", ".join(texts) if len(texts) <= 4 else f"{', '.join(texts[:3])}, ... ({len(numbers)})"

@@ -1,46 +1,58 @@
-"""What ``piper-ray plan`` found, for people: speed, utilisation, memory, what comes next, what would help."""
+"""``piper-ray plan`` for people: which solve is under way; then speed, utilisation, memory, what would help."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 
 from rich.console import Console
+from rich.text import Text
 
 from piper_ray.model.divided import odd_part
-from piper_ray.model.figures import memory_text, percent_text, plural, size_text, time_text
+from piper_ray.model.events import (
+    Bounds,
+    DegreesAdvanced,
+    DegreesSearched,
+    EvaluationAdvanced,
+    EvaluationFinished,
+    Event,
+    IncumbentFound,
+    PartBegun,
+)
+from piper_ray.model.figures import memory_text, percent_text, plural, share_text, size_text, time_text
 from piper_ray.proposal.figures import Figures
-from piper_ray.proposal.propose import Help, Proposal, Proposed, idle_devices
-from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
+from piper_ray.proposal.propose import FoundPlans, Help, Proposed, SolveBegun, idle_devices
+from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons, shape_text
+from piper_ray.report.layout import print_lines
+from piper_ray.report.live import LiveLog, left_texts
 
 _MOST_SHOWN = 5
 _MOST_RANKS = 16
 
 
-def print_figures(console: Console, proposal: Proposal, figures: Figures) -> None:
+def figure_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     """Step, speed, utilisation, and what the whole training takes where that is known."""
     best = proposal.best
-    runtime = proposal.demand.runtime
-    console.print(
-        f"{runtime.title}, {best.simulation.schedule.text}: microbatches of {best.samples}, "
-        f"{_shape(best)}, {figures.devices:,} of {best.instance.devices:,} GPUs",
-        soft_wrap=True, highlight=False,
-    )  # fmt: skip
+    runtime, simulation = proposal.demand.runtime, best.simulation
+    yield (
+        f"{runtime.title}, {simulation.schedule.text}: microbatches of {best.samples}, "
+        f"{shape_text(best.plan, simulation.schedule)}, {figures.devices:,} of {best.instance.devices:,} GPUs"
+    )
     if idle := idle_devices(best):
-        _line(console, f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}")
+        yield f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}"
     rates = [f"step {time_text(figures.step_s, 4)}"]
     if figures.samples_per_s is not None:
         rates.append(f"{figures.samples_per_s:,.1f} samples/s")
     if figures.tokens_per_s is not None:
         rates += [f"{figures.tokens_per_s:,.0f} tokens/s", f"{figures.tokens_per_s_per_device:,.0f} tokens/s/GPU"]
-    rates += [f"MFU {100.0 * figures.mfu:.1f} %", f"HFU {100.0 * figures.hfu:.1f} %"]
-    _line(console, ", ".join(rates))
+    yield ", ".join([*rates, f"MFU {share_text(figures.mfu)}", f"HFU {share_text(figures.hfu)}"])
     proved_s = best.solution.lower_bound_s * best.instance.microbatches
     set_aside_bytes = proposal.demand.set_aside_bytes
     left = f" that leaves {size_text(set_aside_bytes)} for {runtime.title}" if set_aside_bytes else ""
-    _line(console, f"with these microbatches and this schedule no plan{left} takes less than {time_text(proved_s, 4)}")
+    yield f"with these microbatches and this schedule no plan{left} takes less than {time_text(proved_s, 4)}"
     if figures.days is not None:
         cost = "" if figures.cost is None else f", {figures.cost:,.0f} at that price"
-        _line(console, f"the training takes {figures.days:,.1f} days{cost}")
+        yield f"the training takes {figures.days:,.1f} days{cost}"
 
 
 def _why_idle(best: Proposed) -> str:
@@ -53,20 +65,20 @@ def _why_idle(best: Proposed) -> str:
     return f"a plan uses d t p of them, d divides the {microbatches:,} microbatches, and none on more of them is faster"
 
 
-def print_memory(console: Console, best: Proposed) -> None:
+def memory_lines(best: Proposed) -> Iterator[str]:
     """Of each rank of a pipeline, its peak; the fullest ones alone where there are many."""
     simulation = best.simulation
-    _line(console, f"memory, of {memory_text(simulation.memory_limit_bytes)} on each GPU:")
+    yield f"memory, of {memory_text(simulation.memory_limit_bytes)} on each GPU:"
     ranks = list(enumerate(simulation.ranks))
     shown = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda x: -x[1].peak_memory_bytes)[:_MOST_RANKS]
     for number, rank in sorted(shown):
         share = rank.peak_memory_bytes / simulation.memory_limit_bytes
-        _line(console, f"  rank {number}: {size_text(rank.peak_memory_bytes)}, {100.0 * share:.0f} %")
+        yield f"  rank {number}: {size_text(rank.peak_memory_bytes)}, {100.0 * share:.0f} %"
     if len(shown) < len(ranks):
-        _line(console, f"  {plural(len(ranks) - len(shown), 'other rank')} hold less")
+        yield f"  {plural(len(ranks) - len(shown), 'other rank')} hold less"
 
 
-def print_others(console: Console, proposal: Proposal) -> None:
+def print_others(console: Console, proposal: FoundPlans) -> None:
     """The best plans of other microbatch sizes and schedules, and by how much they lose."""
     plans = [
         ComparedPlan(f"{one.samples} x {one.simulation.schedule.name.value}", one.plan, one.simulation)
@@ -75,27 +87,67 @@ def print_others(console: Console, proposal: Proposal) -> None:
     print_comparison(console, proposal.best.instance, plans, letters=proposal.demand.runtime.letters)
     first = plans[0]
     for one in plans[1:]:
-        slower = one.simulation.step_s / first.simulation.step_s - 1.0
+        slower = share_text(one.simulation.step_s / first.simulation.step_s - 1.0)
         because = ", ".join(reasons(one.simulation, first.simulation)) or "nothing in particular"
-        _line(console, f"{one.name}: {100.0 * slower:.1f} % slower; the best plan has {because}")
+        print_lines(console, [f"{one.name}: {slower} slower; the best plan has {because}"])
 
 
-def print_help(console: Console, best: Proposed, found: Iterable[Help]) -> None:
+def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
     """What other clusters would bring."""
     for one in found:
         if one.step_s is None:
-            _line(console, f"with {one.what}: no plan was found in time")
+            yield f"with {one.what}: no plan was found in time"
             continue
         gain = 1.0 - one.step_s * best.batch / (one.samples * best.step_s)
         words = f"{percent_text(gain)} less time a sample" if gain > 1e-4 else "no faster"
-        if one.samples == best.batch:
-            words = words.replace("sample", "step")
-        _line(console, f"with {one.what}: {words}")
+        yield f"with {one.what}: {words.replace('sample', 'step') if one.samples == best.batch else words}"
 
 
-def _shape(one: Proposed) -> str:
-    return ComparedPlan("", one.plan, one.simulation).shape_text
+_WITH_BOUNDS = (DegreesAdvanced, DegreesSearched, EvaluationAdvanced, EvaluationFinished, IncumbentFound)
 
 
-def _line(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, markup=False, highlight=False)
+class ProposalLog(LiveLog):
+    """Watches ``propose``, and then, after ``begin``, ``what_would_help``."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self.begin("planning")
+
+    def begin(self, what: str) -> None:
+        """A phase of which nothing is known yet. what: is done in it, in words."""
+        self._what = what
+        self._began_s = time.perf_counter()
+        self._solve: SolveBegun | None = None
+        self._part: PartBegun | None = None
+        self._bounds: Bounds | None = None
+
+    def __call__(self, event: SolveBegun | Event) -> None:
+        if self._ended:
+            return
+        if isinstance(event, SolveBegun):
+            self._solve, self._part, self._bounds = event, None, None
+        elif isinstance(event, PartBegun):
+            self._part, self._bounds = event, None
+        elif isinstance(event, _WITH_BOUNDS):
+            self._bounds = event.bounds
+
+    def live_line(self) -> Text:
+        solve, elapsed_s = self._solve, time.perf_counter() - self._began_s
+        if solve is None:
+            return Text(f"{self._what}, {elapsed_s:.1f} s", style="dim")
+        parts = [f"{solve.number} of {solve.total}: {solve.what}, {elapsed_s:.1f} s"]
+        parts += left_texts(elapsed_s, (solve.number - 1) / solve.total)
+        if solve.best_s is not None:
+            parts.append(f"best {time_text(solve.best_s, 4)}")
+        if self._bounds is not None and self._bounds.lower_s > 0.0:
+            parts.append(_bounds_text(self._bounds, solve.microbatches))
+        if self._part is not None:
+            parts.append(self._part.what)
+        return Text(", ".join(parts), style="dim")
+
+
+def _bounds_text(bounds: Bounds, microbatches: int) -> str:
+    """Of a step of the solve under way."""
+    if bounds.upper_s is None or bounds.gap is None:
+        return f"here at least {time_text(microbatches * bounds.lower_s, 4)}"
+    return f"here {time_text(microbatches * bounds.upper_s, 4)}, gap {percent_text(bounds.gap)}"

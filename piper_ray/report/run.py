@@ -11,9 +11,8 @@ from rich.console import Console
 from piper_ray.model.batch import Batch
 from piper_ray.model.cores import load_text
 from piper_ray.model.figures import Scale, plural, size_scale, size_text, time_scale, time_text
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.layout import Column, print_lines, print_table
 from piper_ray.report.speed import batch_text, rates_text
-from piper_ray.report.stages import print_table
 from piper_ray.run.result import Run
 from piper_ray.version import __version__
 
@@ -59,14 +58,12 @@ def promised_share(run: Run, rank: int) -> RankShare | None:
 
 def print_run(console: Console, run: Run) -> None:
     """At the console's width."""
-    for line in head_lines(run):
-        console.print(line, soft_wrap=True)
+    print_lines(console, head_lines(run))
     console.print()
     columns = [Column(_HEADS[0]), Column(_HEADS[1]), Column(""), *(Column(head, right=True) for head in _HEADS[2:])]
-    print_table(console, table_lines(columns, list(_rows(run))))
+    print_table(console, columns, list(_rows(run)))
     console.print()
-    for line in summary_lines(run):
-        console.print(line, soft_wrap=True)
+    print_lines(console, summary_lines(run))
 
 
 def head_lines(run: Run) -> list[str]:
@@ -142,8 +139,8 @@ def _rows(run: Run) -> Iterator[list[str]]:
 def _cells(share: RankShare, seconds: Scale, sizes: Scale) -> list[str]:
     times_s = (share.compute_s, share.waiting_s, share.gradients_s, share.optimizer_s)
     return [
-        *(f"{seconds.text(time_s)} {seconds.unit}" for time_s in times_s),
-        f"{sizes.text(share.peak_memory_bytes)} {sizes.unit}",
+        *map(seconds.with_unit, times_s),
+        sizes.with_unit(share.peak_memory_bytes),
     ]
 
 

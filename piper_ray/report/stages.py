@@ -16,7 +16,7 @@ from piper_ray.model.figures import plural, printable, range_text, size_scale, s
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, table_lines
+from piper_ray.report.layout import NO_BREAK, Column, draws_blocks, print_table, table_lines
 
 _LONGEST_BAR = 48
 _SHORTEST_BAR = 8
@@ -49,13 +49,7 @@ def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Eva
 
 def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> None:
     """Which layers run where, and how."""
-    print_table(console, table_lines(*_layers_table(instance, plan, schedule, console.width)))
-
-
-def print_table(console: Console, lines: list[str]) -> None:
-    """Lines whose first is the head. A line too long for the terminal is left for it to wrap."""
-    for index, line in enumerate(lines):
-        console.print(Text(line, style="bold" if index == 0 else ""), soft_wrap=True)
+    print_table(console, *_layers_table(instance, plan, schedule, console.width))
 
 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:

@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.layout import Column, print_table
 from piper_ray.report.live import LiveLog
-from piper_ray.report.stages import print_table
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Sweep
 from piper_ray.sweep.progress import Best, Progress
@@ -93,7 +92,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
         )
     heads = ("points", "downsets", "memory of a worker", "about, on one core")
     columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute"), Column("schedule")]
-    print_table(console, table_lines([*columns, *(Column(head, right=True) for head in heads)], rows))
+    print_table(console, [*columns, *(Column(head, right=True) for head in heads)], rows)
     console.print()
     seconds = sum(demand.seconds(point) for point in sweep.points)
     console.print(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.figures import given_size_text, time_text
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.layout import Column
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
 
 MOST_COLUMNS = 8
@@ -17,7 +17,7 @@ MOST_COLUMNS = 8
 
 
 @dataclass(frozen=True)
-class Table:
+class FindingsTable:
     """A title, and cells as text. left: how many columns hold words; the others hold figures."""
 
     title: str
@@ -25,10 +25,10 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     left: int
 
-    def lines(self) -> list[str]:
-        """For a terminal, aligned."""
-        columns = [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
-        return table_lines(columns, self.rows)
+    @property
+    def columns(self) -> list[Column]:
+        """For a terminal."""
+        return [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
 
     def markdown(self) -> str:
         marks = ["---" if index < self.left else "---:" for index in range(len(self.heads))]
@@ -37,44 +37,42 @@ class Table:
         return f"## {self.title}\n\n" + "\n".join(cells) + "\n"
 
 
-def tables(records: Sequence[Record]) -> list[Table]:
+def tables(records: Sequence[Record]) -> list[FindingsTable]:
     """All tables that have rows."""
     found = [_planners(records), _best(records), *_by_devices(records), _errors(records)]
     return [table for table in found if table.rows]
 
 
+_CSV: Mapping[str, Callable[[Record], object]] = {
+    "workload": lambda r: r.scene.workload,
+    "planner": lambda r: r.method.planner,
+    "restrictions": lambda r: r.method.without,
+    "devices": lambda r: r.devices,
+    "microbatches": lambda r: r.scene.microbatches,
+    "memory_bytes": lambda r: r.memory_bytes,
+    "bandwidth_bytes_per_s": lambda r: r.scene.bandwidth_bytes_per_s,
+    "status": lambda r: r.status,
+    "time_per_sample_s": lambda r: r.time_per_sample_s,
+    "lower_bound_s": lambda r: r.lower_bound_s,
+    "devices_used": lambda r: r.devices_used,
+    "stages": lambda r: r.stages,
+    "seconds": lambda r: r.seconds,
+    "error_kind": lambda r: r.error_kind,
+    "error": lambda r: r.error,
+    "schedule": lambda r: r.scene.schedule,
+}
+
+
 def points_csv(records: Sequence[Record]) -> str:
     """Every point, in full figures, without its plan."""
-    heads = (
-        "workload",
-        "planner",
-        "restrictions",
-        "devices",
-        "microbatches",
-        "memory_bytes",
-        "bandwidth_bytes_per_s",
-        "status",
-        "time_per_sample_s",
-        "lower_bound_s",
-        "devices_used",
-        "stages",
-        "seconds",
-        "error_kind",
-        "error",
-        "schedule",
-    )
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heads)
-    for r in records:
-        cluster = (r.devices, r.scene.microbatches, r.memory_bytes, r.scene.bandwidth_bytes_per_s)
-        plan = (r.status, r.time_per_sample_s, r.lower_bound_s, r.devices_used, r.stages)
-        row = (r.scene.workload, *r.method, *cluster, *plan, r.seconds, r.error_kind, r.error, r.scene.schedule)
-        writer.writerow(["" if cell is None else cell for cell in row])
+    writer.writerow(_CSV)
+    writer.writerows([of(record) for of in _CSV.values()] for record in records)  # None is written as nothing
     return text.getvalue()
 
 
-def _planners(records: Sequence[Record]) -> Table:
+def _planners(records: Sequence[Record]) -> FindingsTable:
     rows = [
         (
             c.workload,
@@ -91,10 +89,10 @@ def _planners(records: Sequence[Record]) -> Table:
         for c in comparisons(records)
     ]
     figures = ("points", "proved", "plans", "none", "failed", "slower, mean", "at most", "solve, median")
-    return Table("Planners", ("workload", "planner", *figures), tuple(rows), 2)
+    return FindingsTable("Planners", ("workload", "planner", *figures), tuple(rows), 2)
 
 
-def _best(records: Sequence[Record]) -> Table:
+def _best(records: Sequence[Record]) -> FindingsTable:
     rows = [
         (
             r.scene.name,
@@ -111,10 +109,10 @@ def _best(records: Sequence[Record]) -> Table:
     ]
     title = "Best plans, of equally fast ones those on the fewest devices"
     figures = ("N", "B", "M", "K", "stages", "time per microbatch", "microbatches/s")
-    return Table(title, ("workload", "planner", *figures), tuple(rows), 2)
+    return FindingsTable(title, ("workload", "planner", *figures), tuple(rows), 2)
 
 
-def _by_devices(records: Sequence[Record]) -> list[Table]:
+def _by_devices(records: Sequence[Record]) -> list[FindingsTable]:
     """For each workload, N and B; columns are planners and memory sizes."""
     found = []
     for scene in dict.fromkeys(record.scene for record in records):
@@ -131,17 +129,17 @@ def _by_devices(records: Sequence[Record]) -> list[Table]:
             ]
             bandwidth = given_size_text(scene.bandwidth_bytes_per_s)
             title = f"Microbatches per second: {scene.name}, N = {scene.microbatches:,}, B = {bandwidth}/s"
-            found.append(Table(title, heads, tuple(rows), 0))
+            found.append(FindingsTable(title, heads, tuple(rows), 0))
     return found
 
 
-def _errors(records: Sequence[Record]) -> Table:
+def _errors(records: Sequence[Record]) -> FindingsTable:
     counts = Counter((r.scene.name, str(r.method), r.error_kind, r.error) for r in records if r.status == "error")
     rows = [
         (workload, method, kind or "", " ".join((text or "").split())[:100], f"{count:,}")
         for (workload, method, kind, text), count in counts.most_common()
     ]
-    return Table("Errors", ("workload", "planner", "kind", "first words", "points"), tuple(rows), 4)
+    return FindingsTable("Errors", ("workload", "planner", "kind", "first words", "points"), tuple(rows), 4)
 
 
 def _cell(record: Record) -> str:

@@ -13,10 +13,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
-from piper_ray.run.batches import divided, in_order_of
-from piper_ray.run.data import Microbatch, moved
+from piper_ray.run.data import Microbatch, divided, in_order_of, moved
+from piper_ray.run.job import PipelinePlan
 from piper_ray.run.pipeline import Pipeline
-from piper_ray.run.pipeline_plan import PipelinePlan
 from piper_ray.workloads.measure.factory import Inputs, TrainableModel, as_call
 
 _CPU = torch.device("cpu")

@@ -10,8 +10,7 @@ from typing import Literal
 from pydantic import Field
 
 from piper_ray.model.errors import InputError
-from piper_ray.run.job import LayerJob, Replicas
-from piper_ray.run.pipeline_plan import Pass, PipelinePlan
+from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.workloads.formats.documents import parse_json, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults

@@ -1,22 +1,25 @@
-"""What the ranks of a run are to do: a plan that torch can run, as plain data that goes to each of them as JSON."""
+"""What the ranks of a run are to do: a plan that torch can run, as plain data that goes to each of them."""
 
 from __future__ import annotations
 
 import ast
-import dataclasses
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
+from piper_ray.model import arguments
 from piper_ray.model.cores import share_of_cores
 from piper_ray.model.errors import UsageError
 from piper_ray.model.plain import as_tuple, convert_fields
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.formats.planned import Planned
+
+Pass = tuple[ActionKind, int, int]
+"""Its kind, its stage, and its microbatch among those of a replica."""
+
+_DEVICES = ("cpu", "cuda")
 
 
 class Replicas(str, Enum):
@@ -107,28 +110,8 @@ class Job:
         text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
         return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
 
-    def to_json(self) -> str:
-        """What ``from_json`` reads."""
-        # Tuples among the arguments stay tuples.
-        own = {"arguments": repr(dict(self.arguments)), "schedule": self.schedule.to_dict()}
-        return json.dumps(dataclasses.asdict(self) | own)
 
-    @classmethod
-    def from_json(cls, text: str) -> Job:
-        """What ``to_json`` wrote."""
-        read: dict[str, Any] = json.loads(text)
-        return cls(
-            **read
-            | {
-                "arguments": ast.literal_eval(read["arguments"]),
-                "stages": tuple(tuple(LayerJob(**layer) for layer in stage) for stage in read["stages"]),
-                "schedule": Schedule(*map(read["schedule"].get, ("schedule", "chunks", "group"))),
-                "sharing": Replicas(read["sharing"]),
-            }
-        )
-
-
-def pass_lists(job: Job) -> list[list[tuple[ActionKind, int, int]]]:
+def pass_lists(job: Job) -> list[list[Pass]]:
     """For each place its passes in order: kind, stage, microbatch of the replica's own.
 
     Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
@@ -141,8 +124,54 @@ def pass_lists(job: Job) -> list[list[tuple[ActionKind, int, int]]]:
 
 
 @dataclass(frozen=True)
+class PipelinePlan:
+    """What torch's pipelines need to know of a plan, whoever made it: a job, or an exported folder.
+
+    stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order.
+    replicas: d. sharing: how replicas share their work. weight_type: PyTorch's name of the weights' type; empty where
+    nobody says.
+    """
+
+    stages: tuple[tuple[LayerJob, ...], ...]
+    passes: tuple[tuple[Pass, ...], ...]
+    replicas: int
+    sharing: Replicas
+    weight_type: str = ""
+
+    @classmethod
+    def of(cls, job: Job) -> PipelinePlan:
+        """Raises UsageError where the schedule cannot run so many microbatches on so many ranks."""
+        return cls(job.stages, tuple(map(tuple, pass_lists(job))), job.replicas, job.sharing)
+
+    @property
+    def places(self) -> int:
+        """p: ranks of one pipeline."""
+        return len(self.passes)
+
+    @property
+    def ranks(self) -> int:
+        """p d: rank r d + i is replica i of place r."""
+        return self.places * self.replicas
+
+    @property
+    def microbatches(self) -> int:
+        """m, of a replica."""
+        return 1 + max(k for passes in self.passes for _, _, k in passes)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a backward pass is done in two parts."""
+        return any(kind is ActionKind.I for passes in self.passes for kind, _, _ in passes)
+
+    def stages_of(self, place: int) -> list[int]:
+        """What a place holds, ascending."""
+        return sorted({stage for _, stage, _ in self.passes[place]})
+
+
+@dataclass(frozen=True)
 class JobOptions:
-    """How a plan is run. microbatches, microbatch: in place of the plan's own.
+    """How a plan is run. microbatches, microbatch: in place of the plan's own. Raises UsageError for what makes no
+    sense.
 
     model, arguments, inputs, device, sharing, steps, warm_up: see ``Job``.
     """
@@ -156,6 +185,36 @@ class JobOptions:
     sharing: Replicas
     steps: int
     warm_up: int
+
+    def __post_init__(self) -> None:
+        arguments.of_kind("model", self.model, str, "a factory, such as 'model.py:build'")
+        if self.device not in _DEVICES:
+            raise UsageError(f"device must be 'cpu' or 'cuda', not {arguments.shown(self.device)}")
+        (warm_up,) = arguments.whole_numbers("warm_up", [self.warm_up])
+        if warm_up < 0:
+            raise UsageError(f"warm_up must be at least 0, not {warm_up}")
+        found: dict[str, object] = {
+            "arguments": {key: _plain(key, value) for key, value in self.arguments.items()},
+            "inputs": tuple(self.inputs),
+            "sharing": arguments.choice("sharing", self.sharing, Replicas),
+            "steps": arguments.positive("steps", self.steps),
+            "warm_up": warm_up,
+        }
+        for name in ("microbatches", "microbatch"):
+            if getattr(self, name) is not None:
+                found[name] = arguments.positive(name, getattr(self, name))
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
+
+def _plain(key: str, value: object) -> object:
+    """Arguments of the factory are shown, and travel to the ranks."""
+    try:
+        if ast.literal_eval(repr(value)) == value:
+            return value
+    except (ValueError, SyntaxError):
+        pass
+    raise UsageError(f"argument {key} of the model: {arguments.shown(value)} is no number, text, or container of those")
 
 
 def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:

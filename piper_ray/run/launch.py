@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -17,8 +17,7 @@ from typing import Any
 from piper_ray.model.errors import ClusterError, PiperRayError
 from piper_ray.model.stop import Stop
 from piper_ray.run.job import Job
-from piper_ray.run.outcome import Failure, run_from_json
-from piper_ray.run.result import Run
+from piper_ray.run.result import Failure, Run
 
 _POLL_S = 0.05
 _CAUSE_WITHIN_S = 1.0
@@ -36,11 +35,12 @@ def launch(job: Job, advanced: Advanced, stop: Stop[Any]) -> Run:
     """Runs the job on this machine's loopback. Raises what the first rank at fault says, or StopSearch."""
     with tempfile.TemporaryDirectory(prefix="piper-ray-run-") as text:
         folder = Path(text)
-        (folder / "job.json").write_text(job.to_json())
+        (folder / "job.pickle").write_bytes(pickle.dumps(job))
         with _processes(job, folder, stop) as processes:
             _watch(job, folder, processes, advanced, stop)
         try:
-            return run_from_json((folder / "run.json").read_text())
+            run: Run = pickle.loads((folder / "run.pickle").read_bytes())
+            return run
         except FileNotFoundError:
             raise ClusterError(f"{job.name_of(0)} ended without a result") from None
 
@@ -148,7 +148,8 @@ def _at_fault(job: Job, folder: Path, processes: list[subprocess.Popen[bytes]]) 
 
 def _failure(folder: Path, rank: int) -> Failure | None:
     with contextlib.suppress(FileNotFoundError):
-        return Failure.from_dict(json.loads((folder / f"error-{rank}.json").read_text()))
+        failure: Failure = pickle.loads((folder / f"error-{rank}.pickle").read_bytes())
+        return failure
     return None
 
 

@@ -2,16 +2,16 @@
 
     python -m piper_ray.run.rank FOLDER
 
-Started by ``launch``, with what torchrun gives its processes in the environment. FOLDER has job.json; written there are
-run.json by rank 0, progress by rank 0, and error-RANK.json by whom something goes wrong. The process ends with its
-launcher: its standard input then closes.
+Started by ``launch``, with what torchrun gives its processes in the environment. FOLDER has job.pickle; written there
+are run.pickle by rank 0, progress by rank 0, and error-RANK.pickle by whom something goes wrong. The process ends with
+its launcher: its standard input then closes.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
+import pickle
 import sys
 import threading
 import traceback
@@ -22,9 +22,8 @@ import torch.distributed as dist
 
 from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError, UsageError
 from piper_ray.run.job import Job
-from piper_ray.run.outcome import Failure, run_to_json
 from piper_ray.run.passes import PassFailed
-from piper_ray.run.result import Run
+from piper_ray.run.result import Failure, Run
 from piper_ray.run.train import Progress, train
 from piper_ray.workloads.measure.places import place_of, words_of
 
@@ -99,7 +98,7 @@ def main(folder: Path) -> int:
     """The process."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
-    job = Job.from_json((folder / "job.json").read_text())
+    job: Job = pickle.loads((folder / "job.pickle").read_bytes())
 
     def progress(done: int) -> None:
         if rank == 0:
@@ -109,10 +108,10 @@ def main(folder: Path) -> int:
         run = work(job, progress)
     except Exception as error:  # noqa: BLE001 - the launcher tells it
         traceback.print_exc()
-        (folder / f"error-{rank}.json").write_text(json.dumps(told(job, rank, error).to_dict()))
+        (folder / f"error-{rank}.pickle").write_bytes(pickle.dumps(told(job, rank, error)))
         return 1
     if run is not None:
-        (folder / "run.json").write_text(run_to_json(run))
+        (folder / "run.pickle").write_bytes(pickle.dumps(run))
     return 0
 
 

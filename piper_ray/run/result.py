@@ -1,4 +1,4 @@
-"""What a run measured: steps, and of one of them what each rank did and held."""
+"""What a run measured: steps, and of one of them what each rank did and held; or what went wrong on a rank."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import TYPE_CHECKING
 
+from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, PiperRayError, UsageError
 from piper_ray.model.figures import plural, time_text
 from piper_ray.run.job import Job
 
@@ -126,3 +127,40 @@ class Run:
             f"Run({self.job.schedule.text}: {plural(len(self.steps_s), 'step')} on {plural(len(self.ranks), 'rank')}, "
             f"step {time_text(self.step_s)}{promised})"
         )
+
+
+_KINDS: dict[str, type[PiperRayError]] = {
+    kind.__name__: kind for kind in (UsageError, InputError, LimitError, ClusterError, PiperRayError)
+}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What a rank tells its launcher where something went wrong.
+
+    kind: name of an error's class. own: the rank's own fault; False: it lost the others, who may have one."""
+
+    kind: str
+    message: str
+    source: str
+    faults: tuple[tuple[str, str], ...]
+    own: bool
+
+    @classmethod
+    def of(cls, error: PiperRayError) -> Failure:
+        """An error that is told as it is."""
+        kind = next(name for name, known in _KINDS.items() if isinstance(error, known))
+        if isinstance(error, InputError):
+            return cls(kind, "", error.source, tuple((fault.path, fault.message) for fault in error.faults), own=True)
+        return cls(kind, str(error), "", (), own=True)
+
+    @classmethod
+    def lost(cls, message: str) -> Failure:
+        """The rank could not go on: as a rule since another one did not."""
+        return cls(ClusterError.__name__, message, "", (), own=False)
+
+    def error(self) -> PiperRayError:
+        """What the launcher raises."""
+        if self.kind == InputError.__name__:
+            return InputError(self.source, [Fault(*fault) for fault in self.faults])
+        return _KINDS[self.kind](self.message)

@@ -1,19 +1,31 @@
-"""``piper_ray.run``: the command ``piper-ray run`` as a function."""
+"""``piper_ray.run``: from what a user gives to what the ranks are to do, the promise that they are held against, and
+what they measure."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
+from piper_ray.model.cores import machine_load
+from piper_ray.model.errors import UsageError
+from piper_ray.model.extras import require
+from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
+from piper_ray.run.job import Job, JobOptions, Replicas, job_of
+from piper_ray.run.result import Run
+from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import simulate
+from piper_ray.workloads.formats.load import instance_of, load_plan, plan_claims, planned
 from piper_ray.workloads.measure.arguments import PARAMETERS
 
 if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance
-    from piper_ray.run.result import Run
+    from piper_ray.simulate.result import Simulation
     from piper_ray.workloads.formats.load import Source
 
 
@@ -48,21 +60,86 @@ def run(
     >>> piper_ray.run("models.py:small_gpt", "plan.json", "workload.toml", steps=5)  # doctest: +SKIP
     """
     from piper_ray.run.launch import launch
-    from piper_ray.run.prepare import prepared
 
-    job, promise = prepared(
-        model,
-        plan,
-        instance,
-        schedule=schedule,
-        steps=arguments.positive("steps", steps),
-        warm_up=arguments.whole_numbers("warm_up", [warm_up])[0],
-        device=device,
-        sharing=sharing,
+    options = JobOptions(
+        model=model,
+        arguments=arguments_of_model or {},
+        inputs=tuple(inputs),
         microbatches=microbatches,
         microbatch=microbatch,
-        arguments_of_model=arguments_of_model or {},
-        inputs=inputs,
+        device=device,
+        sharing=Replicas(arguments.choice("sharing", sharing, Replicas)),
+        steps=steps,
+        warm_up=warm_up,
     )
+    job, promise = prepared(plan, instance, schedule, options)
     stop: Stop[Any] = Stop()
     return promise.given_to(launch(job, lambda _done, _all: None, stop))
+
+
+@dataclass(frozen=True)
+class Promise:
+    """step_s: of a batch; None: nobody says. simulation: where the plan's instance is at hand. measured_threads: those
+    that its times were measured with, None: nobody says. load: of this machine, before anything is started."""
+
+    step_s: float | None
+    simulation: Simulation | None
+    measured_threads: int | None
+    load: float | None
+
+    def given_to(self, run: Run) -> Run:
+        """The run with the promise beside it."""
+        return replace(
+            run,
+            promised_s=self.step_s,
+            simulation=self.simulation,
+            measured_threads=self.measured_threads,
+            load=self.load,
+        )
+
+
+def prepared(
+    plan: Plan | Source,
+    instance: Instance | Source | None,
+    schedule: Schedule | ScheduleName | str | None,
+    options: JobOptions,
+) -> tuple[Job, Promise]:
+    """See ``run``; nothing is started. Raises UsageError, InputError and InvalidPlan."""
+    load = machine_load()
+    require("torch", "run")
+    known = None if instance is None else _with_batch(instance_of(instance), options.microbatches)
+    document, terms, of_plan = _document(plan, known)
+    chosen = Schedule.first_of(schedule, of_plan, None if known is None else known.schedule)
+    read = planned(document)
+    job = job_of(read, chosen, options)
+    if known is not None:
+        made = plan if isinstance(plan, Plan) else load_plan(plan, known)
+        flush_terms = StepTerms() if chosen.asynchronous else terms
+        simulation = simulate(known, made, chosen, options=SimulationOptions.of(flush_terms))
+        return job, Promise(simulation.step_s, simulation, read.measured_threads, load)
+    as_planned = read.time_per_sample_s is not None and (job.microbatches, chosen) == (read.microbatches, of_plan)
+    step_s = read.time_per_sample_s * job.microbatches if as_planned else None  # type: ignore[operator]
+    return job, Promise(step_s, None, read.measured_threads, load)
+
+
+def _with_batch(instance: Instance, microbatches: int | None) -> Instance:
+    return instance if microbatches is None else instance.replace(microbatches=microbatches)
+
+
+def _document(plan: Plan | Source, instance: Instance | None) -> tuple[Source, StepTerms, Schedule | None]:
+    """The plan's document, complete where the instance is known; the terms of its step; its schedule."""
+    if isinstance(plan, Plan):
+        if instance is None:
+            raise UsageError("a Plan does not say which modules its layers are; expected its instance too")
+        return _complete(plan, instance), StepTerms(), None
+    if not isinstance(plan, (str, os.PathLike, Mapping)):
+        raise UsageError(f"plan must be a Plan, a path or a document, not {arguments.shown(plan)}")
+    claims = plan_claims(plan)
+    document = plan if instance is None else _complete(load_plan(plan, instance), instance)
+    return document, claims.step, claims.schedule
+
+
+def _complete(plan: Plan, instance: Instance) -> dict[str, object]:
+    from piper_ray.workloads.formats.plan_writer import plan_document
+
+    return plan_document(instance, plan, None)

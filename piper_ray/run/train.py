@@ -8,17 +8,44 @@ from statistics import median_low
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from piper_ray.run.job import Job
+from piper_ray.run.data import Data, Microbatch
+from piper_ray.run.job import Job, PipelinePlan
 from piper_ray.run.memory import PeakMemory
+from piper_ray.run.pipeline import Pipeline
 from piper_ray.run.result import RankRun, Run, Stretch
-from piper_ray.run.training import Training
+from piper_ray.workloads.measure.factory import find_factory
+from piper_ray.workloads.measure.inputs import parse_input
 
+_CPU = torch.device("cpu")
 _LEARNING_RATE = 1e-4
 
 Progress = Callable[[int], None]
 """Steps done, those of the warm-up included."""
+
+
+class Training:
+    """A rank's part of a job: its pipeline, and the microbatches that the job's factory gives.
+
+    Its data are the same on every rank. Raises InputError and UsageError for a model that the plan does not fit."""
+
+    def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
+        factory = find_factory(job.model, dict(job.arguments))
+        declared = [parse_input(text) for text in job.inputs]
+        model = factory.build(job.microbatch, _CPU, declared)
+        self._job, self._replica = job, mesh.get_local_rank("dp")
+        self._data = Data(factory, model, declared, job.microbatch)
+        self.pipeline = Pipeline(job.model, PipelinePlan.of(job), model, model.inputs, mesh, device)
+
+    def batch(self) -> list[Microbatch]:
+        """This replica's microbatches of the next step, on its device."""
+        whole = self._data.batch(self._job.microbatches)
+        return [one.on(self.pipeline.device) for one in whole[self._replica :: self._job.replicas]]
+
+    def run(self, batch: list[Microbatch]) -> list[torch.Tensor]:
+        """See ``Pipeline.run``; the loss gets the microbatch's inputs."""
+        return self.pipeline.run(batch, [one.inputs for one in batch])
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from piper_ray.model.mode import Sharding
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.settings import OneSetting, Sharding
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
 
 _WHOLE_LAYERS = Recomputation.FULL.parts
@@ -27,7 +28,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.MEGATRON,
         "Megatron",
         (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneSetting((*_WHOLE_LAYERS, *MEGATRON_MODULES), context=True, experts=True, experts_in_sequence=True),
+        OneMode((*_WHOLE_LAYERS, *MEGATRON_MODULES), context=True, experts=True, experts_in_sequence=True),
         fills_interleaved=True,
         letters=True,
     ),
@@ -40,7 +41,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.TORCHTITAN,
         "torchtitan",
         _TORCH_SCHEDULES,
-        OneSetting(
+        OneMode(
             (*_WHOLE_LAYERS, EVERY_SECOND_PRODUCT),
             context=True,
             experts=True,
@@ -61,7 +62,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.TORCH,
         "torch.distributed.pipelining",
         _TORCH_SCHEDULES,
-        OneSetting(_WHOLE_LAYERS, by_layer=True, sequence_parallel=False),
+        OneMode(_WHOLE_LAYERS, by_layer=True, sequence_parallel=False),
         tensor_parallelism=False,
         blocks=False,
         ties_ends=False,
@@ -75,7 +76,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.DEEPSPEED,
         "DeepSpeed",
         (ScheduleName.ONE_F_ONE_B,),
-        OneSetting(_WHOLE_LAYERS, sequence_parallel=False),
+        OneMode(_WHOLE_LAYERS, sequence_parallel=False),
         blocks=False,
         rank_order="model-data-pipe",
         chain=True,
@@ -87,9 +88,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.FLAGSCALE,
         "FlagScale",
         (ScheduleName.ONE_F_ONE_B,),
-        OneSetting(
-            _WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True
-        ),
+        OneMode(_WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True),
         first_k=True,
         letters=True,
     ),

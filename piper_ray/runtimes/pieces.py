@@ -1,4 +1,5 @@
-"""A model as runtimes for language models build it: an embedding, equal blocks in a row, maybe predictors, a head."""
+"""A model as runtimes build it: an embedding, equal blocks in a row, maybe predictors, and a head; or a chain, in which
+each layer reads what the one before it makes."""
 
 from __future__ import annotations
 
@@ -159,6 +160,20 @@ def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
             raise UsageError(
                 f"{_layer(instance, block[0])} does not read what {_layer(instance, before[-1])} makes: "
                 f"{_named(instance)} is no single row of blocks"
+            )
+
+
+def require_chain(instance: Instance, title: str) -> None:
+    """Raises UsageError, with the first layer that is at odds. title: of the runtime that asks for it."""
+    order = layers_in_order(instance)
+    for before, layer in zip((None, *order), order, strict=False):
+        sources = instance.neighbours[layer][0]
+        if set(sources) != ({before} - {None}):
+            read = " and ".join(_layer(instance, source) for source in sources) or "no other layer"
+            expected = "nothing" if before is None else _layer(instance, before)
+            raise UsageError(
+                f"{title} hands each layer what the one before it makes; here {_layer(instance, layer)} reads {read}, "
+                f"and {expected} is before it"
             )
 
 

@@ -20,11 +20,10 @@ from piper_ray.model.constraints import (
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting, setting_of
-from piper_ray.runtimes.chain import require_chain
-from piper_ray.runtimes.pieces import pieces_of
+from piper_ray.runtimes.pieces import pieces_of, require_chain
 
 USUAL_GPUS_PER_NODE = 8
 """Where the workload knows one link alone, and so no nodes."""
@@ -59,7 +58,7 @@ class Runtime:
     name: RuntimeName
     title: str
     schedules: tuple[ScheduleName, ...]
-    setting: OneSetting
+    setting: OneMode
     first_k: bool = False
     tensor_parallelism: bool = True
     blocks: bool = True
@@ -135,7 +134,7 @@ class Runtime:
         if not self.setting.context:
             return {1}
         rows = (row for layer in instance.layers for row in layer.tmpcs.values())
-        return {1, *(setting_of(tmpc).context for row in rows for tmpc in row)}
+        return {1, *(tmpc.mode.context for row in rows for tmpc in row)}
 
     def restricted(
         self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int

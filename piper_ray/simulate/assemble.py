@@ -23,8 +23,7 @@ from piper_ray.simulate.memory import MemorySteps, Versions, held_microbatches, 
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
-from piper_ray.simulate.steady import SteadyState, steady_state
-from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
+from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
@@ -162,9 +161,7 @@ def _stream(scene: _Scene) -> Stream:
         tuple(duration_s[:, ActionKind.F].tolist()),
         tuple(duration_s[:, ActionKind.B].tolist()),
         scene.placed.replicas,
-        tuple(
-            Hand(hop.source, hop.target, hop.forward_s + latency_s, hop.backward_s + latency_s) for hop in scene.hops
-        ),
+        tuple(Hop(hop.source, hop.target, hop.forward_s + latency_s, hop.backward_s + latency_s) for hop in scene.hops),
     )
 
 
@@ -175,22 +172,35 @@ def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     timeline = scene.run(_lists(scene, microbatches, in_flight), microbatches)
     all_reduces, optimizers = _after_the_flush(scene, timeline)
     step_s = max(interval.end_s for interval in optimizers)
+    made = _simulation(scene, instance, timeline, (0.0, step_s), (all_reduces, optimizers))
+    path = critical_path(timeline, all_reduces, optimizers)
+    return replace(made, step_s=step_s, in_flight=in_flight, critical_path=path)
+
+
+def _simulation(
+    scene: _Scene,
+    instance: Instance,
+    timeline: Timeline,
+    window_s: tuple[float, float],
+    after: tuple[tuple[Interval, ...], tuple[Interval, ...]] = ((), ()),
+) -> Simulation:
+    """Of a step as long as the window. after: the all-reduces and the optimizers' steps that come after a flush."""
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
         batch=_batch(instance, scene.options),
-        step_s=step_s,
+        step_s=window_s[1] - window_s[0],
         promised_s=None,
-        pipelines=lanes,
-        ranks=_ranks(scene, timeline, (0.0, step_s), all_reduces, optimizers),
+        pipelines=scene.placed.lanes,
+        ranks=_ranks(scene, timeline, window_s, *after),
         stages=scene.figures,
-        window_s=(0.0, step_s),
-        in_flight=in_flight,
+        window_s=window_s,
+        in_flight=None,
         sustaining=None,
         timeline=timeline,
-        all_reduces=all_reduces,
-        optimizer_steps=optimizers,
-        critical_path=critical_path(timeline, all_reduces, optimizers),
+        all_reduces=after[0],
+        optimizer_steps=after[1],
+        critical_path=(),
         memory_limit_bytes=instance.memory_bytes,
         steady=True,
         notes=tuple(_pipeline_notes(scene)),
@@ -244,25 +254,13 @@ def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     microbatch_s = found.microbatch_s + scene.options.optimizer_s * lanes / scene.microbatches
     promised_s = stream.promised_s + scene.options.optimizer_s * lanes / scene.microbatches
     batches = scene.microbatches / lanes
-    return Simulation(
-        schedule=scene.schedule,
-        options=scene.options,
-        batch=_batch(instance, scene.options),
+    return replace(
+        _simulation(scene, instance, found.timeline, found.window_s),
         step_s=microbatch_s * batches,
         promised_s=promised_s * batches,
-        pipelines=lanes,
-        ranks=_ranks(scene, found.timeline, found.window_s, (), ()),
-        stages=scene.figures,
-        window_s=found.window_s,
         in_flight=in_flight,
         sustaining=_sustaining(scene, stream, in_flight),
-        timeline=found.timeline,
-        all_reduces=(),
-        optimizer_steps=(),
-        critical_path=(),
-        memory_limit_bytes=instance.memory_bytes,
         steady=found.periodic,
-        notes=tuple(_pipeline_notes(scene)),
     )
 
 

@@ -168,9 +168,24 @@ class Simulation:
         return count / self.step_s if self.step_s > 0 else float("inf")
 
     @property
+    def devices(self) -> int:
+        """That the plan uses; chunks of a rank share theirs."""
+        return self.pipelines * sum(rank.devices for rank in self.ranks)
+
+    @property
+    def peak_memory_bytes(self) -> float:
+        """On a device of the fullest rank."""
+        return max(rank.peak_memory_bytes for rank in self.ranks)
+
+    @property
+    def length_s(self) -> float:
+        """Of the time that the ranks' shares are of."""
+        return self.window_s[1] - self.window_s[0]
+
+    @property
     def bubble_share(self) -> float:
         """Of all ranks' time, weighted by their devices: what is spent idle."""
-        length_s = self.window_s[1] - self.window_s[0]
+        length_s = self.length_s
         devices = sum(rank.devices for rank in self.ranks)
         idle_s = sum((rank.bubble_s + rank.waiting_s) * rank.devices for rank in self.ranks)
         return idle_s / (devices * length_s) if length_s > 0 else 0.0

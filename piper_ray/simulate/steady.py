@@ -1,19 +1,41 @@
-"""The steady state of an asynchronous pipeline, found by simulating until it repeats itself."""
+"""The steady state of an asynchronous pipeline, found by simulating until it repeats itself; the rate that asynchronous
+1F1B sustains, and the least microbatches in flight that sustain the slowest stage's.
+
+Every replica of a stage works through F x y, then B, F, B, ... . So microbatches k and k + 1 meet the same constraints
+one microbatch apart, whichever replicas run them, and a pipeline that goes on for ever is a graph with two nodes a
+stage, F and B, in which an arc says "so many seconds after, so many microbatches later":
+
+    F(j, k) -> F(j+1, k)        B(j+1, k) -> B(j, k)        what one stage hands to the next
+    F(j, k + (y-1) d) -> B(j, k)        B(j, k) -> F(j, k + y d)        the order of the list, d replicas in turn
+
+The time for each microbatch is the largest ratio of seconds to microbatches around a circle (Cohen et al., 1985, on
+timed event graphs). A stage alone has the circle F, B, F: its seconds over d. Two neighbours of different d have one in
+which the second's backward pass waits for its (y-1) d-th next forward pass, which the first has not begun: why
+y = ceil(s / d) is not enough with round-robin replicas.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import lcm
+from math import ceil, inf, lcm
+
+import numpy as np
 
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.kernels.events import Floats
+from piper_ray.simulate.kernels.circles import gaining_circle
+from piper_ray.simulate.kernels.events import Floats, Integers
+from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.timeline import Layout, Timeline
 
 _TOLERANCE = 1e-9
 _LONGEST_PERIOD = 1_000
 _DOUBLINGS = 7
 _MOST_ACTIONS = 3_000_000
+_MOST_TRIALS = 20_000
+_MOST_IN_FLIGHT = 10_000
+_NOBODY = -1
 
 
 @dataclass(frozen=True)
@@ -56,3 +78,132 @@ def _period(left_s: Floats) -> int | None:
         if float(steps_s.max() - steps_s.min()) <= allowed_s:
             return period
     return None
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An asynchronous pipeline that goes on for ever. For each stage the seconds of both passes of a microbatch on one
+    replica, and the number of replicas. hops: with all that a transfer takes on its way."""
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    replicas: tuple[int, ...]
+    hops: tuple[Hop, ...]
+
+    @property
+    def promised_s(self) -> float:
+        """For each microbatch, as Piper promises: that of the slowest stage."""
+        return max((f + b) / d for f, b, d in zip(self.forward_s, self.backward_s, self.replicas, strict=True))
+
+
+def rule_in_flight(replicas: Sequence[int]) -> tuple[int, ...]:
+    """For each stage ceil(s / d), s the sum of d over this stage and all behind it (PipeDream)."""
+    return tuple(-(-sum(replicas[stage:]) // d) for stage, d in enumerate(replicas))
+
+
+def sustained_s(stream: Stream, in_flight: Sequence[int]) -> float:
+    """Seconds for each microbatch in the long run; inf: the pipeline stops, as each waits for another."""
+    rate_s = stream.promised_s
+    arcs = _arcs(stream)
+    later = arcs.later(in_flight)
+    while True:
+        circle = _slower_circle(arcs, later, rate_s)
+        if not len(circle):
+            return rate_s
+        seconds, microbatches = float(arcs.seconds[circle].sum()), int(later[circle].sum())
+        if microbatches <= 0:
+            return inf
+        rate_s = max(seconds / microbatches, rate_s * (1.0 + _TOLERANCE))
+
+
+def least_in_flight(stream: Stream, at_least: Sequence[int] = ()) -> tuple[int, ...] | None:
+    """For each stage the y, least in their sum, with which the slowest stage sets the rate. at_least: none is below.
+
+    A circle that is too slow gets faster only where it leaves a stage's backward pass for a later forward pass (the
+    arcs with + y d): one of these y has to grow. So trying each of them, from a y that no pipeline can do without and
+    by the least sum first, ends with a least one. None: there is none but of absurdly many, as transfers take far
+    longer than passes, or the search was too long.
+    """
+    rate_s = stream.promised_s
+    start = _least_conceivable(stream, rate_s)
+    if start is None:
+        return None
+    if at_least:
+        start = tuple(map(max, start, at_least))
+    heap = [(sum(start), start)]
+    seen = {start}
+    arcs = _arcs(stream)
+    for _ in range(_MOST_TRIALS):
+        _, in_flight = heapq.heappop(heap)
+        circle = _slower_circle(arcs, arcs.later(in_flight), rate_s)
+        if not len(circle):
+            return in_flight
+        for stage in sorted(set(arcs.keeps[circle].tolist()) - {_NOBODY}):
+            more = (*in_flight[:stage], in_flight[stage] + 1, *in_flight[stage + 1 :])
+            if more not in seen:
+                seen.add(more)
+                heapq.heappush(heap, (sum(more), more))
+    return None
+
+
+def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...] | None:
+    """A microbatch that meets no other is in flight from its forward to its backward pass: so many enter meanwhile."""
+    stages = len(stream.replicas)
+    way_s = [0.0] * (stages + 1)  # from the start of F to the end of B, along the chain of stages
+    for stage in reversed(range(stages)):
+        between = sum(h.forward_s + h.backward_s for h in stream.hops if (h.source, h.target) == (stage, stage + 1))
+        way_s[stage] = stream.forward_s[stage] + stream.backward_s[stage] + between + way_s[stage + 1]
+    if rate_s <= 0.0:
+        return None if way_s[0] > 0.0 else (1,) * stages
+    needed = [way_s[stage] / (d * rate_s) for stage, d in enumerate(stream.replicas)]
+    if max(needed) > _MOST_IN_FLIGHT:
+        return None
+    return tuple(max(1, ceil(y * (1.0 - _TOLERANCE))) for y in needed)
+
+
+@dataclass(frozen=True, eq=False)
+class _Arcs:
+    """A pass starts no sooner than so many seconds after a pass of an earlier microbatch.
+
+    Arrays by arc: hand-overs, then two for each stage. source, target: passes, 2 j is F of stage j, 2 j + 1 is B.
+    keeps: the stage whose y allows the start. replicas: by stage.
+    """
+
+    source: Integers
+    target: Integers
+    seconds: Floats
+    keeps: Integers
+    replicas: Integers
+
+    def later(self, in_flight: Sequence[int]) -> Integers:
+        """By how many microbatches, with so many in flight at each stage."""
+        y, d = np.array(in_flight, np.int64), self.replicas
+        of_stages = np.stack([-(y - 1) * d, y * d], axis=1).ravel()
+        return np.concatenate([np.zeros(len(self.source) - len(of_stages), np.int64), of_stages])
+
+
+def _arcs(stream: Stream) -> _Arcs:
+    rows: list[tuple[int, int, float, int]] = []
+    for hop in stream.hops:
+        forward, backward = stream.forward_s[hop.source], stream.backward_s[hop.target]
+        rows.append((2 * hop.source, 2 * hop.target, forward + hop.forward_s, _NOBODY))
+        rows.append((2 * hop.target + 1, 2 * hop.source + 1, backward + hop.backward_s, _NOBODY))
+    for stage in range(len(stream.replicas)):
+        rows.append((2 * stage, 2 * stage + 1, stream.forward_s[stage], _NOBODY))
+        rows.append((2 * stage + 1, 2 * stage, stream.backward_s[stage], stage))
+    source, target, seconds, keeps = zip(*rows, strict=True)
+    return _Arcs(
+        np.array(source, np.int64),
+        np.array(target, np.int64),
+        np.array(seconds, np.float64),
+        np.array(keeps, np.int64),
+        np.array(stream.replicas, np.int64),
+    )
+
+
+def _slower_circle(arcs: _Arcs, later: Integers, rate_s: float) -> Integers:
+    """The arcs of a circle that takes more than ``rate_s`` for each microbatch; none if there is no such circle."""
+    allowed_s = rate_s * (1.0 + _TOLERANCE)
+    # Passes of no time wait for each other too: any time at all closes such a circle.
+    gain = arcs.seconds + 1e-3 * _TOLERANCE * rate_s - allowed_s * later
+    return gaining_circle(arcs.source, arcs.target, gain, 2 * len(arcs.replicas))

@@ -84,7 +84,7 @@ class _Rivals:
             if first is None:
                 self._outlast(rivals)
             elif (content := self._folder.read(first.name)) is not None:  # else it is gone, or another file
-                raise _in_use(self._owner(content))
+                raise _in_use(Owner.decode(content))
 
     def _living(self, names: list[str]) -> list[DriverFile]:
         return [file for file in driver_files(names) if file not in self.dead]
@@ -98,7 +98,7 @@ class _Rivals:
                 first_seen[file] = content
         self._drop_ended(first_seen)
         if first_seen:
-            who = self._owner(next(iter(first_seen.values())))
+            who = Owner.decode(next(iter(first_seen.values())))
             self._on_warning(
                 f"{who or 'another solve'} may still be working on this checkpoint; waiting up to {LEASE_S:.0f} s "
                 "for a sign of life"
@@ -114,19 +114,15 @@ class _Rivals:
                 if content is None:
                     del first_seen[file]
                 elif content != before:
-                    raise _in_use(self._owner(content))
+                    raise _in_use(Owner.decode(content))
             self._drop_ended(first_seen)
 
     def _drop_ended(self, seen: dict[DriverFile, bytes]) -> None:
         for file, content in list(seen.items()):
-            owner = self._owner(content)
+            owner = Owner.decode(content)
             if owner is not None and owner.is_gone():
                 self.dead.add(file)
                 del seen[file]
-
-    @staticmethod
-    def _owner(content: bytes | None) -> Owner | None:
-        return None if content is None else Owner.decode(content)
 
 
 def _in_use(owner: Owner | None) -> CheckpointRefused:

@@ -11,7 +11,21 @@ from pathlib import Path
 from uuid import uuid4
 
 from piper_ray.model.errors import UsageError
-from piper_ray.storage.replacing import replacing
+
+
+@contextlib.contextmanager
+def replacing(target: Path, unfinished: Path) -> Iterator[Path]:
+    """``unfinished``, to be written: it takes the place of ``target`` at the end, and is gone if anything fails.
+
+    unfinished: of the same folder, by a name that nobody else uses. Raises OSError.
+    """
+    try:
+        yield unfinished
+        unfinished.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

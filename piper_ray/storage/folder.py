@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from piper_ray.storage.files import kind_unless_file
+from piper_ray.storage.files import kind_unless_file, replacing
 from piper_ray.storage.names import UNFINISHED
-from piper_ray.storage.replacing import replacing
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

@@ -54,8 +54,7 @@ class Lease:
 
     def _read(self, file: DriverFile) -> Owner | None:
         with contextlib.suppress(OSError):
-            content = self._folder.read(file.name)
-            return None if content is None else Owner.decode(content)
+            return Owner.decode(self._folder.read(file.name))
         return None
 
     def release(self) -> None:

@@ -2,7 +2,7 @@
 
     outcomes.000003.000017.CHECKSUM.json    every finished evaluation
     levels.000003.000018.CHECKSUM.arrow     finished levels of the evaluation under way
-    parts.000003.000019.CHECKSUM.json       of a sweep's dataset: its parts (``sweep.manifest``)
+    parts.000003.000019.CHECKSUM.json       of a sweep's dataset: its parts (``sweep.parts``)
     lease.000003.DRIVER.json                the driver that writes, rewritten every few seconds
     claim.000003.DRIVER.json                a driver that is about to
 

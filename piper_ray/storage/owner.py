@@ -33,10 +33,10 @@ class Owner:
         )
 
     @classmethod
-    def decode(cls, content: bytes) -> Owner | None:
-        """None for what is no lease: cut off by a power cut, say."""
+    def decode(cls, content: bytes | None) -> Owner | None:
+        """None for what is no lease: gone, or cut off by a power cut, say."""
         try:
-            document = json.loads(content)
+            document = json.loads(content or b"")
             return cls(**{name: document[name] for name in cls.__dataclass_fields__})
         except (ValueError, TypeError, KeyError):
             return None

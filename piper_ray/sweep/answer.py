@@ -1,4 +1,4 @@
-"""One point solved: from the planner's answer, or its error, to a row of the dataset."""
+"""Points solved: from a planner's answer, or its error, to a row of the dataset."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from piper_ray.compiled.jit import sources_digest
+from piper_ray.engine.solve import solve
 from piper_ray.evaluate import Evaluation
-from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Listener, silent
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
@@ -50,7 +52,7 @@ def answer(
     listener: Listener = silent,
     stop: Stop[Any] | None = None,
 ) -> Row:
-    """The point's row, but for what the sweep alone knows (``identity``). An error of the planner is an answer too.
+    """The point's row, but for ``Sweep.identity``. An error of the planner is an answer too.
 
     Raises KeyboardInterrupt when interrupted, StopSearch when ``stop`` asks.
     """
@@ -79,25 +81,35 @@ def answer(
     return {**row, **_of_run(), "seconds": time.perf_counter() - began, "spread": backend is not None}
 
 
-def identity(point: Point, input_hash: str, graph_hash: str, options: SolveOptions) -> Row:
-    """Which point a row is of."""
-    return {
-        "workload": point.workload,
-        "input_hash": input_hash,
-        "graph_hash": graph_hash,
-        "planner": point.planner,
-        "devices": point.devices,
-        "microbatches": point.microbatches,
-        "memory_bytes": point.memory_bytes,
-        "bandwidth_bytes_per_s": point.bandwidth_bytes_per_s,
-        "tensor_parallelism": point.restrictions.tensor_parallelism,
-        "data_parallelism": point.restrictions.data_parallelism,
-        "recompute": point.restrictions.recompute.value,
-        "schedule": point.schedule.name.value,
-        "chunks": point.schedule.v,
-        "gap_limit": options.gap,
-        "time_limit_s": options.time_limit_s,
-    }
+class Report(NamedTuple):
+    """seconds: of all the work, but for getting ready."""
+
+    rows: tuple[Row, ...]
+    seconds: float
+
+
+_lattices = Lattices()
+"""Of this process: what it keeps from call to call spares work, and no answer depends on it."""
+
+
+def solve_points(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:  # noqa: ARG001
+    """What a worker is called with: each point's row. Their schedule is one. Errors of planners are in the rows."""
+    _make_ready(points[0].schedule)
+    began = time.perf_counter()
+    rows = tuple(answer(point, graph, options, _lattices) for point in points)
+    return Report(rows, time.perf_counter() - began)
+
+
+@cache
+def _make_ready(schedule: Schedule) -> None:
+    """Loads the schedule's kernels, or compiles them, as far as it can be planned for."""
+    before, after = {0: 1.0}, {1: 1.0}
+    tmpcs = [Tmpc("fast", 1.0, 1.0, 2.0, 1.0), Tmpc("small", 2.0, 1.0, 1.0, 1.0, recompute=True)]
+    first = tuple(replace(tmpc, backward_sync_bytes=after) for tmpc in tmpcs)
+    second = tuple(replace(tmpc, forward_sync_bytes=before) for tmpc in tmpcs)
+    layers = (Layer(0, "first", {1: first}), Layer(1, "second", {1: second}))
+    with suppress(UsageError):
+        solve(Instance(layers, (Edge(0, 1, 1.0),), 2, 2, 4.0, 1.0), options=SolveOptions(threads=1), schedule=schedule)
 
 
 def lost_row(message: str) -> Row:

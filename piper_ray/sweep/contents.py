@@ -11,8 +11,7 @@ from pyarrow import fs
 
 from piper_ray.storage.folder import Folder, Vanished, open_folder
 from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
-from piper_ray.sweep.manifest import FoundManifest, read_manifest
-from piper_ray.sweep.parts import Part, parts
+from piper_ray.sweep.parts import FoundManifest, Part, parts, read_manifest
 
 CONTROL = "_sweep"
 FOLDER = f"{PARTITION.name}="

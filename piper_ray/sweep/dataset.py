@@ -36,8 +36,16 @@ from piper_ray.storage.lease import Lease
 from piper_ray.storage.names import StateFile
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
 from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
-from piper_ray.sweep.manifest import BEFORE_MANIFESTS, FORMAT, Manifest, read_manifest, write_manifest
-from piper_ray.sweep.parts import Part, parts, unfinished_before
+from piper_ray.sweep.parts import (
+    BEFORE_MANIFESTS,
+    FORMAT,
+    Manifest,
+    Part,
+    parts,
+    read_manifest,
+    unfinished_before,
+    write_manifest,
+)
 from piper_ray.version import __version__
 
 _READINGS = 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from piper_ray.engine.preview import forecast_solve
@@ -17,8 +17,11 @@ from piper_ray.sweep.queue import PointKind
 _PROCESS_BYTES = 330e6
 """Of a worker over what its planner's needs count for a process: Ray, and the interpreter's state for it."""
 
-_QUANTUM_BYTES = 64e6
-"""Demands are rounded up, so that tasks of many sizes can take one another's place."""
+_SIZES_APART = 2.0
+"""Points whose needs differ by no more are solved by workers of one size."""
+
+_SMALL_BYTES = 1e9
+"""So do those that need less: each machine has as much for each of its cores."""
 
 _LONG_S = 60.0
 _UNKNOWN_S = 1.0
@@ -39,7 +42,7 @@ class Demand:
             if kind not in largest or point.devices > largest[kind].devices:
                 largest[kind] = point
         found = {
-            kind: forecast_solve(point.on(sweep.graphs[point.workload]), point.restrictions, quick=True)
+            kind: forecast_solve(point.on(sweep.graphs[point.workload]), point.restrictions)
             for kind, point in largest.items()
         }
         return cls(found, {name: planner_of(name) for name in {point.planner for point in sweep.points}})
@@ -53,15 +56,26 @@ class Demand:
         needs = self._needs(point)
         if needs is None:
             return None
-        need_bytes = _PROCESS_BYTES + KEPT_BYTES + needs.memory_bytes
-        return -(-need_bytes // _QUANTUM_BYTES) * _QUANTUM_BYTES
+        return _PROCESS_BYTES + KEPT_BYTES + needs.memory_bytes
+
+    def by_memory(self, points: Iterable[Point]) -> list[tuple[float, list[Point]]]:
+        """What workers should have, and whom they should solve; those of which that cannot be known are left out."""
+        needs = {point: need for point in points if (need := self.memory_bytes(point)) is not None}
+        groups: list[list[Point]] = []
+        limit_bytes = -1.0
+        for point in sorted(needs, key=needs.__getitem__):
+            if needs[point] > limit_bytes:
+                groups.append([])
+                limit_bytes = max(_SMALL_BYTES, _SIZES_APART * needs[point])
+            groups[-1].append(point)
+        return [(needs[group[-1]], group) for group in groups]
 
     def seconds(self, point: Point) -> float:
         """A rough guess."""
         needs = self._needs(point)
         return _UNKNOWN_S if needs is None else needs.seconds
 
-    def long_points(self, points: tuple[Point, ...], workers: int) -> frozenset[Point]:
+    def long_points(self, points: Iterable[Point], workers: int) -> frozenset[Point]:
         """Those that the whole cluster should solve one after the other: long, and too few to keep it busy."""
         long = frozenset(point for point in points if self._is_long(point))
         return long if len(long) < workers else frozenset()

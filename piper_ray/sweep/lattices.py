@@ -2,7 +2,7 @@
 
 Each process builds what it needs, and nothing is shipped: lattice and sums of Inception-v3's 221,565 downsets take some
 30 ms, less than reading them from another machine would, and those of small graphs 2 ms. What a process holds is
-bounded, and part of the memory that its tasks ask for (``demand``).
+bounded, and part of the memory that workers ask for (``demand``).
 """
 
 from __future__ import annotations

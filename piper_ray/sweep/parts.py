@@ -1,20 +1,29 @@
-"""Names of a dataset's files of rows, and what they say of each other.
+"""A dataset's files of rows, and the list of all of them.
 
     part-000001-000012.E0003.CHECKSUM.parquet     rows of the writes 1 to 12, by driver 3
 
 A part that lies within the numbers of another is obsolete: its rows are in that one. A name that differs from these in
 any way is somebody else's. The checksum is over the numbers, the workload's label and the content, so that a part that
 was altered, renamed, swapped with another or moved to another workload is known by its name.
+
+A manifest, a new file each time in ``_sweep``, lists all parts, so that a lost one is missed. A part is written before
+the manifest that lists it, and deleted after the first one that does not. So whatever ends a driver, all parts that the
+newest manifest lists are there or within others; a part that is there and not listed, as the driver was killed in
+between, is as good.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from piper_ray.storage.names import UNFINISHED
+from piper_ray.engine.checkpoint.records import prune, read_newest, write
+from piper_ray.storage.folder import Folder
+from piper_ray.storage.names import PARTS, UNFINISHED, StateFile, state_files
 
 _PART = re.compile(r"part-([0-9]+)-([0-9]+)\.E([0-9]+)\.([0-9a-f]{32})\.parquet")
 
@@ -69,3 +78,71 @@ def _checksum(label: str, first: int, last: int, epoch: int, content: bytes) -> 
     digest = hashlib.sha256(f"{label} {first} {last} {epoch}\n".encode())
     digest.update(content)
     return digest.hexdigest()[:32]
+
+
+FORMAT = 2
+"""1: parts without checksums and no manifest but ``sweep.json``."""
+
+BEFORE_MANIFESTS = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """made_by: the version of piper_ray. name: of the sweep. rows: of each part, by the workload's label."""
+
+    made_by: str
+    name: str
+    rows: Mapping[str, Mapping[Part, int]]
+    format: int = FORMAT
+
+    def missing(self, present: Mapping[str, Iterable[Part]]) -> Iterator[tuple[str, Part, int]]:
+        """Parts listed that are neither present nor within one that is: label, part, rows."""
+        for label, listed in self.rows.items():
+            there = set(present.get(label, ()))
+            for part, rows in listed.items():
+                if part not in there and not any(other.replaces(part) for other in there):
+                    yield label, part, rows
+
+    def encode(self) -> bytes:
+        rows = {label: {part.name: rows for part, rows in listed.items()} for label, listed in self.rows.items()}
+        return json.dumps(
+            {"format": self.format, "piper_ray": self.made_by, "name": self.name, "parts": rows}, indent=1
+        ).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Manifest:
+        """content: what a driver wrote; of a later format no more than that is known."""
+        found = json.loads(content)
+        if found["format"] != FORMAT:
+            return cls(found.get("piper_ray", "unknown"), "", {}, found["format"])
+        rows = {label: {part: listed[part.name] for part in parts(listed)} for label, listed in found["parts"].items()}
+        return cls(found["piper_ray"], found["name"], rows)
+
+
+@dataclass(frozen=True)
+class FoundManifest:
+    """The newest whole manifest, its file, and the newer ones that are damaged."""
+
+    manifest: Manifest | None
+    file: StateFile | None
+    damaged: list[StateFile] = field(default_factory=list)
+
+
+def read_manifest(control: Folder) -> FoundManifest:
+    """Raises Vanished if a driver at work wrote another one meanwhile."""
+    files = [file for file in state_files(control.names()) if file.kind == PARTS]
+    damaged: list[StateFile] = []
+    content = read_newest(control, files, PARTS, damaged.append)
+    if content is None:
+        return FoundManifest(None, None, damaged)
+    return FoundManifest(Manifest.decode(content), files[len(damaged)], damaged)
+
+
+def write_manifest(
+    control: Folder, names: Iterable[str], manifest: Manifest, epoch: int, sequence: int, damaged: Iterable[StateFile]
+) -> None:
+    """Durable when it returns. names: of all files there. The manifest before is kept; earlier ones and damaged go."""
+    file = write(control, PARTS, epoch, sequence, manifest.encode())
+    others = [other for other in state_files(names) if other.kind == PARTS]
+    bad = set(damaged)
+    prune(control, [*others, file], lambda other: other in bad)

@@ -54,26 +54,29 @@ class Sweep:
     graph_hashes: Mapping[str, str]
     options: SolveOptions
 
-    def input_hash(self, point: Point) -> str:
-        """SHA-256 of all that decides a point's answer: equal hashes, equal rows (figures of time and host aside)."""
+    def identity(self, point: Point) -> dict[str, object]:
+        """Which point a row of the dataset is of. input_hash: SHA-256 of all that decides its answer: of equal hashes
+        rows are equal, figures of time and host aside.
+        """
         restrictions = point.restrictions
-        facts: list[object] = [
-            self.graph_hashes[point.workload],
-            point.workload,
-            point.planner,
-            point.devices,
-            point.microbatches,
-            float(point.memory_bytes),
-            float(point.bandwidth_bytes_per_s),
-            restrictions.tensor_parallelism,
-            restrictions.data_parallelism,
-            restrictions.recompute.value,
-            float(self.options.gap),
-            self.options.time_limit_s,
-        ]
-        if point.schedule != PAPERS_SCHEDULE:  # so that points under it keep their hashes
-            facts += point.schedule.to_dict().values()
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+        facts = {
+            "graph_hash": self.graph_hashes[point.workload],
+            "workload": point.workload,
+            "planner": point.planner,
+            "devices": point.devices,
+            "microbatches": point.microbatches,
+            "memory_bytes": float(point.memory_bytes),
+            "bandwidth_bytes_per_s": float(point.bandwidth_bytes_per_s),
+            "tensor_parallelism": restrictions.tensor_parallelism,
+            "data_parallelism": restrictions.data_parallelism,
+            "recompute": restrictions.recompute.value,
+            "gap_limit": float(self.options.gap),
+            "time_limit_s": self.options.time_limit_s,
+        }
+        # Of the schedule only where it is another, so that points under Piper's keep their hashes.
+        of_schedule = [] if point.schedule == PAPERS_SCHEDULE else [*point.schedule.to_dict().values()]
+        input_hash = hashlib.sha256(json.dumps([*facts.values(), *of_schedule]).encode()).hexdigest()
+        return {"input_hash": input_hash, "schedule": point.schedule.name.value, "chunks": point.schedule.v, **facts}
 
 
 def schedule_text(name: str, chunks: int) -> str:

@@ -1,30 +1,22 @@
 """Which points go together in a batch, and how those of a lost one come again.
 
 No I/O and no clock: the driver tells what was finished and how long it took. Who solves a batch, and what becomes of
-one that a worker took down with it, is ``backends.ray.coordinator``'s matter.
+one that a worker took down with it, is the backend's matter.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from piper_ray.sweep.point import Point, schedule_text
 
 BATCH_S = 0.3
-"""Of work in a batch: a task costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
+"""Of work in a batch: a call costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
 
 BATCH_POINTS = 256
 """At most."""
-
-
-class PointTask(NamedTuple):
-    """A point to solve. hash: of its input."""
-
-    point: Point
-    hash: str
 
 
 class PointKind(NamedTuple):
@@ -42,30 +34,14 @@ class PointKind(NamedTuple):
         return cls(point.workload, point.planner, allowed.tensor_parallelism, allowed.recompute.value, schedule)
 
 
-@dataclass(frozen=True)
-class PointBatch:
-    """Points of one kind, solved one after the other in one process. memory_bytes: that it may take.
-
-    expected_s: how long it should take, as far as that is known.
-    """
-
-    tasks: tuple[PointTask, ...]
-    memory_bytes: float
-    expected_s: float
-
-    @property
-    def kind(self) -> PointKind:
-        return PointKind.of(self.tasks[0].point)
-
-
 class PointQueue:
     """Hands out points kind by kind, in batches of ``BATCH_S`` by what the kind has taken so far."""
 
-    def __init__(self, points: Iterable[tuple[Point, str]]) -> None:
-        self._waiting: dict[PointKind, deque[PointTask]] = {}
-        for point, input_hash in points:
-            self._waiting.setdefault(PointKind.of(point), deque()).append(PointTask(point, input_hash))
-        self._again: deque[PointTask] = deque()
+    def __init__(self, points: Iterable[Point]) -> None:
+        self._waiting: dict[PointKind, deque[Point]] = {}
+        for point in points:
+            self._waiting.setdefault(PointKind.of(point), deque()).append(point)
+        self._again: deque[Point] = deque()
         self._mean_s: dict[PointKind, float] = {}
         self._largest: dict[PointKind, int] = {}
         self.left = sum(map(len, self._waiting.values()))
@@ -74,23 +50,23 @@ class PointQueue:
     def next_kind(self) -> PointKind | None:
         """Of the next batch; None when all is handed out."""
         if self._again:
-            return PointKind.of(self._again[0].point)
+            return PointKind.of(self._again[0])
         return next(iter(self._waiting), None)
 
-    def next_tasks(self, workers: int) -> tuple[PointTask, ...]:
-        """Of ``next_kind``. Towards the end the batches shrink, so that all workers end together."""
+    def next_points(self, workers: int) -> tuple[Point, ...]:
+        """Of ``next_kind``, for one process. Towards the end the batches shrink, so that all workers end together."""
         if self._again:
             self.left -= 1
             return (self._again.popleft(),)
         kind = next(iter(self._waiting))
         queue = self._waiting[kind]
         count = min(self._size(kind), max(1, self.left // (2 * workers)), len(queue))
-        tasks = tuple(queue.popleft() for _ in range(count))
+        points = tuple(queue.popleft() for _ in range(count))
         if not queue:
             del self._waiting[kind]
         self._largest[kind] = max(self._largest.get(kind, 1), count)
         self.left -= count
-        return tasks
+        return points
 
     def took(self, kind: PointKind, points: int, seconds: float) -> None:
         """Points of a kind were solved in so many seconds of work. A slow one counts at once, quick ones by and by."""
@@ -102,10 +78,10 @@ class PointQueue:
         """What a point of the kind takes; None before any is solved."""
         return self._mean_s.get(kind)
 
-    def again(self, batch: PointBatch) -> None:
-        """The batch ended its worker: its points come again one by one, and before all others."""
-        self._again.extend(batch.tasks)
-        self.left += len(batch.tasks)
+    def again(self, points: tuple[Point, ...]) -> None:
+        """A batch that ended its worker: its points come again one by one, and before all others."""
+        self._again.extend(points)
+        self.left += len(points)
 
     def _size(self, kind: PointKind) -> int:
         """A kind begins with single points, and batches grow no faster than twofold."""

@@ -5,29 +5,48 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING
 
 from piper_ray.compiled.observers import observed
+from piper_ray.engine.backends.calls import Call, Finished
+from piper_ray.engine.backends.ray.backend import RayBackend
+from piper_ray.engine.backends.ray.session import LOCAL
 from piper_ray.model import arguments
+from piper_ray.model.errors import ClusterError
+from piper_ray.model.events import Event, Note, silent
+from piper_ray.model.figures import plural
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.sweep.answer import Row, identity, lost_row
-from piper_ray.sweep.crew import Crew, Here, Reply
+from piper_ray.sweep.answer import Report, Row, answer, lost_row, solve_points
 from piper_ray.sweep.dataset import Dataset
 from piper_ray.sweep.demand import Demand
+from piper_ray.sweep.lattices import Lattices
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.progress import Progress, SweepListener
-from piper_ray.sweep.queue import PointBatch, PointQueue, PointTask
+from piper_ray.sweep.queue import PointKind, PointQueue
 from piper_ray.sweep.read import read_sweep
+
+if TYPE_CHECKING:
+    from piper_ray.engine.backends.ray.calls import ClusterWorkers
+    from piper_ray.engine.evaluation.backend import Backend
 
 _HERE_S = 4.0
 """A sweep forecast to take no longer is done by this process: starting Ray takes as long."""
 
 _WRITE_EVERY_S = 0.5
 _WAIT_S = 0.25
-_UNMEASURED_S = 15.0
-"""A point of a kind of which none is solved may well take so long, whatever its forecast."""
+_UNMEASURED_S = 30.0
+"""A point of a kind of which none is solved may well take so long, whatever its forecast: kernels may be compiled."""
+
+_LEAST_EXPECTED_S = 2.5
+"""Of a batch: a busy machine may take four times that before others get the batch, too."""
+
+_MOST_DEATHS = 25
+"""Of workers in a row, with no batch answered in between: then it is the cluster and not the points."""
+
+_FIRST_ANSWERS_S = 10.0
+"""To wait for machines to say what they run; after that the others begin."""
 
 
 def run_sweep(
@@ -68,37 +87,25 @@ def run_sweep(
         Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset,
         stop.ending(dataset.close),
     ):
-        tasks = [(point, wanted.input_hash(point)) for point in wanted.points]
-        left = [(point, hash_) for point, hash_ in tasks if hash_ not in dataset.finished]
-        progress = Progress(points=len(tasks), recorded=len(tasks) - len(left))
+        left = [point for point in wanted.points if wanted.identity(point)["input_hash"] not in dataset.finished]
+        progress = Progress(points=len(wanted.points), recorded=len(wanted.points) - len(left))
         if left:
             demand = Demand.of(wanted)
-            with closing(_crew(wanted, left, demand, address, on_warning, stop)) as crew:
+            run = _Run(wanted, dataset, progress, listener, on_warning, stop)
+            here = not address and sum(map(demand.seconds, left)) <= _HERE_S
+            with nullcontext() if here else RayBackend(address or LOCAL) as backend:
                 progress.begin(time.monotonic() - began)
-                run = _Run(wanted, dataset, crew, demand, progress, listener, stop)
-                with stop.ending(run.write), suppress(StopSearch):
-                    run.solve(left)
+                with stop.ending(run.write), suppress(StopSearch), run.written():
+                    if backend is None:
+                        run.solve_each(left)
+                    else:
+                        run.solve_on(backend, left, demand)
                 if stop.requested:
                     stop.conclude(progress)
         if not stop.requested:
             dataset.compact()
         listener(progress)
     return progress
-
-
-def _crew(
-    wanted: Sweep,
-    left: list[tuple[Point, str]],
-    demand: Demand,
-    address: str | None,
-    on_warning: Callable[[str], None],
-    stop: Stop[Progress],
-) -> Crew:
-    if not address and sum(demand.seconds(point) for point, _ in left) <= _HERE_S:
-        return Here(wanted, stop)
-    from piper_ray.sweep.ray_crew import RayCrew
-
-    return RayCrew(wanted, address or "local", on_warning, stop)
 
 
 class _Run:
@@ -108,90 +115,121 @@ class _Run:
         self,
         wanted: Sweep,
         dataset: Dataset,
-        crew: Crew,
-        demand: Demand,
         progress: Progress,
         listener: SweepListener,
+        on_warning: Callable[[str], None],
         stop: Stop[Progress],
     ) -> None:
         self._sweep = wanted
-        self._stop = stop
-        self._writing = threading.Lock()
         self._dataset = dataset
-        self._crew = crew
-        self._demand = demand
         self._progress = progress
         self._listener = listener
+        self._on_warning = on_warning
+        self._stop = stop
+        self._writing = threading.Lock()
         self._began = time.monotonic()
         self._unwritten: list[Row] = []
         self._written_at = self._began
+        self._deaths = 0  # of workers since a batch was last answered
 
-    def solve(self, left: list[tuple[Point, str]]) -> None:
-        """All points; those that one worker does not hold, or that are long and few, by the whole crew at the end.
-
-        Raises StopSearch once it is asked to stop; what is finished by then is written.
-        """
-        together = self._demand.long_points(tuple(point for point, _ in left), self._crew.workers)
-        single = [(p, h) for p, h in left if p not in together and self._fits_a_worker(p)]
-        alone = {h for _, h in single}
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Whatever is finished within it is on record afterwards."""
         try:
-            self._in_batches(PointQueue(single))
-            for point, hash_ in left:
-                if hash_ not in alone:
-                    self._stop.check()
-                    self.write()
-                    self._finished(PointTask(point, hash_), self._crew.solve_together(point))
-                    self._tell()
+            yield
         finally:
             self.write()
-            self._tell()
+            self._listener(self._progress)
 
-    def _fits_a_worker(self, point: Point) -> bool:
-        memory_bytes = self._demand.memory_bytes(point)
-        return memory_bytes is not None and self._crew.holds(memory_bytes)
-
-    def _in_batches(self, schedule: PointQueue) -> None:
-        while True:
+    def solve_each(self, points: Iterable[Point], backend: Backend | None = None) -> None:
+        """One after the other, in this process, or each by a whole cluster. Raises StopSearch once it is asked to."""
+        lattices, sweep, listener = Lattices(), self._sweep, silent if backend is None else self._tell_note
+        for point in points:
             self._stop.check()
-            self._hand_out(schedule)
-            if not self._crew.in_flight:
-                return
-            for reply in self._crew.replies(_WAIT_S):
-                self._take(schedule, reply)
-            self._write_if_due()
-            self._tell()
+            if backend is not None:  # it takes long
+                self.write()
+            graph = sweep.graphs[point.workload]
+            row = answer(point, graph, sweep.options, lattices, backend, listener, self._stop)
+            self._finished(point, row)
+            self._go_on(1 if backend is None else backend.activity().workers)
 
-    def _hand_out(self, schedule: PointQueue) -> None:
-        while self._crew.wants_more and (kind := schedule.next_kind()) is not None:
-            tasks = schedule.next_tasks(self._crew.workers)
-            needs = [self._demand.memory_bytes(task.point) for task in tasks]
-            point_s = schedule.point_s(kind) or max(
-                _UNMEASURED_S, *(self._demand.seconds(task.point) for task in tasks)
-            )
-            self._crew.submit(PointBatch(tasks, max(need for need in needs if need is not None), point_s * len(tasks)))
+    def solve_on(self, backend: RayBackend, left: Sequence[Point], demand: Demand) -> None:
+        """All points, by workers of the sizes that they need; those that no worker holds, or that are long and few, by
+        the whole cluster at the end. Raises StopSearch once it is asked to stop.
+        """
+        backend.listen(self._tell_note)
+        whole = {point for point in left if demand.memory_bytes(point) is None}
+        for memory_bytes, points in demand.by_memory(left):
+            with closing(backend.open_workers(guarded=True)) as workers:
+                seen = workers.start(memory_bytes, _FIRST_ANSWERS_S)
+                if seen.cpus and memory_bytes > seen.memory_bytes:
+                    whole.update(points)
+                else:
+                    whole |= demand.long_points(left, max(1, seen.cpus))
+                queue = PointQueue(point for point in points if point not in whole)
+                self._in_batches(workers, queue, demand, memory_bytes)
+        self.solve_each([point for point in left if point in whole], backend)
 
-    def _take(self, schedule: PointQueue, reply: Reply) -> None:
-        batch = reply.batch
-        if reply.rows is not None:
-            schedule.took(batch.kind, len(batch.tasks), reply.seconds)
-            self._crew.expect(batch.kind, schedule.point_s(batch.kind) or 0.0)
-            for task, row in zip(batch.tasks, reply.rows, strict=True):
-                self._finished(task, row, reply.attempts)
-        elif len(batch.tasks) > 1:  # any of them can have been the cause
-            schedule.again(batch)
+    def _in_batches(self, workers: ClusterWorkers, queue: PointQueue, demand: Demand, memory_bytes: float) -> None:
+        running = 0
+        while running or queue.left:
+            self._stop.check()
+            while running < workers.width and (kind := queue.next_kind()) is not None:
+                points = queue.next_points(workers.width)
+                point_s = queue.point_s(kind) or max(_UNMEASURED_S, *map(demand.seconds, points))
+                workers.give(self._call(points, memory_bytes, point_s))
+                running += 1
+            for finished in workers.done(_WAIT_S):
+                running -= 1
+                self._take(queue, finished)
+                workers.expect(lambda call: _expected_s(queue, call.key))
+            self._go_on(workers.workers)
+
+    def _call(self, points: tuple[Point, ...], memory_bytes: float, point_s: float) -> Call:
+        return Call(
+            points,
+            solve_points,
+            (self._sweep.graphs[points[0].workload],),
+            (points, self._sweep.options),
+            plural(len(points), "point"),
+            memory_bytes=memory_bytes,
+            expected_s=max(_LEAST_EXPECTED_S, point_s * len(points)),
+            # One that ends its worker comes again point by point, so that the others are not tried with it.
+            most_deaths=1 if len(points) > 1 else None,
+        )
+
+    def _take(self, queue: PointQueue, finished: Finished) -> None:
+        points: tuple[Point, ...] = finished.call.key
+        if finished.lost is None:
+            report: Report = finished.result
+            self._deaths = 0
+            queue.took(PointKind.of(points[0]), len(points), report.seconds)
+            for point, row in zip(points, report.rows, strict=True):
+                self._finished(point, row, finished.attempts)
+            return
+        self._deaths += finished.attempts
+        if self._deaths >= _MOST_DEATHS:
+            raise ClusterError(f"{self._deaths} workers in a row died, the last one so: {finished.lost}")
+        if len(points) > 1:  # any of them can have been the cause
+            queue.again(points)
         else:
-            text = f"{reply.attempts} workers died with this point, the last one so: {reply.lost}"
-            self._finished(batch.tasks[0], lost_row(text), reply.attempts)
+            text = f"{finished.attempts} workers died with this point, the last one so: {finished.lost}"
+            self._finished(points[0], lost_row(text), finished.attempts)
 
-    def _finished(self, task: PointTask, row: Row, attempts: int = 1) -> None:
-        hashes = self._sweep.graph_hashes
-        known: dict[str, Any] = identity(task.point, task.hash, hashes[task.point.workload], self._sweep.options)
-        self._unwritten.append({**known, "attempts": attempts, **row})
-        self._progress.note(task.point, row)
+    def _finished(self, point: Point, row: Row, attempts: int = 1) -> None:
+        self._unwritten.append({**self._sweep.identity(point), "attempts": attempts, **row})
+        self._progress.note(point, row)
 
-    def _write_if_due(self) -> None:
+    def _tell_note(self, event: Event) -> None:
+        if isinstance(event, Note):
+            self._on_warning(event.text)
+
+    def _go_on(self, workers: int) -> None:
+        """Writes what is finished, if it is time, and tells how far it is."""
         if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
             self.write()
+        self._progress.advance(time.monotonic() - self._began, workers)
+        self._listener(self._progress)
 
     def write(self) -> None:
         """Puts on record what is finished. By any thread."""
@@ -201,6 +239,8 @@ class _Run:
                 self._dataset.add(rows)
                 self._written_at = time.monotonic()
 
-    def _tell(self) -> None:
-        self._progress.advance(time.monotonic() - self._began, self._crew.workers)
-        self._listener(self._progress)
+
+def _expected_s(queue: PointQueue, points: tuple[Point, ...]) -> float | None:
+    """Of a batch, now that some of its kind may be solved."""
+    point_s = queue.point_s(PointKind.of(points[0]))
+    return None if point_s is None else max(_LEAST_EXPECTED_S, point_s * len(points))

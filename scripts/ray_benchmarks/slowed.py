@@ -14,6 +14,7 @@ from typing import Any
 
 import piper_ray.engine.backends.ray.worker as workers
 from piper_ray.engine.backends.ray.backend import RayBackend
+from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.preparation import prepare
@@ -51,7 +52,7 @@ def main(address: str, machines: int) -> None:
                 raise SystemExit(f"{machines} workers did not start in {_WORKERS_WITHIN_S:g} s")
             evaluate_threshold(problem, backend, problem.lower_bound_s())
         _evaluate(problem, backend, threshold_s)  # tables are there then, and all code is loaded
-        dispatcher = backend._started(0.0, 1)
+        dispatcher = backend._started(WorkerSize(1, 0.0))
         before = dispatcher.busy_s, dispatcher.chunks_sent
         seconds, states = _evaluate(problem, backend, threshold_s)
         chunks = dispatcher.chunks_sent - before[1]
@@ -100,7 +101,7 @@ def _slow_workers_down() -> None:
             reply = super().evaluate(order, *finished)
             wanted_s = (order.last - order.first) * order.buckets * s_per_bound
             sleep(max(0.0, began_s + wanted_s - time.perf_counter()))
-            return reply._replace(seconds=wanted_s, worked_s=wanted_s)
+            return reply._replace(worked_s=wanted_s)
 
     workers.Worker = Slowed  # type: ignore[misc]
 

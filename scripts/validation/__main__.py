@@ -10,15 +10,14 @@ import json
 import sys
 from pathlib import Path
 
-from piper_ray.calibrate.proof import proof_lines, proofs
+from piper_ray.calibrate.runs import read_runs
 from piper_ray.model.errors import PiperRayError
 from piper_ray.model.options import SolveOptions
-from piper_ray.report.proposals import proposal_dict, proposal_lines
-from piper_ray.validate.price import outcome_of
-from piper_ray.validate.proposals import one_of_each_cluster, proposal_for
-from piper_ray.validate.runs import read_runs
-from piper_ray.validate.table import run_lines, table_lines
 from piper_ray.workloads.estimate.hardware import load_hardware
+from scripts.validation.errors import run_lines, table_lines
+from scripts.validation.price import outcome_of
+from scripts.validation.proof import proof_lines, proofs
+from scripts.validation.proposals import one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
 
 RUNS = Path(__file__).resolve().parents[2] / "tests" / "data" / "runs"
 

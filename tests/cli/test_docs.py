@@ -21,7 +21,15 @@ from scripts.documentation.generated import outdated
 NEEDS_TORCH = {"pytorch-model.md"}
 
 
-@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+LONG = {"llama3-70b.md", "compare.md", "pytorch-model.md", "runtime.md"}
+"""Pages whose examples take seconds."""
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.long) if page.name in LONG else page for page in pages()],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)
 def test_examples_print_what_is_shown(page: Path) -> None:
     """To write what they print to the page: scripts/docs --update."""
     if page.name in NEEDS_TORCH:
@@ -54,12 +62,13 @@ def test_commands_that_are_not_run_have_options_that_there_are(page: str, line: 
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     _, name, *arguments = shlex.split(line)
-    command = group.commands[name]
-    assert isinstance(command, TyperCommand), page
     with typer.Context(group, info_name="piper-ray") as above:
+        command = group.get_command(above, name)
+        assert isinstance(command, TyperCommand), page
         command.make_context(name, arguments, parent=above)  # or a usage error
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the site's tools need Python 3.11")
 def test_site_builds_without_warnings_and_needs_no_network(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "scripts.documentation", "--out", str(tmp_path / "site")]

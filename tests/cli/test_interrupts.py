@@ -20,6 +20,7 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.stop import Stop, StopSearch
 from tests.cli_cases import ROOT, run, without_notes, write_small
 from tests.interrupt_support import HANG_S, SIGNALS, long_solve, started, wait_for, write_long
+from tests.lengths import long_after
 from tests.report_cases import small_instance
 from tests.sweep_support import SMALL_POINTS
 from tests.sweep_support import write_small as write_sweep
@@ -42,7 +43,8 @@ def assert_solution(output: str, out: Path, memory_bytes: float | None = None) -
 
 # How a supervisor passes each signal on is in test_supervise.py.
 @pytest.mark.parametrize(
-    ("number", "supervised"), [*((number, []) for number in SIGNALS), (signal.SIGTERM, ["--supervise"])]
+    ("number", "supervised"),
+    long_after(1, [*((number, []) for number in SIGNALS), (signal.SIGTERM, ["--supervise"])]),
 )
 def test_a_search_ends_with_its_plan_and_its_checkpoint(
     long: Path, tmp_path: Path, number: signal.Signals, supervised: list[str]
@@ -60,7 +62,7 @@ def test_a_search_ends_with_its_plan_and_its_checkpoint(
         assert process.wait(HANG_S) == 128 + signal.SIGTERM
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", long_after(1, sorted(SIGNALS)))
 def test_a_solve_under_a_flush_ends_with_its_plan(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--schedule", "1f1b", "--json", "--out", out) as process:
@@ -105,7 +107,7 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.engine.search.search import Search
 def fails(search, *_, **__):
     print("waiting", file=sys.stderr, flush=True)
-    while not search.limits.stop.requested:
+    while not search.ledger.limits.stop.requested:
         time.sleep(0.01)
     raise ClusterError("the cluster was told to end, too")
 Search._evaluate = fails
@@ -124,9 +126,8 @@ def test_what_fails_because_of_the_signal_costs_no_plan(long: Path, tmp_path: Pa
 
 
 _FEW_BLOCKS = """
-from functools import partial
 import piper_ray.engine.blocks.solve
-piper_ray.engine.blocks.solve.find_blocks = partial(piper_ray.engine.blocks.solve.find_blocks, most_downsets=300)
+piper_ray.engine.blocks.solve.MOST_DOWNSETS = 300
 """
 
 
@@ -164,7 +165,7 @@ def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
 def test_a_search_for_the_least_memory_keeps_the_proof(long: Path) -> None:
     setup = _STUCK.replace(
         "Search._evaluate = stuck",
-        "import piper_ray.engine.layer_answers; piper_ray.engine.layer_answers.explain = stuck",
+        "import piper_ray.engine.layers; piper_ray.engine.layers.explain = stuck",
     )
     with started("solve", long, "--memory", "20B", "--json", setup=setup) as process:
         wait_for(process, "stuck")
@@ -217,11 +218,21 @@ def test_more_signals_than_one_change_nothing(long: Path, tmp_path: Path) -> Non
     assert_solution(output, out)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+_TOLD_FRONTIER = """
+from piper_ray.engine.evaluation.evaluations import Evaluations
+evaluate = Evaluations.evaluate
+def told(*arguments, **options):
+    print("evaluating", file=sys.stderr, flush=True)
+    return evaluate(*arguments, **options)
+Evaluations.evaluate = told
+"""
+
+
+@pytest.mark.parametrize("number", long_after(1, sorted(SIGNALS, reverse=True)))
 def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     table = tmp_path / "points.csv"
-    with started("frontier", long, "--devices", "8..48:8", "--json", "--out", table) as process:
-        wait_for(process, " 0 of 6 ")
+    with started("frontier", long, "--devices", "8..48:8", "--json", "--out", table, setup=_TOLD_FRONTIER) as process:
+        wait_for(process, "evaluating")
         process.send_signal(number)
         output, _ = process.communicate(timeout=HANG_S)
         assert process.returncode == 128 + number
@@ -232,7 +243,7 @@ def test_a_frontier_ends_with_its_bounds(long: Path, tmp_path: Path, number: sig
     assert len(table.read_text().splitlines()) == 7
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", long_after(1, SIGNALS))
 def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signal.Signals) -> None:
     options = ("--schedule", "1f1b", "--devices", "8..48:8", "--json")
     with started("frontier", long, *options) as process:
@@ -248,11 +259,11 @@ def test_a_frontier_under_a_flush_ends_with_its_bounds(long: Path, number: signa
 
 _STUCK_FRONTIER = """
 import time
-from piper_ray.engine.frontier.oracles import LatticeOracle
+from piper_ray.engine.evaluation.evaluations import Evaluations
 def stuck(*_, **__):
     print("stuck", file=sys.stderr, flush=True)
     time.sleep(1e6)
-LatticeOracle.ask = stuck
+Evaluations.evaluate = stuck
 """
 
 
@@ -268,20 +279,30 @@ def test_a_frontier_that_hangs_is_given_up_and_keeps_its_bounds(long: Path) -> N
 
 _SLOW_SWEEP = """
 import time
-import piper_ray.sweep.crew as crew
-answer, answered = crew.answer, []
+import piper_ray.sweep.run as run
+answer, answered = run.answer, []
 def slow(*arguments, **options):
     answered.append(1)
     if len(answered) == 10:
         print("stuck", file=sys.stderr, flush=True)
         time.sleep({pause_s})
     return answer(*arguments, **options)
-crew.answer = slow
+run.answer = slow
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "pause_s"), [*((number, 0.0) for number in SIGNALS), (signal.SIGINT, 1e6), (signal.SIGTERM, 1e6)]
+    ("number", "pause_s"),
+    long_after(
+        2,
+        [
+            (signal.SIGINT, 0.0),
+            (signal.SIGTERM, 1e6),
+            (signal.SIGINT, 1e6),
+            (signal.SIGTERM, 0.0),
+            (signal.SIGHUP, 0.0),
+        ],
+    ),
 )
 def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Signals, pause_s: float) -> None:
     """Also where the point in work does not end."""
@@ -301,12 +322,12 @@ def test_a_sweep_can_go_on_from_where_it_was(tmp_path: Path, number: signal.Sign
 
 
 _SWEEP_ON_RAY = """
-from piper_ray.sweep.ray_crew import RayCrew
-replies = RayCrew.replies
+from piper_ray.engine.backends.ray.calls import ClusterWorkers
+done = ClusterWorkers.done
 def told(*arguments):
     print("at work", file=sys.stderr, flush=True)
-    return replies(*arguments)
-RayCrew.replies = told
+    return done(*arguments)
+ClusterWorkers.done = told
 """
 
 
@@ -335,7 +356,10 @@ sys.meta_path.insert(0, Interrupted())
 
 @pytest.mark.parametrize(
     "name",
-    ["piper_ray.cli", "piper_ray.cli.interrupts", "piper_ray.model.errors", "piper_ray.cli.app", "typer", "json"],
+    long_after(
+        2,
+        ["piper_ray.cli", "typer", "piper_ray.cli.interrupts", "piper_ray.model.errors", "piper_ray.cli.app", "json"],
+    ),
 )
 def test_ctrl_c_while_the_command_is_loaded_shows_no_traceback(name: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(_AS_IT_IS_IMPORTED.format(name=name))
@@ -380,7 +404,7 @@ _COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", _COMMANDS)
+@pytest.mark.parametrize("name", long_after(1, _COMMANDS))
 def test_at_random_moments(name: str, long: Path, tmp_path: Path) -> None:
     """From the moment on at which the program itself has begun: before, the system ends it."""
     places = {"long": long, "sweep": write_sweep(tmp_path), "folder": tmp_path}

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from piper_ray.cli.loading import end_loading
 from tests.cli_cases import ROOT, write_small
 
@@ -22,8 +20,7 @@ import gc, json, os, sys
 
 def tell():
     variables = os.environ.get("{THREADS}"), os.environ.get("{PLUGINS}")
-    finders = sum(finder.__module__ == "piper_ray.cli.loading" for finder in sys.meta_path)
-    print(json.dumps([gc.isenabled(), gc.get_freeze_count() > 0, finders, *variables]), file=sys.stderr)
+    print(json.dumps([gc.isenabled(), gc.get_freeze_count() > 0, *variables]), file=sys.stderr)
 """
 _INFO = f"""{_STATE}
 from piper_ray.cli import info, program
@@ -34,7 +31,7 @@ def told(function):
         return function(*arguments)
     return tell_and_do
 
-info.load_instance, info._looked_into = told(info.load_instance), told(info._looked_into)
+info.WorkloadOptions.load, info._looked_into = told(info.WorkloadOptions.load), told(info._looked_into)
 program()
 """
 _SUPERVISED = f"""{_STATE}
@@ -63,8 +60,8 @@ def _told(script: str, *arguments: object, **environment: str) -> list[list[obje
 
 def test_a_command(tmp_path: Path) -> None:
     loading, working = _told(_INFO, "info", write_small(tmp_path))
-    assert loading == [False, False, 1, "1", "1"]
-    assert working == [True, True, 0, None, None]
+    assert loading == [False, False, "1", "1"]
+    assert working == [True, True, None, None]
 
 
 def test_what_the_user_says_stays(tmp_path: Path) -> None:
@@ -76,32 +73,7 @@ def test_a_supervised_child_inherits_nothing(tmp_path: Path) -> None:
     state = tmp_path / "state.py"
     state.write_text(_STATE)
     _, child = _told(_SUPERVISED, state)
-    assert child == [True, False, 0, None, None]
-
-
-_NUMBA = """
-import json, sys
-from piper_ray.cli.loading import begin_loading, end_loading
-
-begin_loading()
-import numba
-from numba.core import config
-taken_along = [name in sys.modules for name in ("coverage", "yaml")]
-import yaml
-end_loading()
-print(json.dumps([*taken_along, config.DEVELOPER_MODE]), file=sys.stderr)
-"""
-
-
-def test_numba_takes_nothing_along_that_only_it_would_use() -> None:
-    assert _told(_NUMBA) == [[False, False, 0]]
-
-
-def test_numba_reads_its_settings_where_there_are_any(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path(".numba_config.yaml").write_text("developer_mode: 1\n")
-    ((_, yaml, mode),) = _told(_NUMBA)
-    assert (yaml, mode) == (True, 1)
+    assert child == [True, False, None, None]
 
 
 def test_nothing_ends_where_nothing_began() -> None:

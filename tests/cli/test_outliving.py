@@ -26,6 +26,7 @@ from tests.cli_cases import ROOT, run, write_small
 from tests.faults.surroundings import TO_WORKERS
 from tests.instances import two_towers
 from tests.interrupt_support import HANG_S, long_solve, started, wait_for, write_long
+from tests.lengths import long_after
 from tests.sweep_support import SMALL_POINTS
 from tests.sweep_support import write_small as write_sweep
 
@@ -147,7 +148,7 @@ def test_a_fault_of_ours_is_told_once(long: Path) -> None:
     assert errors.count("unexpected ZeroDivisionError: ours") == 1
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", long_after(1, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_signals_are_passed_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--json", "--out", out, "--address", "local") as process:
@@ -228,7 +229,7 @@ def _on_ray(base: Path, tmp_path: Path) -> dict[str, str]:
     return {**environment, **paths, "RAY_gcs_rpc_server_reconnect_timeout_s": "2"}
 
 
-@pytest.mark.parametrize(("program", "name"), [("raylet", "raylet"), ("gcs_server", "GCS")])
+@pytest.mark.parametrize(("program", "name"), long_after(1, [("raylet", "raylet"), ("gcs_server", "GCS")]))
 def test_the_end_of_a_real_ray_leaves_plan_and_bound(base: Path, tmp_path: Path, program: str, name: str) -> None:
     instance = two_towers(400, devices=48, microbatches=96, memory_bytes=600.0)
     dump(instance, tmp_path / "long.json")
@@ -274,6 +275,7 @@ with piper_ray.RayBackend("local", workers=1) as backend:
 """
 
 
+@pytest.mark.long
 def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp_path: Path) -> None:
     instance, kept = two_towers(200, devices=48, microbatches=96, memory_bytes=300.0), tmp_path / "kept"
     dump(instance, tmp_path / "long.json")
@@ -325,16 +327,19 @@ def test_the_end_of_a_real_ray_leaves_a_sweep_to_go_on(base: Path, tmp_path: Pat
     assert piper_ray.read_dataset(storage).num_rows == SMALL_POINTS
 
 
-# Only where Ray is loaded anyhow: in the driver, once its crew is asked for replies.
+# Only where Ray is loaded anyhow: in the driver, once a worker has done something, as without any it may outlive its
+# raylet.
 _SLOWLY = """
 import sys, time
 if sys.argv[:1] == ["-m"]:
-    import piper_ray.sweep.worker as worker
-    from piper_ray.sweep.ray_crew import RayCrew
-    replies = RayCrew.replies
+    from piper_ray.engine.backends.ray.calls import ClusterWorkers
+    done = ClusterWorkers.done
     def told(*arguments):
-        print("at work", file=sys.stderr, flush=True)
-        RayCrew.replies = replies
-        return replies(*arguments)
-    RayCrew.replies = told
+        found = done(*arguments)
+        if found:
+            print("at work", file=sys.stderr, flush=True)
+            ClusterWorkers.done = done
+            time.sleep(2)
+        return found
+    ClusterWorkers.done = told
 """

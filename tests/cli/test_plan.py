@@ -6,12 +6,14 @@ import json
 import math
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.cli_cases import run
 from tests.export_support import ROOT
+from tests.interrupt_support import HANG_S, started, wait_for
 from tests.unit.test_propose import CONFIG
 
 
@@ -86,7 +88,7 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     words = ("--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
     finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "-o", str(out))
     assert finished.returncode == 0, finished.stderr
-    assert "than the 1.75 GiB that DeepSpeed holds beside its figures: planned anew" in finished.stderr
+    assert "than the 1.75 GiB that DeepSpeed holds beside its figures: it is sought" in finished.stderr
     assert "no plan that leaves 1.75 GiB for DeepSpeed takes less than" in finished.stdout
     workload, plan = str(out / "workload.toml"), out / "plan.json"
     document = json.loads(plan.read_text())
@@ -94,6 +96,38 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     again = run("export", workload, str(plan), "--to", "deepspeed", "-o", str(tmp_path / "again"))
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "again" / "ds_config.json").read_text() == (out / "ds_config.json").read_text()
+
+
+_SECOND_SEARCH_HANGS = """
+import threading
+from piper_ray.proposal import propose as searching
+first = searching.propose
+
+def propose(asked, *more):
+    if not asked.set_aside_bytes:
+        return first(asked, *more)
+    print("the second search", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+searching.propose = propose
+"""
+
+
+def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
+    with started("plan", *words, "--schedule", "1f1b", "-o", out, setup=_SECOND_SEARCH_HANGS) as process:
+        wait_for(process, "the second search")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 130, errors
+    assert "this is the best plan so far" in errors
+    for name in ("workload.toml", "plan.json", "ds_config.json"):
+        assert str(out / name) in output.splitlines()
+    workload, plan = str(out / "workload.toml"), str(out / "plan.json")
+    assert json.loads((out / "plan.json").read_text())["status"] != "infeasible"
+    assert run("verify", workload, plan).returncode == 0
+    assert not (out / "report.html").exists(), "nobody waits for it"
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 import piper_ray
 from piper_ray import Restrictions, SolveOptions
-from piper_ray.cli.baseline import PlannerName
+from piper_ray.cli.baseline import PlannerOption
 from piper_ray.model.errors import UsageError
 from piper_ray.planners import (
     PLANNERS,
@@ -69,8 +70,8 @@ def test_unknown_planners_and_settings(text: str, message: str) -> None:
 
 
 def test_help_names_every_planner() -> None:
-    (option,) = PlannerName.__metadata__  # type: ignore[attr-defined]
-    assert all(name in option.help for name in PLANNERS)
+    (option,) = fields(PlannerOption)
+    assert all(name in option.metadata["typer"].help for name in PLANNERS)
 
 
 @pytest.mark.parametrize("name", PLANNERS)

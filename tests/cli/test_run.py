@@ -18,6 +18,7 @@ import pytest
 import piper_ray
 from tests.cli_cases import ROOT, run
 from tests.interrupt_support import HANG_S, started
+from tests.lengths import long_after
 from tests.run_models import DROPPING_PATHS, HEAVY_PATHS, HERE, TROUBLED_PATHS
 from tests.run_support import GPT_PATHS
 
@@ -92,6 +93,7 @@ def test_a_plan_is_trained_and_measured_against_its_promise(tmp_path: Path) -> N
         assert sorted(passes) == sorted(f"{kind}{k}" for kind in "FB" for k in range(4))
 
 
+@pytest.mark.long
 def test_masks_of_dropout_differ_between_replicas_and_are_the_same_in_each_run(tmp_path: Path) -> None:
     seen = []
     for name in ("first", "second"):
@@ -147,7 +149,9 @@ def test_a_rank_that_fails_ends_the_run_with_its_own_error(tmp_path: Path, words
     assert _left(tmp_path) == []
 
 
-@pytest.mark.parametrize(("number", "ranks"), [(signal.SIGINT, 2), (signal.SIGTERM, 1), (signal.SIGKILL, 1)])
+@pytest.mark.parametrize(
+    ("number", "ranks"), long_after(2, [(signal.SIGINT, 2), (signal.SIGKILL, 1), (signal.SIGTERM, 1)])
+)
 def test_a_signal_ends_all_ranks_within_three_seconds(tmp_path: Path, number: signal.Signals, ranks: int) -> None:
     plan, _ = write_plan(tmp_path, TROUBLED_PATHS, 1 if ranks == 2 else None)
     arguments = ("--arg", f"folder={tmp_path}", "--arg", "words=hang")
@@ -180,8 +184,8 @@ def _left(folder: Path) -> list[int]:
         with contextlib.suppress(OSError):
             if not process.name.isdigit() or b"piper_ray.run.rank" not in (process / "cmdline").read_bytes():
                 continue
-            job = Path(os.fsdecode((process / "cmdline").read_bytes().split(b"\0")[-2])) / "job.json"
-            if str(folder) in job.read_text():
+            job = Path(os.fsdecode((process / "cmdline").read_bytes().split(b"\0")[-2])) / "job.pickle"
+            if os.fsencode(folder) in job.read_bytes():
                 found.append(int(process.name))
     return found
 
@@ -193,6 +197,7 @@ def _wait_until(true: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_ranks_may_be_torchrun_s(tmp_path: Path) -> None:
     plan, _ = write_plan(tmp_path, GPT_PATHS, 3)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

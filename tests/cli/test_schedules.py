@@ -119,8 +119,6 @@ def test_constraints_on_the_whole_plan_are_kept(tmp_path: Path, schedule: str) -
     [
         (("--stages", 2), "add SameDegrees (--same-degrees)"),
         (("--schedule", "pipedream"), "are not made yet; expected one of 2bw, gpipe, 1f1b, interleaved, looped-bfs"),
-        (("--schedule", "interleaved", "--contract", "operators"), "operators cannot be merged"),
-        (("--schedule", "zb-v", "--checkpoint", "kept"), "cannot be resumed yet"),
         (("--schedule", "zb-v", "--chunks", 3), "has two chunks on each rank, not 3"),
         (("--chunks", 2), "schedule 2bw has one stage on each rank"),
         (("--chunks", 2, "--planner", "megatron"), "--chunks is for the exact planner"),

@@ -16,7 +16,7 @@ import pytest
 import piper_ray
 from piper_ray import Solution, Status, StoppedBy
 from piper_ray.cli import main
-from piper_ray.cli.search_options import parse_gap
+from piper_ray.cli.options import parse_gap
 from piper_ray.cli.solve import check_own_plan, exit_code
 from piper_ray.workloads.formats import parse_bytes
 from tests.cli_cases import ROOT, run, write_small

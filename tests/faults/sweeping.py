@@ -19,9 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from piper_ray.sweep import ray_crew
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.sweep import run
+from piper_ray.sweep.answer import Report, solve_points
+from piper_ray.sweep.point import Point
 from piper_ray.sweep.progress import Progress
-from piper_ray.sweep.run import run_sweep
 from tests.faults.machines import HEAD, LONG_S, Machines
 
 Word = dict[str, Any]
@@ -138,23 +141,19 @@ def _say(**word: object) -> None:
 
 def _slow_down(folder: Path, hanging: int) -> None:
     """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
-    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
     # Local, so that Ray ships it whole.
-    def solve(order: Order) -> Iterator[Began | Report]:
-        stream = solve_batch(order)
-        yield next(stream)
+    def solve(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
         while (folder / _HOLD).exists():
             time.sleep(0.05)
-        if any(point.devices >= 4 for point in order.points):
+        if any(point.devices >= 4 for point in points):
             for number in range(hanging):
                 with suppress(FileExistsError):
                     (folder / str(number)).touch(exist_ok=False)
-                    time.sleep(0.5)  # until its first word is on its way
                     os.kill(os.getpid(), signal.SIGSTOP)
-        yield from stream
+        return solve_points(graph, points, options, control)
 
-    ray_crew.solve_batch = solve  # type: ignore[attr-defined]
+    run.solve_points = solve  # type: ignore[attr-defined]
 
 
 def _run(source: str, storage: str, address: str, hanging: str) -> None:
@@ -168,8 +167,8 @@ def _run(source: str, storage: str, address: str, hanging: str) -> None:
             sys.stdin.readline()
 
     _slow_down(Path(source).parent, int(hanging))
-    ray_crew._OVERDUE_FLOOR_S = 2.0
-    run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
+    run._LEAST_EXPECTED_S = 0.5
+    run.run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
 
 
 if __name__ == "__main__":

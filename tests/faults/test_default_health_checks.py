@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.faults.driver import driving
 from tests.faults.machines import machines
 
@@ -16,6 +18,7 @@ _DEFAULTS = {
 }
 
 
+@pytest.mark.long
 def test_cut_off_and_killed(local_plan: bytes, tmp_path: Path) -> None:
     with machines(2, _DEFAULTS) as cluster, driving(cluster, tmp_path, "--workers", "2") as driver:
         driver.until_all_join(2)

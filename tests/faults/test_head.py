@@ -54,6 +54,7 @@ def test_head_dies_under_a_supervised_solve(cluster: Machines, local_plan: bytes
     cluster.assert_nothing_left()
 
 
+@pytest.mark.long
 def test_machine_of_the_driver_rebooted(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     """With all others, as after a power cut."""
     cluster.repair()

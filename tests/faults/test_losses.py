@@ -5,6 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import pytest
+
 from piper_ray.model.errors import EXIT_INTERRUPTED
 from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines, Setup
@@ -35,6 +37,7 @@ def test_cut_off_machine_comes_back(cluster: Machines, local_plan: bytes, tmp_pa
         assert driver.was_told("is lost, 2 left")
 
 
+@pytest.mark.long
 def test_last_worker_lost_and_the_driver_goes_on(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     with driving(cluster, tmp_path, "--workers", "1", "--without-workers", "continue") as driver:
         driver.until_all_join(1)
@@ -80,6 +83,7 @@ def test_object_stores_full(cluster: Machines, local_plan: bytes, tmp_path: Path
         assert driver.finish() == local_plan
 
 
+@pytest.mark.long
 def test_interrupted_and_resumed(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     state = tmp_path / "state"
     with driving(cluster, tmp_path, "--checkpoint", str(state)) as driver:

@@ -21,7 +21,7 @@ import pytest
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.formats import load
 from tests.data import WORKLOADS
 from tests.estimate_support import estimated, model_of, tmpc_of
@@ -53,14 +53,16 @@ def ours() -> Estimate:
 
 @pytest.mark.parametrize("t", [1, 2, 4, 8])
 def test_activations_within_one_percent(ours: Estimate, published: dict[tuple[int, str], Tmpc], t: int) -> None:
-    assert tmpc_of(ours, Mode(t)).activation_bytes == pytest.approx(published[t, "vanilla"].activation_bytes, rel=0.011)
+    assert tmpc_of(ours, LayerMode(degree=t)).activation_bytes == pytest.approx(
+        published[t, "vanilla"].activation_bytes, rel=0.011
+    )
 
 
 @pytest.mark.parametrize("t", [1, 2, 4, 8])
 def test_weights_and_state_differ_by_the_bytes_of_a_parameter(
     ours: Estimate, published: dict[tuple[int, str], Tmpc], t: int
 ) -> None:
-    found, theirs = tmpc_of(ours, Mode(t)), published[t, "vanilla"]
+    found, theirs = tmpc_of(ours, LayerMode(degree=t)), published[t, "vanilla"]
     assert found.weights_bytes / theirs.weights_bytes == pytest.approx(4, rel=1e-3)
     assert found.fixed_bytes / theirs.fixed_bytes == pytest.approx(18 / 2, rel=1e-3)
 
@@ -70,12 +72,13 @@ def test_recomputation_keeps_the_input_and_the_published_one_the_mask_too(
 ) -> None:
     hidden, mask = 2048 * 3840, 2048 * 2048
     assert published[1, "activation recomp"].activation_bytes == 4 * (hidden + mask)
-    assert tmpc_of(ours, Mode(1, recomputation=FULL)).activation_bytes == 2 * hidden
+    assert tmpc_of(ours, LayerMode(degree=1, recomputation=FULL)).activation_bytes == 2 * hidden
 
 
 def test_times_are_off_by_a_factor_that_grows_with_t(ours: Estimate, published: dict[tuple[int, str], Tmpc]) -> None:
     factors = {
-        t: published[t, "vanilla"].time_per_sample_s / tmpc_of(ours, Mode(t)).time_per_sample_s for t in (1, 2, 4, 8)
+        t: published[t, "vanilla"].time_per_sample_s / tmpc_of(ours, LayerMode(degree=t)).time_per_sample_s
+        for t in (1, 2, 4, 8)
     }
     assert factors[1] == pytest.approx(2.5, abs=0.1)
     assert factors[8] == pytest.approx(4.3, abs=0.2)
@@ -87,5 +90,8 @@ def test_times_are_off_by_a_factor_that_grows_with_t(ours: Estimate, published: 
 @pytest.mark.parametrize("t", [1, 2])
 def test_recomputation_adds_the_same_share(ours: Estimate, published: dict[tuple[int, str], Tmpc], t: int) -> None:
     theirs = published[t, "activation recomp"].time_per_sample_s / published[t, "vanilla"].time_per_sample_s
-    found = tmpc_of(ours, Mode(t, recomputation=FULL)).time_per_sample_s / tmpc_of(ours, Mode(t)).time_per_sample_s
+    found = (
+        tmpc_of(ours, LayerMode(degree=t, recomputation=FULL)).time_per_sample_s
+        / tmpc_of(ours, LayerMode(degree=t)).time_per_sample_s
+    )
     assert found == pytest.approx(theirs, rel=0.03)

@@ -13,7 +13,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import read_model
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from tests.estimate_support import estimated, gpt, kind_of
 
 TOKENS, VOCABULARY = 2048, 51200
@@ -23,15 +23,15 @@ TOKENS, VOCABULARY = 2048, 51200
 @pytest.mark.parametrize(
     ("mode", "forward_ms", "backward_ms"),
     [
-        (Mode(8), 7.7, 11.9),
-        (Mode(8, True), 7.2, 11.8),
-        (Mode(8, False, Recomputation.FULL), 7.7, 19.5),
-        (Mode(8, False, Recomputation.SELECTIVE), 7.7, 13.2),
-        (Mode(8, True, Recomputation.SELECTIVE), 7.2, 13.1),
+        (LayerMode(degree=8), 7.7, 11.9),
+        (LayerMode(degree=8, sequence_parallel=True), 7.2, 11.8),
+        (LayerMode(degree=8, recomputation=Recomputation.FULL), 7.7, 19.5),
+        (LayerMode(degree=8, recomputation=Recomputation.SELECTIVE), 7.7, 13.2),
+        (LayerMode(degree=8, sequence_parallel=True, recomputation=Recomputation.SELECTIVE), 7.2, 13.1),
     ],
-    ids=lambda value: value.id if isinstance(value, Mode) else "",
+    ids=lambda value: value.id if isinstance(value, LayerMode) else "",
 )
-def test_a_layer_within_6_percent(mode: Mode, forward_ms: float, backward_ms: float) -> None:
+def test_a_layer_within_6_percent(mode: LayerMode, forward_ms: float, backward_ms: float) -> None:
     result = estimated(gpt(48, 6144, 64), samples=4, batch=4, fused=False, software="megatron-2022")
     costs = result.costs(kind_of(result), mode)
     forward_s = costs.forward_s + costs.exchange_forward_s

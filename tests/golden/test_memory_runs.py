@@ -9,12 +9,12 @@ from statistics import fmean
 
 import pytest
 
-from piper_ray.validate.layouts import NotExpressible, laid_out
-from piper_ray.validate.price import memory_of
-from piper_ray.validate.runs import Run, RunModel, read_runs
+from piper_ray.calibrate.layouts import NotExpressible, laid_out
+from piper_ray.calibrate.runs import PublishedRun, RunModel, read_runs
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.ranks import RankMemory
+from scripts.validation.memory import memory_of
 from tests.data import DATA
 
 HARDWARE = load_hardware()
@@ -23,20 +23,20 @@ WORSE = 0.003
 """By so much a group's mean may become worse unnoticed."""
 
 
-def held(run: Run) -> tuple[list[RankMemory], float]:
+def held(run: PublishedRun) -> tuple[list[RankMemory], float]:
     """Of each stage's ranks; and what programs find of a GPU's memory."""
     laid = laid_out(run, HARDWARE)
     plan = priced(laid.model, laid.stack, HARDWARE.training, laid.layout)
-    return memory_of(plan, laid), laid.stack.gpu.device_bytes
+    return memory_of(plan, run, laid), laid.stack.gpu.device_bytes
 
 
-def fits(run: Run) -> bool:
+def fits(run: PublishedRun) -> bool:
     ranks, found_bytes = held(run)
     return max(rank.device_bytes for rank in ranks) <= found_bytes
 
 
-def runs_of(name: str) -> list[Run]:
-    return [run for run in read_runs(DATA / "runs" / f"{name}.json") if isinstance(run, Run)]
+def runs_of(name: str) -> list[PublishedRun]:
+    return [run for run in read_runs(DATA / "runs" / f"{name}.json") if isinstance(run, PublishedRun)]
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +105,7 @@ def test_what_ran_out_of_memory_does_not_fit(
         "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": 64, "vocab_size": 250880,
         "n_positions": 2048, "resid_pdrop": 0.0, "tie_word_embeddings": True,
     }  # fmt: skip
-    run = Run(
+    run = PublishedRun(
         id="out of memory",
         source="BLOOM tuning tables",
         model=RunModel(config=config),

@@ -31,6 +31,7 @@ from tests.certificate_support import (
     without_row,
 )
 from tests.instances import equal_chain, instances, named_instances, parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.link_rates import with_levels
 from tests.solver_support import ONE_THREAD
 
@@ -75,7 +76,7 @@ def test_small_instances(instance: Instance) -> None:
     assert_proved(instance)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", long_after(2, range(8)))
 def test_random_instances(seed: int) -> None:
     for number in range(10):
         assert_proved(random_instance(50_000 + 10 * seed + number))
@@ -96,7 +97,7 @@ def test_plans_that_keep_the_order(instance: Instance) -> None:
     assert found.bound_s == pytest.approx(optimum, rel=2e-9, abs=0.0)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_groups_with_links_of_their_own(seed: int) -> None:
     rng = random.Random(f"certified links {seed}")
     instance = random_instance(seed, most_layers=4)
@@ -156,7 +157,7 @@ def _topological(instance: Instance) -> bool:
     return all(place[edge.source] < place[edge.target] for edge in instance.edges)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", long_after(8, range(30)))
 def test_layers_that_share_a_stage_at_no_cost(seed: int) -> None:
     rng = random.Random(f"free layers {seed}")
     instance = equal_chain(rng.randint(2, 3), memory_bytes=rng.choice([25.0, 60.0]))
@@ -181,7 +182,7 @@ def _altered(rng: random.Random, tails: Tails) -> Tails:
     return replace(tails, members=np.roll(tails.members, 1, axis=0))
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", long_after(7, range(25)))
 def test_altered_certificates_are_judged_as_by_definition(seed: int) -> None:
     rng = random.Random(f"altered {seed}")
     instance = random_instance(seed + 900, most_layers=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from random import Random
 
 import pytest
@@ -25,6 +24,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
 from tests.brute_force import brute_force
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 BY_BLOCKS = SolveOptions(threads=1, contract=Contract.OPERATORS)
@@ -45,11 +45,11 @@ def usable_variants(instance: Instance, restrictions: Restrictions) -> list[Vari
 def solve_with(most_downsets: int, instance: Instance, restrictions: Restrictions) -> Solution:
     """As ``solve``, with room for so few downsets that blocks are needed on a handful of layers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_blocks, "find_blocks", partial(find_blocks, most_downsets=most_downsets))
+        patch.setattr(by_blocks, "MOST_DOWNSETS", most_downsets)
         return solve(instance, restrictions=restrictions, options=BY_BLOCKS)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", long_after(2, range(8)))
 def test_between_the_bound_and_the_best_of_all(seed: int) -> None:
     merged = found = 0
     for number in range(40):
@@ -96,7 +96,7 @@ def assert_restrictions_kept(instance: Instance, restrictions: Restrictions, sol
         )
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", long_after(8, range(30)))
 def test_blocks_partition_the_layers_without_cycles_and_are_few(seed: int) -> None:
     rng = Random(seed)
     instance = random_instance(seed, most_layers=12, most_tmpcs=2)
@@ -124,7 +124,7 @@ def blocks_or_none(instance: Instance, variants: Sequence[Variant], most: int) -
         return None
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(10, range(40)))
 def test_a_plan_of_blocks_costs_the_same_in_layers(seed: int) -> None:
     rng = Random(seed)
     instance = random_instance(seed, most_layers=5, most_tmpcs=2).replace(memory_bytes=1e9)

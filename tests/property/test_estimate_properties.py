@@ -12,7 +12,7 @@ from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from tests.estimate_support import estimated, model_of
 from tests.formats_support import assert_consistent
@@ -64,16 +64,16 @@ def estimates(draw: st.DrawFn) -> Estimate:
     )
 
 
-def all_costs(result: Estimate) -> list[tuple[LayerKind, dict[Mode, Costs]]]:
+def all_costs(result: Estimate) -> list[tuple[LayerKind, dict[LayerMode, Costs]]]:
     return [
         (kind, {mode: result.costs(kind, mode) for mode in result.modes[kind.key]})
         for kind in result.architecture.kinds
     ]
 
 
-def same_but(mode: Mode, **changes: object) -> Mode:
-    fields = {name: getattr(mode, name) for name in Mode.__dataclass_fields__}
-    return Mode(**{**fields, **changes})
+def same_but(mode: LayerMode, **changes: object) -> LayerMode:
+    fields = {name: getattr(mode, name) for name in LayerMode.__dataclass_fields__}
+    return LayerMode(**{**fields, **changes})
 
 
 @given(estimates())
@@ -126,8 +126,8 @@ def test_sharding_saves_memory_and_offload_is_never_faster(result: Estimate) -> 
                 assert found.activation_bytes == 0.0
                 assert found.time_s >= kept.time_s
                 assert found.state_bytes == kept.state_bytes
-            if mode.zero_shards > 1:
-                whole = costs[same_but(mode, zero_shards=1)]
+            if mode.optimizer_shards > 1:
+                whole = costs[same_but(mode, optimizer_shards=1)]
                 assert found.state_bytes < whole.state_bytes
                 assert found.time_s == whole.time_s
                 assert found.synchronised_bytes <= whole.synchronised_bytes

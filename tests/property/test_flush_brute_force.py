@@ -16,6 +16,7 @@ from piper_ray.model.step import AllReduce, StepTerms
 from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
 from tests.instances import build, instances, named_instances, random_instance
+from tests.lengths import long_after
 
 SCHEDULES = FlushSchedule.flushed()
 
@@ -27,14 +28,14 @@ def test_named_instances(name: str, schedule: FlushSchedule) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 400, 50)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 50) for start in range(0, 400, 50)]), ids=str)
 def test_random_graphs(seeds: range, schedule: FlushSchedule) -> None:
     for seed in seeds:
         assert_best(random_instance(seed), schedule)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 120, 20)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 120, 20)]), ids=str)
 def test_long_pipelines(seeds: range, schedule: FlushSchedule) -> None:
     """Many stages of uneven layers: where the first figures of a tail are not exact."""
     for seed in seeds:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.ledger import Limits
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
 from piper_ray.model.errors import InvalidPlan
@@ -22,6 +22,7 @@ from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.link_rates import with_levels
 from tests.solver_support import ONE_THREAD
 
@@ -61,7 +62,7 @@ def assert_valued_alike(instance: Instance, found: Solution, schedule: str) -> N
         assert simulated.time_per_sample_s == pytest.approx(value_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 80, 20)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 80, 20)]), ids=str)
 def test_plans_that_never_flush(seeds: range) -> None:
     for seed in seeds:
         instance = levelled(seed, most_layers=3)
@@ -77,7 +78,7 @@ def test_plans_that_never_flush(seeds: range) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 60, 20)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 60, 20)]), ids=str)
 def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
     for seed in seeds:
         instance = levelled(seed)
@@ -254,7 +255,7 @@ def test_nodes_have_room_for_what_counts_on_them() -> None:
         assert at == devices
 
 
-@pytest.mark.parametrize("seed", range(0, 40, 2))
+@pytest.mark.parametrize("seed", long_after(5, range(0, 40, 2)))
 @pytest.mark.parametrize("seen", [1, 3, 8])
 def test_a_plan_of_a_search_that_ended_early_is_valued_where_it_lies(
     seen: int, seed: int, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,7 @@ from piper_ray.engine.tables.problem import LatticeTables, Problem, build_proble
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.property.test_solver_fronts import Downset, State, slow_fronts
 from tests.solver_support import ONE_THREAD, RecordingBackend, send_every_level_to_the_backend, tables
 
@@ -85,7 +86,7 @@ def assert_state_for_state(instance: Instance, threshold_s: float, rounds: int) 
     return kept, len(needed) - len(some.fronts) - 1
 
 
-@pytest.mark.parametrize("bucket", range(4))
+@pytest.mark.parametrize("bucket", long_after(1, range(4)))
 def test_random_graphs(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_the_backend(monkeypatch)
     kept, left_out = 0, 0

@@ -24,6 +24,7 @@ from piper_ray.workloads.formats import instance_of, load, to_toml, to_upstream
 from piper_ray.workloads.formats.documents import parse_toml
 from tests.formats_support import assert_consistent
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 from tests.support import assert_same_time
 
@@ -73,7 +74,7 @@ def sound(instance: Instance) -> bool:
     return True
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", long_after(1, range(4)))
 def test_what_is_not_refused_is_as_good_as_a_file(seed: int) -> None:
     rng = random.Random(seed)
     outcomes: Counter[bool] = Counter()
@@ -95,7 +96,7 @@ def test_what_is_not_refused_is_as_good_as_a_file(seed: int) -> None:
     assert min(outcomes[True], outcomes[False]) > 40
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", long_after(15, range(60)))
 def test_what_is_not_refused_is_solved(seed: int) -> None:
     instance = broken(random.Random(seed), random_instance(seed, most_layers=4))
     if sound(instance):
@@ -103,7 +104,7 @@ def test_what_is_not_refused_is_solved(seed: int) -> None:
         assert_same_time(solution.time_per_sample_s, paper_table(instance).time_per_sample_s, instance)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", long_after(1, range(4)))
 def test_a_broken_plan_is_refused_or_valued(seed: int) -> None:
     rng = random.Random(seed)
     layers = tuple(Layer(v, "layer", {1: (Tmpc("v", 1.0, 1.0, 1.0, 1.0),)}) for v in range(2))

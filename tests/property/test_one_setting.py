@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, pairwise, product
 from random import Random
-from typing import Any
 
 import pytest
 
 import piper_ray
-from piper_ray.engine import several
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.subproblems import Part, Solver, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import OneSetting, tmpcs_under
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
 from tests.instances import build
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 _IDS = ("plain", "sp", "selective", "sp+selective", "full", "sp+full", "plain+zero2", "sp+full+zero2", "offload")
@@ -124,14 +125,14 @@ def check(instance: Instance, restrictions: Restrictions, expected_s: float | No
     return True
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 20) for start in range(0, 60, 20)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 20) for start in range(0, 60, 20)]), ids=str)
 def test_the_best_of_all_plans_in_one_setting(seeds: range) -> None:
     feasible = 0
     for seed in seeds:
         instance = instance_of(seed)
         rng = Random(seed)
         kinds = {"none", *rng.sample(["selective", "full"], rng.randint(0, 2))}
-        rule = OneSetting(tuple(part for kind in kinds for part in Recomputation.of(kind).parts))
+        rule = OneMode(tuple(part for kind in kinds for part in Recomputation.of(kind).parts))
         expected_s = best_s(instance, lambda chosen, i=instance, k=kinds: is_uniform(i.layers, chosen, k))
         feasible += check(instance, Restrictions(constraints=[KeepOrder(), rule]), expected_s)
     assert feasible > len(seeds) // 3
@@ -150,13 +151,13 @@ def test_the_best_under_a_rule_of_recomputation() -> None:
             return is_uniform(i.layers, chosen, {"none", "selective", "full"}) and any(made <= one for one in able)
 
         expected_s = best_s(instance, keeps)
-        rules = Restrictions(recompute=rule, constraints=[KeepOrder(), OneSetting()])
+        rules = Restrictions(recompute=rule, constraints=[KeepOrder(), OneMode()])
         feasible += check(instance, rules, expected_s)
     assert feasible > 12
 
 
 def test_violations_are_told_of_what_the_definition_forbids() -> None:
-    rule, told = OneSetting(), 0
+    rule, told = OneMode(), 0
     for seed in range(40):
         instance = instance_of(seed)
         rng = Random(seed)
@@ -182,7 +183,7 @@ def test_whole_pieces_stay_whole() -> None:
     assert feasible > 10
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", long_after(15, range(60)))
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
 def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str) -> None:
     instance = instance_of(seed)
@@ -198,14 +199,17 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str)
 def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mixture with context and expert parallelism and shared state, bounds rule out most settings."""
     begun: list[SolveRequest] = []
-    plain = several.answer_of
+    plain = best_of
 
-    def counted(request: SolveRequest, part: SolveRequest, *others: Any) -> Solution:
-        begun.append(part)
-        return plain(request, part, *others)
+    def counted(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+        def solve_one(one: SolveRequest) -> Solution:
+            begun.append(one)
+            return solve(one)
 
-    monkeypatch.setattr(several, "answer_of", counted)
-    instance, rule = mixture(), OneSetting(context=True, experts=True)
+        return plain(request, parts, solve_one)
+
+    monkeypatch.setattr("piper_ray.engine.one_setting.best_of", counted)
+    instance, rule = mixture(), OneMode(context=True, experts=True)
     found = piper_ray.solve(
         instance, restrictions=Restrictions(constraints=[SameDegrees(), rule]), schedule="1f1b", options=ONE_THREAD
     )
@@ -214,16 +218,16 @@ def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkey
         piper_ray.solve(
             one, restrictions=Restrictions(constraints=[SameDegrees()]), schedule="1f1b", options=ONE_THREAD
         )
-        for one in rule.under_each(instance, rule.settings(instance))
+        for one in rule.under_each(instance, rule.modes(instance))
     ]
     assert found.time_per_sample_s == min(one.time_per_sample_s for one in each if one.time_per_sample_s is not None)
     assert len(begun) < len(each) / 2
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_all_settings_together_are_each_by_itself(seed: int) -> None:
-    instance, rule = instance_of(seed), OneSetting()
-    settings = rule.settings(instance)
+    instance, rule = instance_of(seed), OneMode()
+    settings = rule.modes(instance)
     assert list(rule.under_each(instance, settings)) == [rule.under(instance, setting) for setting in settings]
     for one, setting in zip(rule.under_each(instance, settings), settings, strict=True):
         for layer, mine in zip(instance.layers, one.layers, strict=True):

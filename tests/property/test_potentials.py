@@ -20,6 +20,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Solution
 from tests.brute_force import brute_force
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal, tables
 
 FACTORS = (Fraction(9, 10), Fraction(99, 100), Fraction(1), Fraction(101, 100), Fraction(3, 2))
@@ -31,7 +32,7 @@ def potentials_of(problem: Problem, threshold_s: float, rounds: int = 40) -> Pot
     return cover.potentials(threshold_s, rounds=rounds)
 
 
-@pytest.mark.parametrize("bucket", range(4))
+@pytest.mark.parametrize("bucket", long_after(1, range(4)))
 def test_no_plan_takes_fewer_devices(bucket: int) -> None:
     """By exact rationals: the optimum is at most K devices at its own time, and none below it; states say the rest."""
     seen, above_work = 0, 0
@@ -79,7 +80,7 @@ def solved(instance: Instance, always: bool, monkeypatch: pytest.MonkeyPatch) ->
         return piper_ray.solve(instance, options=ONE_THREAD)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(10, range(40)))
 def test_a_search_with_them_finds_the_same(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = random_instance(seed, most_layers=6, most_devices=9)
     priced, plain = (solved(instance, always, monkeypatch) for always in (True, False))

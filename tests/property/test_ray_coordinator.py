@@ -38,7 +38,6 @@ class World(RuleBasedStateMachine):
         self.open: set[int] = set()
         self.blamed: Counter[int] = Counter()
         self.most_deaths: dict[int, int] = {}
-        self.leaving: set[int] = set()
         self.suspects: set[int] = set()  # have been in the hands of a lost worker, or failed
 
     @property
@@ -56,7 +55,6 @@ class World(RuleBasedStateMachine):
                 assert command.deaths == self.blamed[command.chunk] == self.most_deaths[command.chunk]
                 self.open.remove(command.chunk)
                 continue
-            assert command.worker not in self.leaving
             if command.worker == HERE:
                 assert self.without_workers is WithoutWorkers.CONTINUE
                 assert HERE not in self.held
@@ -73,9 +71,8 @@ class World(RuleBasedStateMachine):
 
     def let_go(self, worker: int, chunk: int) -> None:
         self.held[worker].remove(chunk)
-        if worker == HERE or (worker in self.leaving and not self.held[worker]):
+        if worker == HERE:
             del self.held[worker]
-            self.leaving.discard(worker)
 
     def somebody_busy(self, data: st.DataObject) -> tuple[int, int]:
         pairs = [(worker, chunk) for worker, chunks in self.held.items() for chunk in chunks]
@@ -104,7 +101,6 @@ class World(RuleBasedStateMachine):
     def lose(self, data: st.DataObject) -> None:
         worker = data.draw(st.sampled_from(self.workers))
         chunks = self.held.pop(worker)
-        self.leaving.discard(worker)
         self.ghosts += [(worker, chunk) for chunk in chunks]
         self.suspects |= set(chunks)
         self.blamed.update(chunks[:1] if chunks[:1] and chunks[0] in self.open else [])
@@ -128,28 +124,9 @@ class World(RuleBasedStateMachine):
         self.carry_out(self.coordinator.failed(worker, chunk, self.now, "failed"))
 
     @precondition(lambda self: any(self.held.values()))
-    @rule(data=st.data())
-    def give_back(self, data: st.DataObject) -> None:
-        worker, chunk = self.somebody_busy(data)
-        self.let_go(worker, chunk)
-        self.carry_out(self.coordinator.returned(worker, chunk, self.now))
-
-    @precondition(lambda self: self.workers)
-    @rule(data=st.data())
-    def retire(self, data: st.DataObject) -> None:
-        worker = data.draw(st.sampled_from(self.workers))
-        self.leaving.add(worker)
-        self.coordinator.retire(worker)
-        if not self.held[worker]:
-            del self.held[worker]
-            self.leaving.remove(worker)
-        self.carry_out(self.coordinator.tick(self.now))
-
-    @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data(), expected_s=st.sampled_from([0.0, 1.0]))
-    def begin(self, data: st.DataObject, expected_s: float) -> None:
-        worker, chunk = self.somebody_busy(data)
-        self.carry_out(self.coordinator.began(worker, chunk, self.now))
+    def expect(self, data: st.DataObject, expected_s: float) -> None:
+        _, chunk = self.somebody_busy(data)
         self.coordinator.expect(chunk, expected_s)
         self.carry_out(self.coordinator.tick(self.now))
 
@@ -186,7 +163,7 @@ class World(RuleBasedStateMachine):
     def no_chunk_waits_while_somebody_could_take_it(self) -> None:
         held = {chunk for chunks in self.held.values() for chunk in chunks}
         if self.open - held:
-            staying = [worker for worker in self.workers if worker not in self.leaving and not self.is_late(worker)]
+            staying = [worker for worker in self.workers if not self.is_late(worker)]
             assert all(self.held[worker] for worker in staying)
             if not self.suspects & (self.open | held):
                 assert all(len(self.held[worker]) == Coordinator.IN_FLIGHT for worker in staying)

@@ -17,8 +17,7 @@ from piper_ray.simulate.actions import one_f_one_b
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.simulate.stages import Hop
-from piper_ray.simulate.steady import SteadyState, steady_state
-from piper_ray.simulate.sustained import Hand, Stream, least_in_flight, rule_in_flight, sustained_s
+from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import Timeline
 from tests.simulate_support import chain, cut, placed, run
 
@@ -26,14 +25,14 @@ from tests.simulate_support import chain, cut, placed, run
 def _stream(times_s: Sequence[float], degrees: Sequence[int], forward: float = 1 / 3) -> Stream:
     """Stages that take so long for each microbatch of all, on so many replicas."""
     pairs = [(time_s * d * forward, time_s * d * (1 - forward)) for time_s, d in zip(times_s, degrees, strict=True)]
-    hands = tuple(Hand(j, j + 1, 0.0, 0.0) for j in range(len(degrees) - 1))
-    return Stream(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), tuple(degrees), hands)
+    hops = tuple(Hop(j, j + 1, 0.0, 0.0) for j in range(len(degrees) - 1))
+    return Stream(tuple(f for f, _ in pairs), tuple(b for _, b in pairs), tuple(degrees), hops)
 
 
 def _random_stream(rng: random.Random, most_stages: int = 4) -> Stream:
     degrees = [rng.choice([1, 2, 3, 4]) for _ in range(rng.randint(1, most_stages))]
     stream = _stream([rng.choice([1.0, 1.0, 0.5 + rng.random() / 2]) for _ in degrees], degrees, rng.uniform(0.2, 0.5))
-    delays = tuple(Hand(h.source, h.target, rng.choice([0.0, 0.2]), rng.choice([0.0, 0.1])) for h in stream.hands)
+    delays = tuple(Hop(h.source, h.target, rng.choice([0.0, 0.2]), rng.choice([0.0, 0.1])) for h in stream.hops)
     return Stream(stream.forward_s, stream.backward_s, stream.replicas, delays)
 
 
@@ -42,7 +41,7 @@ def _steady(stream: Stream, in_flight: Sequence[int]) -> SteadyState:
     where = placed(Schedule(ScheduleName.TWO_BW), [d * 1 for d in stream.replicas])
     lanes = where.lanes
     seconds = np.array([[f, b, 0.0, 0.0] for f, b in zip(stream.forward_s, stream.backward_s, strict=True)])
-    hops = [Hop(h.source, h.target, h.forward_s, h.backward_s) for h in stream.hands]
+    hops = [Hop(h.source, h.target, h.forward_s, h.backward_s) for h in stream.hops]
 
     def simulated(microbatches: int) -> Timeline:
         lists = []
@@ -138,7 +137,7 @@ def test_passes_of_no_time_at_all() -> None:
 
 def test_transfers_that_no_number_in_flight_can_hide() -> None:
     for times_s in ([0.0, 0.0], [1e-6, 1e-6]):
-        stream = replace(_stream(times_s, [1, 1]), hands=(Hand(0, 1, 0.1, 0.1),))
+        stream = replace(_stream(times_s, [1, 1]), hops=(Hop(0, 1, 0.1, 0.1),))
         assert least_in_flight(stream) is None
     instance = chain([0.0, 0.0])
     assert not simulate(instance, cut([1, 1]), options=SimulationOptions(latency_s=0.1)).keeps_promise

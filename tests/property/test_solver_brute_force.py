@@ -13,6 +13,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import instances, named_instances, random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal
 
 NO_RESTRICTION = Restrictions()
@@ -46,7 +47,7 @@ def test_more_devices_and_degrees(instance: Instance) -> None:
     assert_solved_as_by_brute_force(instance)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_after(3, range(10)))
 def test_random_instances(seed: int) -> None:
     for number in range(30):
         assert_solved_as_by_brute_force(random_instance(1000 * seed + number))

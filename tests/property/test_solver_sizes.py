@@ -10,6 +10,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.solution import Status
 from tests.brute_force import brute_force
 from tests.instances import build, equal_chain, random_instance, tmpc
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal
 
 MOST_DEVICES = 100_000
@@ -28,7 +29,7 @@ def assert_solved_as_by_brute_force(instance: Instance) -> None:
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 99_991, 2 * 49_999, 30_030, 3**10])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", long_after(2, range(5)))
 def test_a_hundred_thousand_devices(seed: int, microbatches: int) -> None:
     """Prime batches and such with many divisors; brute force tries them all."""
     instance = random_instance(seed, most_layers=2, most_tmpcs=2)
@@ -57,7 +58,7 @@ def test_many_divisors_use_nearly_all_devices(microbatches: int) -> None:
     assert 48 / MOST_DEVICES <= solution.time_per_sample_s <= 1.05 * 48 / MOST_DEVICES
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", long_after(8, range(30)))
 def test_one_microbatch_allows_one_stage(seed: int) -> None:
     instance = random_instance(seed, most_layers=5).replace(microbatches=1, devices=30, memory_bytes=1e6)
     assert_solved_as_by_brute_force(instance)

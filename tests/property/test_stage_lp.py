@@ -25,6 +25,7 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force_on_all, least_stage_time
 from tests.instances import parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.link_rates import with_levels
 from tests.solver_support import downsets_by_definition
 
@@ -86,7 +87,7 @@ def of_some_kind(seed: int) -> Instance:
     return with_levels(rng, instance) if rng.random() < 0.5 else instance
 
 
-@pytest.mark.parametrize("bucket", range(6))
+@pytest.mark.parametrize("bucket", long_after(2, range(6)))
 def test_every_stage_keeps_its_potentials(bucket: int) -> None:
     stages, priced = 0, 0
     for seed in range(300 + 12 * bucket, 300 + 12 * (bucket + 1)):
@@ -106,7 +107,7 @@ def test_every_stage_keeps_its_potentials(bucket: int) -> None:
     assert priced >= 20
 
 
-@pytest.mark.parametrize("bucket", range(4))
+@pytest.mark.parametrize("bucket", long_after(1, range(4)))
 def test_no_bound_is_above_the_optimum(bucket: int) -> None:
     seen, told = 0, 0
     for seed in range(500 + 15 * bucket, 500 + 15 * (bucket + 1)):

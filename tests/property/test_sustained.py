@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -91,9 +92,17 @@ def test_random_graphs() -> None:
     assert changed >= 1
 
 
-def test_it_is_for_asynchronous_plans_and_one_folder_does_not_keep_it() -> None:
+def test_it_is_for_asynchronous_plans() -> None:
     instance = three_layers(5.0)
     with pytest.raises(UsageError, match="only 2bw has a rate to sustain"):
         piper_ray.solve(instance, restrictions=KEPT, schedule="1f1b")
-    with pytest.raises(UsageError, match="leave out resume"):
-        piper_ray.solve(instance, restrictions=KEPT, options=piper_ray.SolveOptions(resume="kept"))
+
+
+def test_it_is_taken_up_again(tmp_path: Path) -> None:
+    """Each of its solves has a folder within the checkpoint's."""
+    options = piper_ray.SolveOptions(resume=str(tmp_path / "kept"), threads=1)
+    for instance in (three_layers(5.0), three_layers(1e9)):
+        found = [piper_ray.solve(instance, restrictions=KEPT, options=options) for _ in range(2)]
+        alone = piper_ray.solve(instance, restrictions=KEPT, threads=1)
+        assert [one.plan for one in found] == [alone.plan, alone.plan]
+        options = replace(options, resume=str(tmp_path / "another"))

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import piper_ray
-from piper_ray.engine import preparation, wide_layers
+from piper_ray.engine import layers, preparation
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
-from piper_ray.engine.search.limits import Limits
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Listener, Note, silent
 from piper_ray.model.instance import Instance
@@ -23,6 +23,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from tests.brute_force import brute_force
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.link_rates import with_levels
 from tests.solver_support import ONE_THREAD, assert_optimal, assert_plan_is_worth_its_value
 
@@ -38,7 +39,7 @@ def solved_wide(instance: Instance, monkeypatch: pytest.MonkeyPatch, **options: 
         return piper_ray.solve(instance, options=SolveOptions(threads=1, **options))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("bucket", range(4))
+@pytest.mark.parametrize("bucket", long_after(1, range(4)))
 def test_brute_force(bucket: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = 0
     for seed in range(15 * bucket, 15 * (bucket + 1)):
@@ -113,8 +114,8 @@ def solved_with_many(
 ) -> Solution:
     """As if 20 downsets were so many that it is better not to list them all."""
     with monkeypatch.context() as patch:
-        patch.setattr(wide_layers, "_MANY", 20)
-        patch.setattr(wide_layers, "_MANY_A_LAYER", 1)
+        patch.setattr(layers, "_MANY", 20)
+        patch.setattr(layers, "_MANY_A_LAYER", 1)
         return piper_ray.solve(instance, options=SolveOptions(threads=1, **options), listener=listener)
 
 
@@ -123,13 +124,13 @@ MANY = parallel_branches(2, 5, devices=6)
 
 def test_how_many_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     some, many = (Outline.of(parallel_branches(1, branches), Restrictions()) for branches in (12, 21))
-    assert not wide_layers.is_wide(some)
-    assert wide_layers.is_wide(many)
-    monkeypatch.setattr(wide_layers, "_MANY_A_LAYER", 100_000)
-    assert not wide_layers.is_wide(many)
+    assert not layers.is_wide(some)
+    assert layers.is_wide(many)
+    monkeypatch.setattr(layers, "_MANY_A_LAYER", 100_000)
+    assert not layers.is_wide(many)
 
 
-@pytest.mark.parametrize("seed", range(300, 312))
+@pytest.mark.parametrize("seed", long_after(3, range(300, 312)))
 def test_many_are_not_all_listed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     instance = with_levels(Random(seed), random_instance(seed, most_layers=9, most_devices=12, density=0.2))
     assert same_result(solved_with_many(instance, monkeypatch), piper_ray.solve(instance, options=ONE_THREAD))
@@ -191,13 +192,13 @@ def test_a_limit_leaves_a_bound_that_holds(seen: int, monkeypatch: pytest.Monkey
     whole = piper_ray.solve(MANY, options=ONE_THREAD)
     looks = 0
 
-    def check(self: Limits) -> None:  # noqa: ARG001 - as the method has it
+    def check(self: Ledger[Any], done: int = 0) -> None:  # noqa: ARG001 - as the method has it
         nonlocal looks
         looks += 1
         if looks > seen:
             raise StopSearch(StoppedBy.TIME_LIMIT)
 
-    monkeypatch.setattr(Limits, "check", check)
+    monkeypatch.setattr(Ledger, "check", check)
     found = solved_with_many(MANY, monkeypatch)
     assert found.stopped_by is StoppedBy.TIME_LIMIT
     assert whole.time_per_sample_s is not None

@@ -7,13 +7,13 @@ import math
 import pytest
 
 import piper_ray
-from piper_ray.export.target import Target
+from piper_ray.export.files import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.constraints import DataParallelDegrees, PipelinedChunks, TensorParallelDegrees
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting
 from piper_ray.planners.alternatives import best_plans
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
@@ -34,7 +34,7 @@ def test_each_is_the_best_of_its_degrees_and_none_is_left_out() -> None:
     """Against a solve of each pair of degrees."""
     instance, rules = llama(4), kept(ScheduleName.ONE_F_ONE_B)
     solution = piper_ray.solve(instance, restrictions=rules, schedule="1f1b")
-    found = best_plans(instance, rules, ScheduleName.ONE_F_ONE_B, count=4, tolerance=1e-6, known=solution)
+    found = best_plans(instance, rules, ScheduleName.ONE_F_ONE_B, solution, count=4, tolerance=1e-6)
     best_s: dict[tuple[int, int], float] = {}
     for t in (1, 2, 4, 8):
         for d in (x for x in rules.data_parallel_degrees(instance) if x * t <= instance.devices):
@@ -54,7 +54,7 @@ def test_the_known_plan_is_there_when_the_time_is_up() -> None:
     solution = piper_ray.solve(instance, restrictions=rules, schedule="1f1b")
     ended: piper_ray.Stop[object] = piper_ray.Stop()
     ended.request()
-    found = best_plans(instance, rules, ScheduleName.ONE_F_ONE_B, count=3, known=solution, stop=ended)
+    found = best_plans(instance, rules, ScheduleName.ONE_F_ONE_B, solution, count=3, stop=ended)
     assert [one.plan for one in found.found] == [solution.plan]
     assert found.left_from_s is not None
     assert found.looked_at == 0
@@ -66,7 +66,7 @@ def test_chunks_for_a_runtime_are_of_several_ranks() -> None:
     rules = kept(ScheduleName.INTERLEAVED)
     options = SolveOptions(gap=0.5)
     free = piper_ray.solve(
-        instance, restrictions=rules.without(PipelinedChunks).without(OneSetting), schedule=schedule, options=options
+        instance, restrictions=rules.without(PipelinedChunks).without(OneMode), schedule=schedule, options=options
     )
     assert free.plan is not None
     assert len(free.plan.stages) == 2

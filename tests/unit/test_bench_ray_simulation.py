@@ -56,6 +56,7 @@ def test_no_cluster_beats_its_threads(height: int, far_s: float, machines: int, 
     assert found >= free_near.work_s / (machines * threads) * (1 - 1e-9)
 
 
+@pytest.mark.long
 def test_an_hour_on_one_machine_is_a_fortieth_on_64() -> None:
     lattice = towers_lattice(500, far_s=2e-6, near_s=0.8e-6)  # 260 s an evaluation on eight threads
     constants = Constants(1e-4, 8e-5, 6e-4, 5e-4, 5e-4, 2e-4)

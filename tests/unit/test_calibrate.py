@@ -14,11 +14,10 @@ import pytest
 
 import piper_ray
 from piper_ray.calibrate.fit import _HOLD, Measurement, _left_out_error, fit
-from piper_ray.calibrate.measurements import Estimated, measurements_in
+from piper_ray.calibrate.layouts import laid_out
+from piper_ray.calibrate.measurements import Estimated, measurements_in, simulated
+from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.validate.layouts import laid_out
-from piper_ray.validate.price import simulated
-from piper_ray.validate.runs import Run
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration, Constant
 from piper_ray.workloads.estimate.config import read_model
@@ -43,7 +42,7 @@ def run_of(layout: Mapping[str, object], factors: Mapping[Constant, float]) -> d
     """A run as it would be measured on a machine whose rates differ by these factors."""
     said = {"id": json.dumps(layout), "gpus": 16, "global_batch": 64, "seq": 4096, "gpu": "H100-SXM", **layout}
     said["model"] = {"config": MODEL}
-    laid = laid_out(Run.model_validate(said), HARDWARE)
+    laid = laid_out(PublishedRun.model_validate(said), HARDWARE)
     stack = Calibration(factors).applied(laid.stack)
     plan = priced(laid.model, stack, HARDWARE.training, laid.layout)
     return {**said, "step_s": simulated(plan).step_s}

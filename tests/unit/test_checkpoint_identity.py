@@ -13,6 +13,7 @@ from piper_ray.model.cluster import Link
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import CheckpointRefused, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import StepTerms
@@ -75,7 +76,8 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
         replace(TMPC, forward_s=0.25, weight_s=0.0),
         replace(TMPC, forward_s=0.25, weight_s=0.0625),
     ]
-    for tmpc in [*times, *variants(TMPC, *TIMES)]:
+    mode = replace(TMPC, mode=replace(TMPC.mode, recomputation=Recomputation.FULL))  # which its id does not say
+    for tmpc in [*times, mode, *variants(TMPC, *TIMES, "mode")]:
         others.append(with_layer(replace(LAYERS[0], tmpcs={1: (tmpc,), 2: (TMPC, TMPC)})))
     others += [replace(INSTANCE, edges=(edge,)) for edge in variants(INSTANCE.edges[0])]
     others += [replace(INSTANCE, tensors=(tensor,)) for tensor in variants(TENSORS[0])]
@@ -165,9 +167,9 @@ def test_facts_of_an_unknown_shape_are_refused() -> None:
 
 def test_terms_of_a_step_are_told() -> None:
     flushed = Schedule(ScheduleName.ONE_F_ONE_B)
-    usual = Identity.of(INSTANCE, Restrictions(), flushed)
+    usual = Identity.of(INSTANCE, Restrictions(), [flushed])
     others = [
-        Identity.of(INSTANCE, Restrictions(), flushed, step)
+        Identity.of(INSTANCE, Restrictions(), [flushed], step)
         for step in (StepTerms("ring"), StepTerms(all_reduce_overlap=0.5), StepTerms(optimizer_s=1e-300))  # type: ignore[arg-type]
     ]
     assert len({repr(one.facts) for one in (usual, *others)}) == 4

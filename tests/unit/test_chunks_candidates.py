@@ -43,7 +43,7 @@ def test_no_plan_whose_turns_take_whole_layers_is_better_than_the_quick_one(sche
             chunk_of = np.repeat(np.arange(task.shape.stages), np.repeat(turns, 4))
             choice = layers.option_start[:-1].copy()
             found.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
-    assert candidates.best.batch_s <= min(found) * (1 + 1e-12)
+    assert candidates.best.value_s <= min(found) * (1 + 1e-12)
     assert len(set(found)) > 1
 
 
@@ -75,4 +75,4 @@ def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> No
                 layers, program, task.sync_s_per_byte, chunk_of, layers.option_start[:-1].copy(), end_s
             )
             found.append(seconds)
-    assert candidates.best.batch_s == pytest.approx(min(found), rel=1e-12)
+    assert candidates.best.value_s == pytest.approx(min(found), rel=1e-12)

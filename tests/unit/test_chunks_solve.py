@@ -11,19 +11,21 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.counts import chunk_schedules
-from piper_ray.engine.chunks.search import Node, Outcome
+from piper_ray.engine.chunks.nodes import Node, Outcome, Turn
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
-from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Event, IncumbentFound
+from piper_ray.model.errors import CheckpointRefused
+from piper_ray.model.events import DegreesAdvanced, Event, IncumbentFound, Listener
 from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats import to_toml
+from tests.flush_instances import uneven_layers
 from tests.instances import equal_chain, random_instance, two_towers
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 TWO_THREADS = SolveOptions(threads=2)
@@ -161,7 +163,7 @@ def test_the_same_input_gives_the_same_plan() -> None:
     assert found[0].lower_bound_s == found[1].lower_bound_s
 
 
-@pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
+@pytest.mark.parametrize("name", long_after(1, ["interleaved", "zb-h1"]))
 def test_keyboard_interrupt_ends_a_search_with_what_it_has(name: str) -> None:
     def interrupted(event: Event) -> None:
         if isinstance(event, IncumbentFound):
@@ -185,10 +187,13 @@ def test_keyboard_interrupt_while_the_reason_is_sought_leaves_the_proof(monkeypa
     assert found.status is Status.INFEASIBLE
 
 
+@pytest.mark.parametrize(
+    "seeds", long_after(1, [range(80, 90), range(90, 120), range(225, 255), range(316, 317)]), ids=str
+)
 @pytest.mark.parametrize("name", ["interleaved", "zb-h1"])
-def test_the_number_of_threads_changes_nothing(name: str) -> None:
+def test_the_number_of_threads_changes_nothing(name: str, seeds: range) -> None:
     """Random instances have many plans that take the same; those of 80 to 249 differed before in two."""
-    for seed in (*range(80, 120), *range(225, 255), 316):
+    for seed in seeds:
         instance = random_instance(seed)
         one, two, three = (
             piper_ray.solve(instance, schedule=name, options=SolveOptions(threads=threads)) for threads in (1, 2, 3)
@@ -199,18 +204,19 @@ def test_the_number_of_threads_changes_nothing(name: str) -> None:
             assert (other.schedule, other.stopped_by) == (one.schedule, one.stopped_by), seed
 
 
+@pytest.mark.long
 def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads that end their efforts in another order each time."""
     random = Random(0)
-    real = Node.run
+    real = Node.take
 
-    def slow(node: Node, control: FloatArray) -> Outcome:
+    def slow(node: Node, turn: Turn, control: FloatArray) -> Outcome:
         time.sleep(0.02 * random.random())
-        return real(node, control)
+        return real(node, turn, control)
 
     instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
     alone = piper_ray.solve(instance, schedule="interleaved", options=ONE_THREAD)
-    monkeypatch.setattr(Node, "run", slow)
+    monkeypatch.setattr(Node, "take", slow)
     for _ in range(3):
         found = piper_ray.solve(instance, schedule="interleaved", options=SolveOptions(threads=4))
         assert (found.plan, found.lower_bound_s) == (alone.plan, alone.lower_bound_s)
@@ -229,9 +235,53 @@ def test_of_plans_that_take_the_same_that_of_fewest_devices() -> None:
                 assert other.time_per_sample_s is None or other.time_per_sample_s > found.lower_bound_s * (1 + 1e-12)
 
 
-@pytest.mark.parametrize(
-    "options", [SolveOptions(resume="kept"), SolveOptions(contract=Contract.OPERATORS)], ids=["resume", "contract"]
-)
-def test_what_is_not_known_is_refused(options: SolveOptions) -> None:
-    with pytest.raises(UsageError, match="under schedule interleaved"):
-        piper_ray.solve(chain(), schedule="interleaved", options=options)
+def interrupted_at(number: int) -> Listener:
+    """Ctrl-C when so many events of progress were told."""
+    seen = 0
+
+    def listener(event: Event) -> None:
+        nonlocal seen
+        seen += isinstance(event, DegreesAdvanced)
+        if seen == number:
+            seen += 1
+            raise KeyboardInterrupt
+
+    return listener
+
+
+@pytest.mark.parametrize("number", [1, 12, 30])
+def test_a_resumed_search_ends_as_one_that_was_not_interrupted(number: int, tmp_path: Path) -> None:
+    """It takes no turn again unless a later one of the same node needs what that left."""
+    instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)
+    whole = piper_ray.solve(instance, schedule="interleaved", options=TWO_THREADS)
+    resumed = SolveOptions(threads=2, resume=str(tmp_path / "kept"))
+    listener = interrupted_at(number)
+    stopped = piper_ray.solve(instance, schedule="interleaved", options=resumed, listener=listener)
+    assert stopped.stopped_by is StoppedBy.INTERRUPT
+    assert stopped.lower_bound_s <= whole.lower_bound_s
+    for options in (resumed, replace(resumed, threads=1)):
+        found = piper_ray.solve(instance, schedule="interleaved", options=options)
+        assert (found.plan, found.time_per_sample_s) == (whole.plan, whole.time_per_sample_s)
+        assert (found.lower_bound_s, found.stopped_by) == (whole.lower_bound_s, whole.stopped_by)
+        assert found.stats.degrees == whole.stats.degrees
+
+
+def test_what_a_search_has_ended_with_is_answered_without_another_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    instance, kept = uneven_layers(3), SolveOptions(threads=1, resume=str(tmp_path / "kept"))
+    first = piper_ray.solve(instance, schedule="zb-h1", options=kept)
+
+    def never(*_: object) -> Outcome:
+        raise AssertionError("a turn was taken again")
+
+    monkeypatch.setattr(Node, "take", never)
+    again = piper_ray.solve(instance, schedule="zb-h1", options=kept)
+    assert (again.plan, again.lower_bound_s) == (first.plan, first.lower_bound_s)
+
+
+def test_a_checkpoint_is_of_its_numbers_of_chunks(tmp_path: Path) -> None:
+    kept = SolveOptions(threads=1, resume=str(tmp_path / "kept"))
+    piper_ray.solve(uneven_layers(1), schedule=Schedule(ScheduleName.INTERLEAVED, 2), options=kept)
+    with pytest.raises(CheckpointRefused, match="interleaved with 2 chunks there, interleaved with 1 or 2 or 3"):
+        piper_ray.solve(uneven_layers(1), schedule="interleaved", options=kept)

@@ -30,7 +30,9 @@ def test_piper_ray_takes_what_it_is_given(words: list[str]) -> None:
         assert any("--version" in parameter.opts for parameter in group.params)
     else:
         name, *arguments = words
-        group.commands[name].make_context(name, list(arguments))  # raises what a user would see
+        command = group.get_command(typer.Context(group), name)
+        assert command is not None
+        command.make_context(name, list(arguments))  # raises what a user would see
 
 
 def test_every_solve_on_a_cluster_can_be_taken_up_again() -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import pytest
 
 import piper_ray
 from piper_ray import SolveOptions, Status
-from piper_ray.engine.blocks import by_degrees
-from piper_ray.engine.blocks.blocks import find_blocks
 from piper_ray.model.constraints import AllDevices, Constraint, Recompute, SameDegrees, StageCount
 from piper_ray.model.events import Event, StepFinished
 from piper_ray.model.instance import Instance
@@ -30,8 +28,7 @@ SAME = Restrictions(constraints=[SameDegrees()])
 
 @pytest.fixture(autouse=True)
 def _few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_degrees, "MOST_DOWNSETS", 30)
-    monkeypatch.setattr(by_degrees, "find_blocks", partial(find_blocks, most_downsets=30))
+    monkeypatch.setattr("piper_ray.engine.blocks.solve.MOST_DOWNSETS", 30)
 
 
 @cache
@@ -116,3 +113,19 @@ def test_the_listener_hears_of_the_blocks() -> None:
 
     piper_ray.solve(TOWERS["ample"], schedule="gpipe", options=BY_BLOCKS, listener=listener)
     assert steps == ["blocks", "lattice", "stage costs"]
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"])
+@pytest.mark.parametrize("name", TOWERS)
+def test_blocks_under_schedules_with_chunks(name: str, schedule: str) -> None:
+    """Value and plan are of the layers, and the bound holds for plans that cut blocks."""
+    instance = TOWERS[name]
+    found = piper_ray.solve(instance, schedule=schedule, options=BY_BLOCKS)
+    assert found.blocks is not None
+    assert found.blocks.downsets <= 30
+    exact = piper_ray.solve(instance, schedule=schedule, options=ONE_THREAD)
+    if found.plan is not None:
+        evaluation = piper_ray.evaluate(instance, found.plan, schedule=found.schedule)
+        assert found.time_per_sample_s == pytest.approx(evaluation.time_per_sample_s, rel=1e-9)
+    if exact.time_per_sample_s is not None:
+        assert found.lower_bound_s <= exact.time_per_sample_s

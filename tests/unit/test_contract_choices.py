@@ -9,6 +9,7 @@ import pytest
 
 from piper_ray.engine.blocks.choices import BlockChoice, combine
 from piper_ray.model.instance import Tmpc
+from tests.lengths import long_after
 
 BLOCK_OF = {0: 0, 1: 0, 2: 0, 7: 1, 8: 2, 9: 2}
 EDGES = [(7, 0), (0, 1), (0, 2), (1, 8), (2, 8), (2, 9)]
@@ -52,7 +53,7 @@ def never_worse(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return all(x <= y for x, y in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", long_after(8, range(30)))
 def test_what_none_beats_is_kept_and_costs_what_its_layers_cost(seed: int) -> None:
     tmpcs = random_tmpcs(Random(seed))
     combinations = all_figures(tmpcs)
@@ -65,7 +66,7 @@ def test_what_none_beats_is_kept_and_costs_what_its_layers_cost(seed: int) -> No
     assert not any(never_worse(one, other) for one in values for other in values if one is not other)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_after(3, range(10)))
 def test_of_too_many_the_extremes_stay(seed: int) -> None:
     tmpcs = random_tmpcs(Random(seed))
     every = combine((0, 1, 2), tmpcs, BLOCK_OF, most=10**6).choices

@@ -70,7 +70,7 @@ def test_layers_that_no_device_can_run_are_not_merged() -> None:
 
 
 def test_blocks_that_do_not_fit_prove_nothing() -> None:
-    instance = piper_ray.load(SIX_TOWERS, devices=2, memory_bytes=2e9)
+    instance = transformer_operators(blocks=3, devices=2).replace(memory_bytes=1e8)
     solution = piper_ray.solve(instance, options=BY_BLOCKS)
     assert (solution.status, solution.plan, solution.infeasibility) == (Status.UNKNOWN, None, None)
     assert solution.blocks is not None

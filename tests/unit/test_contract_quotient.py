@@ -7,6 +7,7 @@ from random import Random
 import pytest
 
 from piper_ray.engine.blocks.quotient import Quotient
+from tests.lengths import long_after
 
 
 def edges_between(blocks: list[list[int]], edges: list[tuple[int, int, float]]) -> dict[tuple[int, int], float]:
@@ -31,7 +32,7 @@ def longer_path(pairs: set[tuple[int, int]], tail: int, head: int) -> bool:
     return head in seen
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(10, range(40)))
 def test_merging_along_edges_is_refused_where_it_would_make_a_cycle_and_only_there(seed: int) -> None:
     rng = Random(seed)
     size = rng.randint(2, 14)

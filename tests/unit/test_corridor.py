@@ -15,6 +15,7 @@ from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search import search
 from piper_ray.engine.search.coarse import within
 from piper_ray.engine.search.corridor import around
@@ -71,7 +72,7 @@ def test_a_search_within_few_downsets_finds_their_best_plan(towers: int, height:
     made = tables(instance)
     problem = made.problem
     with closing(LocalBackend(1)) as backend:
-        searching = Search(Planning(instance, made.contraction), problem, Evaluations(backend))
+        searching = Search(Planning(instance, made.contraction), problem, Evaluations(backend), Ledger())
         searching._try(searching.bracket.ceiling)
         assert searching._borders is not None
         first_s = searching._upper_s
@@ -79,7 +80,7 @@ def test_a_search_within_few_downsets_finds_their_best_plan(towers: int, height:
         allowed |= around(made.lattice, searching._borders, 0.0)
         best_s, asked, threshold_s = np.inf, within(allowed, problem.cluster.devices), first_s
         while (outcome := evaluate_threshold(problem, backend, threshold_s, completion=asked)).feasible:
-            best_s = searching.planning.valued(problem, outcome.stages).time_per_sample_s
+            best_s = searching.planning.valued(problem, outcome.stages).value_s
             threshold_s = best_s * (1.0 - PROOF)
         searching._search_within(allowed)
     assert best_s < first_s

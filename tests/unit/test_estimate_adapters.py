@@ -13,7 +13,7 @@ from piper_ray.cli.app import app
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from tests.estimate_support import estimated, kind_of, model_of
 
 LLAMA3 = {
@@ -41,7 +41,7 @@ def test_each_expert_and_the_router_have_adapters() -> None:
 def test_state_gradients_and_times_of_a_layer() -> None:
     model = model_of("llama", **LLAMA3)
     own, adapted = estimated(model, "H100-SXM"), estimated(model, "H100-SXM", lora=16)
-    mode = Mode(1)
+    mode = LayerMode(degree=1)
     before, after = own.costs(kind_of(own), mode), adapted.costs(kind_of(adapted), mode)
     trained = 16 * 81_920
     assert after.gradient_bytes == 4 * trained

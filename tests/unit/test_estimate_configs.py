@@ -12,7 +12,7 @@ from piper_ray.model.errors import InputError
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import parameters_on_device
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Architecture
 from tests.estimate_support import estimated, kind_of, model_of
 
@@ -263,9 +263,9 @@ def test_keys_and_values_of_fewer_heads_than_devices_are_copied() -> None:
     for degree, heads_of_keys in ((1, 2), (2, 1), (4, 1), (8, 1)):
         attention = 256 * (2 * 8 * 32 // degree + 2 * heads_of_keys * 32)
         held = attention + 3 * 640 * 256 // degree + 2 * 256
-        assert parameters_on_device(kind.on(degree), Mode(degree)) == held
-    assert few.costs(kind, Mode(8)) == many.costs(wide, Mode(8))
-    assert few.costs(kind, Mode(2)) != many.costs(wide, Mode(2))
+        assert parameters_on_device(kind.on(degree), LayerMode(degree=degree)) == held
+    assert few.costs(kind, LayerMode(degree=8)) == many.costs(wide, LayerMode(degree=8))
+    assert few.costs(kind, LayerMode(degree=2)) != many.costs(wide, LayerMode(degree=2))
 
 
 def test_heads_of_keys_that_do_not_go_with_the_degree_rule_it_out() -> None:

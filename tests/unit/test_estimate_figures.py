@@ -7,14 +7,14 @@ import math
 import pytest
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.mode import Sharding
 from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.settings import Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s, ring_bytes_per_s
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.roofline import MatrixProducts, achieved_fraction, product_s
 from piper_ray.workloads.estimate.software import load_software
 from piper_ray.workloads.estimate.working import backward_bytes
@@ -115,7 +115,7 @@ def test_one_gpt_layer_by_hand() -> None:
     s, b, h, a, t = 2048, 2, 4096, 32, 8
     result = estimated(gpt(4, h, a), nodes=2, samples=b, batch=64, fused=False, software="megatron-2021")
     software = load_software()["megatron-2021"]
-    tmpc = tmpc_of(result, Mode(t, True, Recomputation.FULL))
+    tmpc = tmpc_of(result, LayerMode(degree=t, sequence_parallel=True, recomputation=Recomputation.FULL))
     memory, kernel = 2039e9 * 0.85, 2e-6
 
     def matmul(m: float, k: float, n: float, count: float = 1) -> float:
@@ -152,7 +152,7 @@ def test_one_gpt_layer_by_hand() -> None:
     assert tmpc.activation_bytes == 2 * hidden
     assert result.instance.edges[0].communication_bytes == 2 * s * b * h / t
     assert set(tmpc.forward_sync_bytes.values()) == {0.0}
-    plain = tmpc_of(result, Mode(2))
+    plain = tmpc_of(result, LayerMode(degree=2))
     gather_s = s * b * h / (300e9 * 0.78) + 2.5e-6
     extra = 2 * s * b * h * (1 / 2 - 1 / t) + gather_s * 25e9 * 0.85
     assert plain.forward_sync_bytes[0] == pytest.approx(extra, abs=1)
@@ -164,13 +164,13 @@ def test_what_is_set_aside_is_one_layer_s_backward_pass_and_more_is_charged_to_b
     sbh, scores = s * b * h, 5 * a * s / h
     # All that the layer keeps; the gradient of the residual stream and of dropout's input, with that of a bias.
     assert result.setting.workspace_bytes == pytest.approx(sbh * (10 + 24 / 8 + scores / 8) + 4 * sbh + 2 * h)
-    costs = result.costs(kind_of(result), Mode(1, False, Recomputation.FULL))
+    costs = result.costs(kind_of(result), LayerMode(degree=1, recomputation=Recomputation.FULL))
     # At the scores' dropout: the residual stream's, those of scores and values there and back, less what was kept by
     # the feed-forward part and attention's output.
     gradients = 2 * sbh + 2 * (2 * a * s * s * b + 2 * sbh) - sbh * (1 + 8 + 8 + 2 + 2 + 1 + 2)
     assert costs.transient_bytes == pytest.approx(sbh * (34 + scores) + gradients)
     assert costs.fixed_bytes == costs.state_bytes + costs.transient_bytes - result.setting.workspace_bytes
-    plain = result.costs(kind_of(result), Mode(1))
+    plain = result.costs(kind_of(result), LayerMode(degree=1))
     assert plain.transient_bytes > result.setting.workspace_bytes / 4
     assert plain.fixed_bytes == plain.state_bytes  # gradients alone are not charged to each of equal layers
 
@@ -197,13 +197,13 @@ def test_experts_lie_on_the_devices_of_a_node() -> None:
         "H100-SXM",
     )  # fmt: skip
     assert sorted({mode.degree for mode in result.modes["block"]}) == [1, 2, 4]  # 4 experts
-    one, four = (result.costs(kind_of(result), Mode(t)) for t in (1, 4))
+    one, four = (result.costs(kind_of(result), LayerMode(degree=t)) for t in (1, 4))
     experts, attention = 3 * 1024 * 4096 * 4, 1024 * (1024 + 2 * 512 + 1024)
     whole = 2 * 1024 + 1024 * 4  # norms and router
     assert one.parameters == experts + attention + whole
     assert four.parameters == (experts + attention) / 4 + whole
     # With sequence parallelism: all-to-all there and back of each token's 2 copies, once forward and once backward.
-    sharded = result.costs(kind_of(result), Mode(4, True))
+    sharded = result.costs(kind_of(result), LayerMode(degree=4, sequence_parallel=True))
     software = load_software()["megatron-core"]
     ring = all_reduce_s(2 * 1024 * 1024, Group(4), H100, 8)
     there = 1.25 * all_to_all_s(2 * 2 * 2 * 1024 * 1024 / 4, Group(4), H100, 8) + 2 * software.message_s
@@ -214,7 +214,10 @@ def test_experts_lie_on_the_devices_of_a_node() -> None:
 
 def test_zero_shards_the_optimizer_only_and_gathers_weights_in_place_of_gradients() -> None:
     result = estimated(gpt(2, 1024, 16), nodes=2, batch=64, zero_shards=4)
-    plain, sharded = (result.costs(kind_of(result), Mode(8, True, zero_shards=shards)) for shards in (1, 4))
+    plain, sharded = (
+        result.costs(kind_of(result), LayerMode(degree=8, sequence_parallel=True, optimizer_shards=shards))
+        for shards in (1, 4)
+    )
     assert plain.state_bytes == 18 * plain.parameters
     assert sharded.state_bytes == (2 + 4 + 12 / 4) * plain.parameters
     assert sharded.time_s == plain.time_s
@@ -226,7 +229,9 @@ def test_zero_shards_the_optimizer_only_and_gathers_weights_in_place_of_gradient
 def test_sharded_weights_are_gathered_beside_the_passes() -> None:
     result = estimated(gpt(2, 4096, 32), nodes=8, batch=64)
     kind = kind_of(result)
-    plain, sharded = (result.costs(kind, Mode(1, zero_shards=n, sharding=Sharding.WEIGHTS)) for n in (1, 64))
+    plain, sharded = (
+        result.costs(kind, LayerMode(degree=1, optimizer_shards=n, sharding=Sharding.WEIGHTS)) for n in (1, 64)
+    )
     gather_s = all_gather_s(2 * plain.parameters, Group(64), A100, 8)
     scatter_s = all_gather_s(4 * plain.parameters, Group(64), A100, 8)
     forward_s, backward_s = plain.forward_pass_s, plain.time_s - plain.forward_pass_s
@@ -244,12 +249,12 @@ def test_sharded_weights_are_gathered_beside_the_passes() -> None:
 def test_context_parallelism_splits_tokens_and_attention_and_passes_keys_on() -> None:
     result = estimated(read_model("llama3-8b"), "H100-SXM", nodes=2)
     kind = kind_of(result)
-    one, two = (result.costs(kind, Mode(1, context=c)) for c in (1, 2))
+    one, two = (result.costs(kind, LayerMode(degree=1, context=c)) for c in (1, 2))
     assert one.compute_s / 2 < two.compute_s < 0.53 * one.compute_s
     assert two.parameters == one.parameters
     assert 2 * two.activation_bytes == one.activation_bytes
     assert two.exchange_forward_s == 0.0  # keys and values pass while attention works
-    assert Mode(4, True, context=2).id == "sp+cp2"
+    assert LayerMode(degree=4, sequence_parallel=True, context=2).id == "sp+cp2"
 
 
 def test_experts_apart_from_tensor_parallelism() -> None:
@@ -261,8 +266,8 @@ def test_experts_apart_from_tensor_parallelism() -> None:
         "H100-SXM", nodes=2,
     )  # fmt: skip
     kind = kind_of(result)
-    near, far = (result.costs(kind, Mode(1, experts=ranks)) for ranks in (8, 16))
-    alone = result.costs(kind, Mode(1))
+    near, far = (result.costs(kind, LayerMode(degree=1, experts=ranks)) for ranks in (8, 16))
+    alone = result.costs(kind, LayerMode(degree=1))
     experts = 3 * 1024 * 4096 * 16
     assert alone.parameters - near.parameters == experts * 7 / 8
     assert alone.parameters - far.parameters == experts * 15 / 16
@@ -273,8 +278,8 @@ def test_experts_apart_from_tensor_parallelism() -> None:
 def test_offload_waits_where_the_host_is_slower_than_the_pass() -> None:
     result = estimated(gpt(2, 1024, 16), nodes=2, samples=8, batch=64, offload=True, fused=False)
     kind = kind_of(result)
-    mode = Mode(1, offload=True)
-    costs, kept = result.costs(kind, mode), result.costs(kind, Mode(1)).activation_bytes
+    mode = LayerMode(degree=1, offload=True)
+    costs, kept = result.costs(kind, mode), result.costs(kind, LayerMode(degree=1)).activation_bytes
     moved_s = kept / (32e9 * 0.8)
     assert moved_s > costs.backward_s > costs.forward_s
     assert costs.time_s == pytest.approx(2 * moved_s + 2 * kept / (2039e9 * 0.85))

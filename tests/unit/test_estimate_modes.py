@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
+from piper_ray.model.mode import ALL_REPLICAS, Sharding
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Sharding, setting_of
 from piper_ray.proposal.usual import usual_contexts, usual_experts
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
@@ -19,7 +20,7 @@ from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.links import Group, all_gather_s, all_to_all_s
-from piper_ray.workloads.estimate.modes import Mode, Offer
+from piper_ray.workloads.estimate.modes import LayerMode, Offer
 from piper_ray.workloads.estimate.software import software_named
 from piper_ray.workloads.estimate.synchronisation import reduced
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
@@ -32,7 +33,7 @@ RICH = Offer(
     fsdp=8,
     offload=True,
     contexts=(1, 2, 4),
-    experts=(4, 16),
+    experts=(4,),
     expert_tensor=2,
     gathered=True,
 )
@@ -45,19 +46,17 @@ def mixtral(experts: int = 16) -> ModelConfig:
     )  # fmt: skip
 
 
-def rich(**options: object) -> Estimate:
-    return estimated(mixtral(), "H100-SXM", nodes=2, offer=RICH, **options)  # type: ignore[arg-type]
+@cache
+def rich() -> Estimate:
+    """All that is offered, in thousands of modes."""
+    return estimated(mixtral(), "H100-SXM", nodes=2, offer=RICH)
 
 
 def test_ids_say_how_layers_run() -> None:
     seen = set()
     for mode in (mode for modes in rich().modes.values() for mode in modes):
-        found = setting_of(Tmpc(mode.id, 1.0, recompute=mode.recomputation != Recomputation.NONE))
-        assert found.recomputation == mode.recomputation
-        assert (found.sequence_parallel, found.gathered) == (mode.sequence_parallel, mode.gathered)
-        assert (found.context, found.experts, found.expert_tensor) == (mode.context, mode.experts, mode.expert_tensor)
-        assert found.shares == (mode.shares, mode.zero_shards)
-        assert found.offload == mode.offload
+        found = Tmpc(mode.id, 1.0, recompute=mode.recomputation != Recomputation.NONE).mode
+        assert found == mode.beside_degree
         seen.add(mode.id)
     assert {"sp+cp2+ep4+etp2+fsdp8", "sp+gathered", "plain+zero", "full+zero2x8", "cp4+zero+offload"} <= seen
 
@@ -78,35 +77,35 @@ def test_each_mode_stands_at_the_devices_that_it_takes_and_none_twice() -> None:
 @pytest.mark.parametrize(
     ("mode", "least"),
     [
-        (Mode(8), 1),
-        (Mode(8, zero_shards=ALL_REPLICAS), 1),
-        (Mode(2, zero_shards=8), 8),
-        (Mode(2, zero_shards=8, context=2), 4),
-        (Mode(2, zero_shards=6, context=4), 2),
-        (Mode(2, experts=8), 4),
-        (Mode(2, experts=8, expert_tensor=2), 8),
-        (Mode(2, experts=8, context=4), 1),
-        (Mode(1, experts=4, zero_shards=16, sharding=Sharding.WEIGHTS), 16),
+        (LayerMode(degree=8), 1),
+        (LayerMode(degree=8, optimizer_shards=ALL_REPLICAS), 1),
+        (LayerMode(degree=2, optimizer_shards=8), 8),
+        (LayerMode(degree=2, optimizer_shards=8, context=2), 4),
+        (LayerMode(degree=2, optimizer_shards=6, context=4), 2),
+        (LayerMode(degree=2, experts=8), 4),
+        (LayerMode(degree=2, experts=8, expert_tensor=2), 8),
+        (LayerMode(degree=2, experts=8, context=4), 1),
+        (LayerMode(degree=1, experts=4, optimizer_shards=16, sharding=Sharding.WEIGHTS), 16),
     ],
 )
-def test_replicas_that_a_mode_needs(mode: Mode, least: int) -> None:
+def test_replicas_that_a_mode_needs(mode: LayerMode, least: int) -> None:
     assert mode.least_data_parallel_degree == least
 
 
 @pytest.mark.parametrize(
     "mode",
     [
-        Mode(1),
-        Mode(2, zero_shards=ALL_REPLICAS),
-        Mode(1, context=2),
-        Mode(2, context=2, zero_shards=4),
-        Mode(1, experts=4),
-        Mode(2, experts=4, context=2, zero_shards=4),
-        Mode(1, zero_shards=4, sharding=Sharding.WEIGHTS),
-        Mode(1, zero_shards=4, sharding=Sharding.GRADIENTS),
+        LayerMode(degree=1),
+        LayerMode(degree=2, optimizer_shards=ALL_REPLICAS),
+        LayerMode(degree=1, context=2),
+        LayerMode(degree=2, context=2, optimizer_shards=4),
+        LayerMode(degree=1, experts=4),
+        LayerMode(degree=2, experts=4, context=2, optimizer_shards=4),
+        LayerMode(degree=1, optimizer_shards=4, sharding=Sharding.WEIGHTS),
+        LayerMode(degree=1, optimizer_shards=4, sharding=Sharding.GRADIENTS),
     ],
 )
-def test_what_the_planner_charges_is_what_the_replicas_links_take(mode: Mode) -> None:
+def test_what_the_planner_charges_is_what_the_replicas_links_take(mode: LayerMode) -> None:
     """2 (d - 1) / d of w, and so much in each of N / d microbatches: a ring of all that have a weight, at every d."""
     result = estimated(mixtral(), "H100-SXM", nodes=1, batch=512)
     costs, setting, kind = result.costs(kind_of(result), mode), result.setting, kind_of(result)
@@ -122,12 +121,18 @@ def test_what_the_planner_charges_is_what_the_replicas_links_take(mode: Mode) ->
 
 def test_gradients_of_groups_that_share_a_sequence_by_hand() -> None:
     result = estimated(read_model("llama3-8b"), "H100-SXM", nodes=2, batch=64, offer=Offer(contexts=(1, 2)))
-    plain, two = (tmpc_of(result, mode) for mode in (Mode(4, True), Mode(4, True, context=2)))
+    plain, two = (
+        tmpc_of(result, mode)
+        for mode in (
+            LayerMode(degree=4, sequence_parallel=True),
+            LayerMode(degree=4, sequence_parallel=True, context=2),
+        )
+    )
     numbers = plain.fixed_bytes / 18
     assert two.weights_bytes == plain.weights_bytes == 4 * numbers
     assert two.fixed_bytes == plain.fixed_bytes
     assert two.activation_bytes == pytest.approx(plain.activation_bytes / 2, abs=1)
-    costs = result.costs(kind_of(result), Mode(4, True, context=2))
+    costs = result.costs(kind_of(result), LayerMode(degree=4, sequence_parallel=True, context=2))
     # Over both groups in a node, once in 64 microbatches: half of 4 bytes a number there and back.
     assert costs.unsaid_s == pytest.approx(2 * 0.5 * 4 * numbers / (450e9 * 0.78) / 64)
     assert two.time_per_sample_s == pytest.approx(costs.time_s + costs.unsaid_s, rel=1e-5)
@@ -135,7 +140,7 @@ def test_gradients_of_groups_that_share_a_sequence_by_hand() -> None:
 
 def test_ways_to_attend_to_all_tokens_by_hand() -> None:
     """Llama 3 8B: 8 heads of keys and values of 128, 32 of queries; 8,192 tokens over 8 groups of 1."""
-    mode, s = Mode(1, context=8), 8192
+    mode, s = LayerMode(degree=1, context=8), 8192
     keys_bytes, queries_bytes = 4 * s * 8 * 128, 4 * s * 32 * 128
     message_s = software_named("megatron-core").message_s
     found = {}
@@ -165,15 +170,15 @@ def test_an_all_to_all_of_heads_needs_whole_heads() -> None:
 def test_states_shared_by_replicas_by_hand() -> None:
     """18 bytes a parameter: 2 of weights, 4 of gradients, 12 of the optimizer."""
     result = estimated(gpt(2, 4096, 32), "H100-SXM", nodes=8, batch=64, offer=Offer(ALL_REPLICAS, 8, 16))
-    plain = tmpc_of(result, Mode(8))
+    plain = tmpc_of(result, LayerMode(degree=8))
     numbers = plain.fixed_bytes / 18
-    everywhere = tmpc_of(result, Mode(8, zero_shards=ALL_REPLICAS))
+    everywhere = tmpc_of(result, LayerMode(degree=8, optimizer_shards=ALL_REPLICAS))
     assert (everywhere.fixed_bytes, everywhere.shared_bytes) == (6 * numbers, 12 * numbers)
     assert (everywhere.least_data_parallel_degree, everywhere.weights_bytes) == (1, 3 * numbers)
-    gradients = tmpc_of(result, Mode(8, zero_shards=8, sharding=Sharding.GRADIENTS))
+    gradients = tmpc_of(result, LayerMode(degree=8, optimizer_shards=8, sharding=Sharding.GRADIENTS))
     assert gradients.fixed_bytes == pytest.approx((2 + 16 / 8) * numbers, abs=1)
     assert gradients.weights_bytes == pytest.approx((1 + 4 / 8) * numbers, abs=1)
-    whole = tmpc_of(result, Mode(8, zero_shards=16, sharding=Sharding.WEIGHTS))
+    whole = tmpc_of(result, LayerMode(degree=8, optimizer_shards=16, sharding=Sharding.WEIGHTS))
     assert whole.fixed_bytes == pytest.approx(18 / 16 * numbers, abs=1)
     assert whole.weights_bytes == pytest.approx(4 / 16 * numbers, abs=1)
     assert [x.least_data_parallel_degree for x in (gradients, whole)] == [8, 16]
@@ -186,7 +191,7 @@ def test_states_shared_by_replicas_by_hand() -> None:
 def test_scattered_gradients_and_gathered_weights_hide_beside_passes() -> None:
     result = estimated(gpt(2, 4096, 32), "H100-SXM", nodes=8, batch=64)
     kind = kind_of(result)
-    costs = result.costs(kind, Mode(8, zero_shards=8, sharding=Sharding.GRADIENTS))
+    costs = result.costs(kind, LayerMode(degree=8, optimizer_shards=8, sharding=Sharding.GRADIENTS))
     scatter_s = all_gather_s(4 * costs.trained, Group(8, 8), H100, 8)
     backward_s = costs.backward_s + costs.exchange_backward_s + costs.idle_backward_s
     exposed_s = max(0.0, scatter_s - backward_s)
@@ -198,7 +203,7 @@ def test_experts_have_replicas_and_shards_of_their_own() -> None:
     result = estimated(mixtral(), "H100-SXM", nodes=2, batch=64)
     kind, training = kind_of(result), result.setting.training
     experts, others = 3 * 1024 * 4096 * 16, kind.parameters - 3 * 1024 * 4096 * 16
-    mode = Mode(1, experts=4, expert_tensor=2, zero_shards=16)
+    mode = LayerMode(degree=1, experts=4, expert_tensor=2, optimizer_shards=16)
     costs = result.costs(kind, mode)
     assert costs.parameters == others + experts / 8
     # 16 replicas of all else; 2 of each expert, which lies on 8 of the 16 ranks.
@@ -206,7 +211,7 @@ def test_experts_have_replicas_and_shards_of_their_own() -> None:
     dense, routed = reduced(kind, mode, result.setting.stack, training)
     assert (dense.group(16), routed.group(16)) == (Group(16, 1), Group(2, 8))
     assert routed.size_bytes == 3 * experts / 8
-    shared = result.costs(kind, Mode(1, experts=4, zero_shards=ALL_REPLICAS))
+    shared = result.costs(kind, LayerMode(degree=1, experts=4, optimizer_shards=ALL_REPLICAS))
     assert shared.shared_bytes == 12 * (others + 4 * experts / 4)
     assert shared.state_bytes == 6 * (others + experts / 4)
 
@@ -217,7 +222,7 @@ def test_busier_experts_take_longer() -> None:
         estimate(model, hardware, "H100-SXM", EstimateRequest(nodes=1, offer=Offer(experts=(8,)), expert_imbalance=x))
         for x in (1.0, None, 2.0)
     )
-    times = [x.costs(kind_of(x), Mode(1, experts=8)).time_s for x in (even, usual, uneven)]
+    times = [x.costs(kind_of(x), LayerMode(degree=1, experts=8)).time_s for x in (even, usual, uneven)]
     assert times == sorted(times)
     assert usual.setting.stack.imbalance == 1.25
 
@@ -226,7 +231,9 @@ def test_what_is_kept_gathered_is_not_gathered_again() -> None:
     t, s, h = 4, 2048, 4096
     result = estimated(gpt(2, h, 32), "H100-SXM", offer=Offer(gathered=True))
     kind = kind_of(result)
-    again, kept = (result.costs(kind, Mode(t, True, gathered=gathered)) for gathered in (False, True))
+    again, kept = (
+        result.costs(kind, LayerMode(degree=t, sequence_parallel=True, gathered=gathered)) for gathered in (False, True)
+    )
     tensor_bytes = 2 * s * h
     gather_s = all_gather_s(tensor_bytes, Group(t), H100, 8)
     hidden = software_named("megatron-core").backward_overlap
@@ -240,19 +247,19 @@ def test_what_is_kept_gathered_is_not_gathered_again() -> None:
 @pytest.mark.parametrize(
     ("layout", "mode"),
     [
-        ({"tensor": 2, "context": 2, "data": 2}, Mode(2, context=2)),
-        ({"tensor": 2, "data": 4, "expert": 4, "expert_tensor": 2}, Mode(2, experts=4, expert_tensor=2)),
+        ({"tensor": 2, "context": 2, "data": 2}, LayerMode(degree=2, context=2)),
+        ({"tensor": 2, "data": 4, "expert": 4, "expert_tensor": 2}, LayerMode(degree=2, experts=4, expert_tensor=2)),
         (
             {"tensor": 1, "data": 8, "sharding": Sharding.WEIGHTS},
-            Mode(1, zero_shards=8, sharding=Sharding.WEIGHTS),
+            LayerMode(degree=1, optimizer_shards=8, sharding=Sharding.WEIGHTS),
         ),
         (
             {"tensor": 2, "data": 4, "sharding": Sharding.GRADIENTS, "shards": 2},
-            Mode(2, zero_shards=2, sharding=Sharding.GRADIENTS),
+            LayerMode(degree=2, optimizer_shards=2, sharding=Sharding.GRADIENTS),
         ),
     ],
 )
-def test_a_given_layout_is_priced_by_the_same_figures(layout: dict[str, object], mode: Mode) -> None:
+def test_a_given_layout_is_priced_by_the_same_figures(layout: dict[str, object], mode: LayerMode) -> None:
     result = estimated(mixtral(), "H100-SXM", nodes=1, batch=16)
     asked = Layout(pipeline=1, samples=1, batch=16, schedule=Schedule(ScheduleName.ONE_F_ONE_B), tokens=1024, **layout)  # type: ignore[arg-type]
     found = priced(mixtral(), result.setting.stack, HARDWARE.training, asked)
@@ -279,7 +286,7 @@ def test_what_a_model_cannot_have_is_refused(offer: Offer, model: ModelConfig, w
 
 def test_weights_that_fill_a_device_when_gathered_are_not_sharded() -> None:
     result = estimated(read_model("llama3-405b"), "H100-SXM", nodes=64, offer=Offer(fsdp=64))
-    sharded = {mode.degree for mode in result.modes["block"] if mode.shares is Sharding.WEIGHTS}
+    sharded = {mode.degree for mode in result.modes["block"] if mode.sharding is Sharding.WEIGHTS}
     assert sharded
     assert 1 not in sharded
     (said,) = result.instance.notes

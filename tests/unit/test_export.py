@@ -16,17 +16,17 @@ import pytest
 import yaml
 
 import piper_ray
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.megatron_layout import check_layout, layout_text, parse_layout
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Setting
 from piper_ray.runtimes.pieces import ModelPieces
 from tests.export_support import llama, mixture, plan_in, plan_of
 from tests.report_cases import small_instance
@@ -35,7 +35,7 @@ NVIDIA = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
 ONE_F_ONE_B = Schedule(ScheduleName.ONE_F_ONE_B)
 FIRST, LAST = "--decoder-first-pipeline-num-layers", "--decoder-last-pipeline-num-layers"
 BOTH_COUNT = "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split"
-FULL, PARTS = Setting(Recomputation.FULL), Setting(Recomputation.of("selective-mlp"))
+FULL, PARTS = Mode(Recomputation.FULL), Mode(Recomputation.of("selective-mlp"))
 
 
 def export(plan: Plan, target: Target, schedule: Schedule = ONE_F_ONE_B, instance: Instance | None = None) -> list[str]:
@@ -418,7 +418,7 @@ def test_more_memory_than_there_is_is_told_by_rank() -> None:
 def test_experts_are_in_every_form() -> None:
     """Over the t = 4 devices, as the workload's TMPCs have them where nothing is said."""
     instance = mixture()
-    plan = plan_in(instance, Setting(sequence_parallel=True), t=4, d=4)
+    plan = plan_in(instance, Mode(sequence_parallel=True), t=4, d=4)
     found = {target: export_plan(instance, plan, ONE_F_ONE_B, target, 8) for target in (
         Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.FLAGSCALE, Target.YAML,
     )}  # fmt: skip
@@ -432,7 +432,7 @@ def test_experts_are_in_every_form() -> None:
     assert system["hetero"]["hetero_process_meshes"] == [4, 1, 4, 4, 2]
     assert yaml.safe_load(found[Target.YAML].files["plan.yaml"])["expert_parallel_degree"] == 4
     with pytest.raises(UnsupportedPlan, match="no sequence parallelism is not possible"):
-        export_plan(instance, plan_in(instance, Setting(), t=4, d=4), ONE_F_ONE_B, Target.MEGATRON, 8)
+        export_plan(instance, plan_in(instance, Mode(), t=4, d=4), ONE_F_ONE_B, Target.MEGATRON, 8)
     assert (
         "--expert"
         not in export_plan(llama(), plan_of(llama(), [7, 7]), ONE_F_ONE_B, Target.MEGATRON, 8).files["megatron.args"]

@@ -11,20 +11,20 @@ from random import Random
 
 import pytest
 
+from piper_ray.export.files import Target
 from piper_ray.export.megatron_layout import parse_layout
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.export.torchtitan_modules import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS, Mode
 from piper_ray.model.plan import Plan
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Setting
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.export_support import llama, mixture, plan_in, plan_of, random_counts, runtime_says
 
-FULL, PARTS = Setting(Recomputation.FULL), Setting(Recomputation.of("selective-mlp"))
+FULL, PARTS = Mode(Recomputation.FULL), Mode(Recomputation.of("selective-mlp"))
 
 
 def exported(folder: Path, instance: Instance, plan: Plan, schedule: Schedule, target: Target) -> Path:
@@ -43,13 +43,13 @@ def expected_letters(plan: Plan) -> list[str]:
 
 def test_megatron_reads_layouts_and_recomputation(tmp_path: Path) -> None:
     instance, sharded = llama(), llama(zero_shards=2)
-    sequence = Setting(Recomputation.NONE, sequence_parallel=True)
+    sequence = Mode(Recomputation.NONE, sequence_parallel=True)
     interleaved = plan_of(instance, [1, 2, 2, 3, 1, 2, 2, 1], d=2, t=2, setting=sequence)
     v2, v1 = Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ONE_F_ONE_B)
     cases = [
         (FULL, None, ["full", "uniform", 1, ["core_attn"]]),
         (PARTS, None, ["selective", None, None, ["mlp"]]),
-        (Setting(), 2, ["full", "block", 2, ["core_attn"]]),
+        (Mode(), 2, ["full", "block", 2, ["core_attn"]]),
     ]
     plans = [plan_of(instance, [4, 3, 4, 3], setting=setting, first_k=first) for setting, first, _ in cases]
     bridged = plan_of(
@@ -57,7 +57,7 @@ def test_megatron_reads_layouts_and_recomputation(tmp_path: Path) -> None:
         [1, 2, 2, 3, 1, 2, 2, 1],
         d=2,
         t=2,
-        setting=Setting(Recomputation.FULL, sequence_parallel=True, optimizer_shards=2),
+        setting=Mode(Recomputation.FULL, sequence_parallel=True, optimizer_shards=2),
     )
     folder = exported(tmp_path / "interleaved", instance, interleaved, v2, Target.MEGATRON)
     folders = [exported(tmp_path / str(index), instance, plan, v1, Target.MEGATRON) for index, plan in enumerate(plans)]
@@ -130,7 +130,7 @@ def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
         (Schedule(ScheduleName.ZB_V), [2, 2, 1, 2, 2, 2, 2, 1], "_PipelineScheduleRuntime"),
     ]
     instance = llama()
-    setting = Setting(Recomputation.FULL, sequence_parallel=True)
+    setting = Mode(Recomputation.FULL, sequence_parallel=True)
     plans = [plan_of(instance, counts, d=2, t=2, setting=setting) for _, counts, _ in cases]
     folders = [
         exported(tmp_path / schedule.name.value, instance, plan, schedule, Target.TORCHTITAN)
@@ -193,7 +193,7 @@ def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:
         assert place == {"pipe": int(pipeline_rank), "data": int(replica), "model": int(shard)}
 
 
-MOE = Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
+MOE = Mode(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
 
 
 def test_megatron_makes_the_groups_of_context_and_expert_parallelism(tmp_path: Path) -> None:
@@ -230,9 +230,9 @@ def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path:
         (plan_in(instance, MOE, t=8, d=2), {"cp": 2, "tp": 4, "ep": 8, "pp": 2, "dp_shard": 2, "efsdp": 2}),
         (plan_in(instance, replace(MOE, experts=None), t=8, d=2), {"ep": 4, "efsdp": 4}),
         # Replicas that share nothing but experts: torchtitan spreads these over shards alone.
-        (plan_in(instance, Setting(experts=8), t=1, d=8), {"ep": 8, "dp_shard": 8, "efsdp": 1, "dp_replicate": 1}),
+        (plan_in(instance, Mode(experts=8), t=1, d=8), {"ep": 8, "dp_shard": 8, "efsdp": 1, "dp_replicate": 1}),
         (
-            plan_in(instance, Setting(sequence_parallel=True, experts=8), t=4, d=4),
+            plan_in(instance, Mode(sequence_parallel=True, experts=8), t=4, d=4),
             {"ep": 8, "dp_shard": 2, "dp_replicate": 2},
         ),
     ]

@@ -7,21 +7,22 @@ import json
 import pytest
 
 from piper_ray.evaluate import evaluate
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UnsupportedPlan, UsageError
+from piper_ray.model.mode import ALL_REPLICAS, Mode
+from piper_ray.model.one_mode import OneMode, context_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, OneSetting, Setting, context_of
 from piper_ray.runtimes.ranks import rank_places
 from tests.export_support import mixture, plan_in
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 
 
-SETTING = Setting(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
+SETTING = Mode(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
 
 
 def test_megatron_is_told_t_of_each_group_and_reads_the_same_plan_back() -> None:
@@ -72,7 +73,7 @@ def test_the_other_forms_hold_it_too() -> None:
 def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
     """By hand: 2 pipeline ranks, 2 replicas, 2 groups of 2 shards."""
     instance = mixture()
-    plan = plan_in(instance, Setting(sequence_parallel=True, context=2), t=4, d=2)
+    plan = plan_in(instance, Mode(sequence_parallel=True, context=2), t=4, d=2)
     places = list(rank_places(plan, ONE, 8, 2))
     found = [(x.pipeline_rank, x.replica, x.context, x.shard) for x in places]
     assert found == [(p, d, c, t) for p in range(2) for d in range(2) for c in range(2) for t in range(2)]
@@ -90,14 +91,14 @@ def test_what_a_workload_has_no_times_of_is_not_read() -> None:
 
 
 def test_a_setting_has_one_context_for_all_layers() -> None:
-    instance, rule = mixture(), OneSetting(context=True, experts=True)
-    contexts = {setting.context for setting in rule.settings(instance)}
+    instance, rule = mixture(), OneMode(context=True, experts=True)
+    contexts = {setting.context for setting in rule.modes(instance)}
     assert contexts == {1, 2}
-    assert {setting.context for setting in OneSetting().settings(instance)} == {1}
-    two = rule.under(instance, Setting(context=2))
+    assert {setting.context for setting in OneMode().modes(instance)} == {1}
+    two = rule.under(instance, Mode(context=2))
     assert all("cp2" in tmpc.id for layer in two.layers for row in layer.tmpcs.values() for tmpc in row)
     mixed = plan_in(instance, SETTING, t=4, d=2)
-    other = plan_in(instance, Setting(sequence_parallel=True), t=4, d=2)
+    other = plan_in(instance, Mode(sequence_parallel=True), t=4, d=2)
     both = Plan((mixed.stages[0], other.stages[1]), keeps_order=True)
     assert list(rule.violations(instance, mixed)) == []
     assert list(rule.violations(instance, both))

@@ -7,7 +7,6 @@ import ast
 import importlib.util
 import json
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -17,22 +16,23 @@ from typing import Any
 import pytest
 
 import piper_ray
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS, Mode
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Setting
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from tests.estimate_support import estimated, model_of
 from tests.export_support import ROOT, llama, plan_of
+from tests.run_support import results_of_ranks
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
-RANKS, TIMEOUT_S = 4, 300
+RANKS = 4
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def tiny(case: Case) -> Instance:
 
 def exported(folder: Path, case: Case) -> None:
     recomputation = Recomputation.FULL if case.recomputed else Recomputation.NONE
-    setting = Setting(recomputation, optimizer_shards=ALL_REPLICAS if case.shared else 1)
+    setting = Mode(recomputation, optimizer_shards=ALL_REPLICAS if case.shared else 1)
     instance = tiny(case)
     plan = plan_of(instance, [2, 3], d=case.replicas, setting=setting)
     export_plan(instance, plan, ONE, Target.DEEPSPEED, 8).write(folder)
@@ -96,28 +96,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     for number, (name, case) in enumerate(CASES.items()):
         exported(root / str(number), case)
         cases[name] = {"folder": str(root / str(number)), "tied": case.tied, "given": case.given}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (root / "cases.json").write_text(json.dumps({"port": port, "ranks": RANKS, "results": str(root), "cases": cases}))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.deepspeed_ranks", str(root / "cases.json"), str(rank)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(timeout=TIMEOUT_S) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return results_of_ranks("deepspeed_ranks", root, RANKS, {"cases": cases}, strict=False)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if not case.raised])
 def test_deepspeed_trains_the_model_that_was_planned(found: list[dict[str, Any]], name: str) -> None:
     case = CASES[name]
@@ -130,12 +112,14 @@ def test_deepspeed_trains_the_model_that_was_planned(found: list[dict[str, Any]]
         assert one["difference"] < 0.02 * one["moved"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.raised])
 def test_other_layers_than_those_planned_are_told(found: list[dict[str, Any]], name: str) -> None:
     for results in found:
         assert CASES[name].raised in results[name]["raised"]
 
 
+@pytest.mark.long
 def test_layers_run_again_where_the_plan_says_so(found: list[dict[str, Any]]) -> None:
     """Blocks twice; an embedding, and a head before the loss, once."""
     first, second = (found[rank]["recomputed"]["runs"] for rank in (0, 2))
@@ -144,7 +128,7 @@ def test_layers_run_again_where_the_plan_says_so(found: list[dict[str, Any]]) ->
 
 
 def config(instance: Instance, *, d: int = 2, t: int = 1, shards: int = 1, counts: tuple[int, ...] = (7, 7)) -> Any:
-    plan = plan_of(instance, [*counts], d=d, t=t, setting=Setting(optimizer_shards=shards))
+    plan = plan_of(instance, [*counts], d=d, t=t, setting=Mode(optimizer_shards=shards))
     return json.loads(export_plan(instance, plan, ONE, Target.DEEPSPEED, 8).files["ds_config.json"])
 
 
@@ -201,7 +185,7 @@ def test_a_model_that_nobody_knows_keeps_its_precision_to_itself() -> None:
 
 
 def notes(instance: Instance, *, d: int = 2, t: int = 1, shards: int = 1) -> str:
-    plan = plan_of(instance, [7, 7], d=d, t=t, setting=Setting(optimizer_shards=shards))
+    plan = plan_of(instance, [7, 7], d=d, t=t, setting=Mode(optimizer_shards=shards))
     return "\n".join(export_plan(instance, plan, ONE, Target.DEEPSPEED, 8).notes)
 
 
@@ -267,7 +251,7 @@ def test_the_launch_script_ends_with_words_where_something_is_missing(tmp_path: 
 
 def test_what_is_written_is_read_back() -> None:
     tied = llama(tied=True)
-    for setting in (Setting(Recomputation.FULL), Setting()):
+    for setting in (Mode(Recomputation.FULL), Mode()):
         plan = plan_of(tied, [2, 5, 3, 4], d=2, t=2, setting=setting)
         text = export_plan(tied, plan, ONE, Target.DEEPSPEED, 8).files["planned_module.py"]
         assert import_plan(tied, text, RunAs()).plan == plan

@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from piper_ray.export.files import Export
+from piper_ray.export.files import Export, Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan, exportable
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.workloads.estimate.config import model_of_config, read_model
 from tests.export_support import ROOT
-from tests.unit.test_export_models import ONE, PUBLISHED, models, planned, shallow
+from tests.unit.test_export_models import ONE, PUBLISHED, few_or_all, models, planned, shallow
 
 READ = {
     Target.MEGATRON: "megatron.args", Target.MEGATRON_BRIDGE: "piper_plan.py", Target.TORCHTITAN: "torchtitan.json",
@@ -44,9 +43,10 @@ def exported(instance: Instance, plan: Plan, target: Target) -> Export | str:
         return str(error)
 
 
-def test_every_model_is_read_back_from_every_form_or_refused() -> None:
+@few_or_all
+def test_every_model_is_read_back_from_every_form_or_refused(few: bool) -> None:
     taken = dict.fromkeys(Target, 0)
-    for name, model in models().items():
+    for name, model in models(few).items():
         result, plan = planned(model)
         for target in Target:
             found = exported(result.instance, plan, target)
@@ -58,7 +58,7 @@ def test_every_model_is_read_back_from_every_form_or_refused() -> None:
             again = import_plan(result.instance, found.files[READ[target]], RunAs(world=16))
             assert again.plan == plan, (name, target)
             taken[target] += 1
-    assert taken == ACCEPTED
+    assert all(taken.values()) if few else taken == ACCEPTED
 
 
 def test_the_table_in_the_docs_has_these_numbers() -> None:

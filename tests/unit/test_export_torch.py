@@ -4,7 +4,6 @@ step's losses and gradients are those of the model in one piece."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ from typing import Any
 import pytest
 
 import piper_ray
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.restrictions import Restrictions
@@ -28,10 +27,9 @@ from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.version import __version__
 from tests.export_models import HERE
 from tests.export_support import llama
+from tests.lengths import asked_for, long_after
+from tests.run_support import results_of_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
-RANKS = 4
-TIMEOUT_S = 300
 ROUNDING = 2e-6
 """Relative: microbatches are summed in another order, and divided by their number at another time."""
 
@@ -106,12 +104,19 @@ def exported(folder: Path, case: Case) -> None:
     export_plan(instance, plan_of(instance, case), Schedule(case.schedule), Target.TORCH, 8).write(folder)
 
 
+QUICK = ("relus, 1f1b, d=1", "relus, interleaved, d=1", "relus, zb-v, d=1")
+"""Of two ranks, as a process takes longer to start than a case."""
+NAMES = sorted(CASES, key=lambda name: name not in QUICK)
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each rank, by case."""
     root = tmp_path_factory.mktemp("exported")
     documents = {}
-    for number, (name, case) in enumerate(CASES.items()):
+    names = asked_for(request.config, len(QUICK), NAMES)
+    for number, name in enumerate(names):
+        case = CASES[name]
         folder = root / f"folder-{number}"
         exported(folder, case)
         documents[name] = {
@@ -121,27 +126,10 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "microbatches": case.microbatches,
             "replicas": case.replicas,
         }
-    (root / "cases.json").write_text(
-        json.dumps({"rendezvous": str(root / "rendezvous"), "results": str(root), "ranks": RANKS, "cases": documents})
-    )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.exported_ranks", str(root / "cases.json"), str(rank)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(timeout=TIMEOUT_S) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads((root / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    return results_of_ranks("exported_ranks", root, max(CASES[name].ranks for name in names), {"cases": documents})
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", long_after(len(QUICK), NAMES))
 def test_what_is_exported_trains_the_model_that_was_planned(found: list[dict[str, Any]], name: str) -> None:
     case = CASES[name]
     of_ranks = [results[name] for results in found[: case.ranks]]

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from piper_ray.model.errors import InputError, PiperRayError, UsageError
-from piper_ray.run.batches import divided, in_order_of
+from piper_ray.run.data import divided, in_order_of
 from piper_ray.run.exported import build, make_mesh
 from piper_ray.run.exported_files import read_folder
-from piper_ray.run.pipeline_plan import PipelinePlan
+from piper_ray.run.job import PipelinePlan
 from piper_ray.workloads.measure.factory import Inputs
 
 STAGES: dict[str, Any] = {

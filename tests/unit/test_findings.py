@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from piper_ray import Restrictions, solve
-from piper_ray.engine.findings import Findings
+from piper_ray.engine.findings import Findings, FindingsPoint
 from piper_ray.engine.preparation import PointShape, Preparation, prepare
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
@@ -77,8 +77,8 @@ def small(devices: int = 4, microbatches: int = 8, memory_bytes: float = 10.0, b
 def test_bounds_hold_for_less_and_plans_for_more(other: dict[str, float], bounds: bool, is_plan: bool) -> None:
     findings = Findings()
     plan = Plan((Stage((0,), 1, 4, {0: "x"}),))
-    findings.record(small(), ANY, 2.0, 3.0, plan)
-    known = findings.about(small(**other), ANY)  # type: ignore[arg-type]
+    findings.record(FindingsPoint.of(small(), ANY), 2.0, 3.0, plan)
+    known = findings.about(FindingsPoint.of(small(**other), ANY))  # type: ignore[arg-type]
     assert (known.lower_s > 1.999) == bounds
     assert (plan in known.plans) == (is_plan or (bounds and plan.devices <= int(other.get("devices", 4))))
-    assert findings.about(small(), Restrictions(tensor_parallelism=False)) == (0.0, ())
+    assert findings.about(FindingsPoint.of(small(), Restrictions(tensor_parallelism=False))) == (0.0, ())

@@ -11,10 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
+from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray import RayBackend, calls
-from piper_ray.engine.flush import cluster_crew
-from piper_ray.engine.flush.crew import ThreadCrew
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, Event
@@ -41,8 +40,8 @@ def backend(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the clus
 @pytest.fixture
 def _workers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is searched by the driver's own thread, however small."""
-    monkeypatch.setattr(ThreadCrew, "busy", property(lambda _: True))
-    monkeypatch.setattr(cluster_crew, "_ALONE_S", 0.0)
+    monkeypatch.setattr(ThreadWorkers, "busy", property(lambda _: True))
+    monkeypatch.setattr(calls, "_ALONE_S", 0.0)
 
 
 def figures(solution: Solution) -> tuple[object, ...]:
@@ -132,7 +131,7 @@ def test_other_backends() -> None:
 
     class LevelsAlone:
         def __getattr__(self, name: str) -> object:
-            if name in ("calls", "__array_interface__"):
+            if name in ("open_workers", "__array_interface__"):
                 raise AttributeError(name)
             return np.nan if name != "evaluate_downsets" else len
 

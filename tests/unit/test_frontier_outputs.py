@@ -10,14 +10,13 @@ import pytest
 
 from piper_ray.engine.frontier.frontier import frontier
 from piper_ray.engine.frontier.ranges import parse_numbers
-from piper_ray.engine.frontier.table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
 from piper_ray.model.constraints import AllDevices
 from piper_ray.model.errors import UsageError
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.document import frontier_document
 from piper_ray.report.frontier import print_frontier
-from piper_ray.report.plots.curves import CurveStyle, Panel, Series, figure_of
-from piper_ray.report.plots.frontier import frontier_panels
+from piper_ray.report.frontier_table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
+from piper_ray.report.plots.frontier import frontier_figure
 from piper_ray.report.plots.style import save
 from tests.report_cases import small_instance, string_console
 from tests.solver_support import ONE_THREAD
@@ -112,37 +111,42 @@ def test_tables_hold_every_point(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
 def test_plots_are_the_same_each_time(tmp_path: Path, suffix: str, head: bytes) -> None:
     found = frontier(small_instance(), options=ONE_THREAD)
-    panels = frontier_panels(found.instance, found.points(), found.budget_points())
-    assert [panel.x_label for panel in panels] == [
-        "devices K",
-        "devices K",
-        "bound on the sum of data-parallel degrees",
-    ]
     files = [tmp_path / f"{name}{suffix}" for name in ("one", "other")]
     for file in files:
-        save(figure_of(panels, "small"), file)
+        figure = frontier_figure(found.instance, found.points(), found.budget_points())
+        assert figure is not None
+        assert [axes.get_xlabel() for axes in figure.axes] == [
+            "devices K",
+            "devices K",
+            "bound on the sum of data-parallel degrees",
+        ]
+        save(figure, file)
     one, other = (file.read_bytes() for file in files)
     assert one == other
     assert one.startswith(head)
     assert sorted(tmp_path.iterdir()) == sorted(files)
 
 
-def test_every_style_is_drawn_and_named(tmp_path: Path) -> None:
-    series = tuple(Series(style.value, [1, 2, 4], [3, 2, 1], style) for style in CurveStyle)
-    save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.svg")
+def test_curves_are_named_and_other_formats_refused(tmp_path: Path) -> None:
+    found = frontier(small_instance(), options=ONE_THREAD)
+    figure = frontier_figure(found.instance, found.points(), ())
+    assert figure is not None
+    save(figure, tmp_path / "plot.svg")
     text = (tmp_path / "plot.svg").read_text(encoding="utf-8")
-    for word in ("a panel", *(style.value for style in CurveStyle)):
+    for word in ("N = 8", "optimum", "perfect speedup over K = 1"):
         assert f">{word}</text>" in text
     with pytest.raises(UsageError, match=r"\.png, \.svg, \.pdf"):
-        save(figure_of([Panel("a panel", "x", "y", series)]), tmp_path / "plot.gif")
+        save(figure, tmp_path / "plot.gif")
+    assert frontier_figure(found.instance, (), ()) is None
 
 
 def test_outputs_say_the_schedule() -> None:
     found = frontier(small_instance(), options=ONE_THREAD, schedule="1f1b")
     table = frontier_table(found.instance, {DEVICES: found.points()}, schedule=found.schedule)
     assert set(table.column("schedule").to_pylist()) == {"1f1b"}
-    panels = frontier_panels(found.instance, found.points(), (), found.schedule)
-    assert [panel.title for panel in panels] == ["N = 8, 1f1b"] * 2
+    figure = frontier_figure(found.instance, found.points(), (), found.schedule)
+    assert figure is not None
+    assert [axes.get_title() for axes in figure.axes] == ["N = 8, 1f1b"] * 2
     document = frontier_document(found.instance, found.restrictions, found.options, found, ())
     assert (document["schedule"], document["chunks"]) == ("1f1b", 1)
     console, output = string_console(100)

@@ -35,17 +35,17 @@ def test_a_command_is_loaded_when_it_is_wanted() -> None:
     assert "typer" in loaded
     assert loaded.isdisjoint({"numba", "llvmlite", "ray", "pyarrow", "pydantic", "numpy"})
     assert _loaded_after(f"sys.argv = ['piper-ray', '--version']\n{shown}").isdisjoint(HEAVY)
-    solve = "from piper_ray.cli.app import app\nimport typer\ntyper.main.get_command(app).commands['solve']"
+    solve = "from piper_ray.cli.app import app\nimport typer\ntyper.main.get_command(app).get_command(None, 'solve')"
     assert _loaded_after(solve).isdisjoint({"numba", "llvmlite", "ray", "pyarrow"})
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["solve", "--help"], ["help", "export"], ["slove"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["solve", "--help"], ["solve", "--nope"], ["slove"]])
 def test_help_and_complaints_load_no_more_than_they_show(arguments: list[str]) -> None:
     shown = "with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()): main()"
     code = f"import io, contextlib\nfrom piper_ray.cli import main\nsys.argv = {['piper-ray', *arguments]}\n{shown}"
     loaded = _loaded_after(code, whole_names=True)
-    assert "typer.rich_utils" in loaded
-    assert loaded.isdisjoint({"rich.markdown", "rich.traceback", "pydantic"})
+    assert "typer" in loaded
+    assert loaded.isdisjoint({"rich", "pydantic", "numpy"})
 
 
 @pytest.mark.parametrize(("words", "offered"), [("piper-ray so", "solve"), ("piper-ray solve --de", "--devices")])

@@ -8,16 +8,16 @@ from random import Random
 import pytest
 import yaml
 
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import Imported, import_plan
 from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS, Mode
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Setting
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
@@ -135,7 +135,7 @@ def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:
     )  # fmt: skip
     both = estimated(model, "H100-SXM", nodes=2, samples=1, batch=32, offer=Offer(gathered=True)).instance
     for recomputation, expected in ((Recomputation.NONE, "sp+gathered"), (Recomputation.FULL, "sp+full")):
-        known = RUNTIMES[RuntimeName.TORCHTITAN].setting.settings(both)
+        known = RUNTIMES[RuntimeName.TORCHTITAN].setting.modes(both)
         kept = [x for x in known if x.sequence_parallel and x.recomputation == recomputation]
         assert {x.gathered for x in kept if recomputation == Recomputation.NONE} <= {True}
         plan = plan_in(both, kept[0], t=2, d=1)
@@ -144,7 +144,7 @@ def test_torchtitan_keeps_what_sequence_parallelism_gathers() -> None:
         assert not any("gathers" in note for note in exported.notes)
         found = import_plan(both, exported.files["torchtitan.json"], RunAs())
         assert (found.plan, found.notes) == (plan, ("12 of the workload's 16 devices are left over",))
-    again = plan_of(llama(), [7, 7], t=2, setting=Setting(sequence_parallel=True))
+    again = plan_of(llama(), [7, 7], t=2, setting=Mode(sequence_parallel=True))
     exported = export_plan(llama(), again, ONE, Target.TORCHTITAN, 8)
     assert any("torchtitan keeps what sequence parallelism gathers" in note for note in exported.notes)
     found = import_plan(llama(), exported.files["torchtitan.json"], RunAs())
@@ -195,11 +195,11 @@ def test_flagscale_and_torch_are_read_back() -> None:
     alone = plan_of(instance, [14], d=2, t=2)
     system = export_plan(instance, alone, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
     assert import_plan(instance, system, RunAs()).plan == alone
-    spread = plan_in(mixture(), Setting(sequence_parallel=True, experts=8), t=4, d=4)
+    spread = plan_in(mixture(), Mode(sequence_parallel=True, experts=8), t=4, d=4)
     system = export_plan(mixture(), spread, ONE, Target.FLAGSCALE, 8).files["system.yaml"]
     assert yaml.safe_load(system)["system"]["hetero"]["hetero_process_meshes"] == [4, 1, 8, 4, 2]
     assert import_plan(mixture(), system, RunAs()).plan == spread
-    full = plan_of(instance, [7, 7], d=2, setting=Setting(Recomputation.FULL))
+    full = plan_of(instance, [7, 7], d=2, setting=Mode(Recomputation.FULL))
     stages = export_plan(instance, full, ONE, Target.TORCH, 8).files["stages.json"]
     assert import_plan(instance, stages, RunAs()).plan == full
 
@@ -212,7 +212,7 @@ def test_deepspeed_and_torch_are_read_back_with_what_replicas_share(
     names = {Target.DEEPSPEED: "planned_module.py", Target.TORCH: "stages.json"}
     rng, instance = Random(8), sharing(zero, fsdp)
     for _ in range(8):
-        setting = Setting(rng.choice([Recomputation.NONE, Recomputation.FULL]), optimizer_shards=shards)
+        setting = Mode(rng.choice([Recomputation.NONE, Recomputation.FULL]), optimizer_shards=shards)
         t = 1 if target is Target.TORCH else rng.choice([1, 2])
         plan = plan_of(
             instance, random_counts(rng, len(instance.layers), rng.choice([1, 2, 4])), d=2, t=t, setting=setting
@@ -240,7 +240,7 @@ def test_deepspeed_and_torch_are_read_back_with_what_replicas_share(
     ],
 )
 def test_a_module_for_deepspeed_that_was_changed_is_told(changed: tuple[str, str], told: str) -> None:
-    plan = plan_of(llama(), [7, 7], d=2, setting=Setting(Recomputation.FULL))
+    plan = plan_of(llama(), [7, 7], d=2, setting=Mode(Recomputation.FULL))
     text = export_plan(llama(), plan, ONE, Target.DEEPSPEED, 8).files["planned_module.py"]
     assert import_plan(llama(), text, RunAs()).plan == plan
     assert changed[0] in text

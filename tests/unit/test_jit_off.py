@@ -11,6 +11,8 @@ from inspect import isfunction
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import Recompute
@@ -96,6 +98,7 @@ def test_the_same_bytes_without_the_compiler() -> None:
         assert one == other, number
 
 
+@pytest.mark.long
 def test_the_kernels_keep_their_tests_without_the_compiler() -> None:
     modules = ["front", "knapsack", "bounds", "selection", "buckets"]
     files = [f"tests/unit/test_kernels_{module}.py" for module in modules]

@@ -21,9 +21,9 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import jit, trust
+from piper_ray.compiled import claims, jit, trust
 from piper_ray.compiled.cache import KernelCache
-from piper_ray.compiled.compiler import KernelCompiler, KernelLibrary
+from piper_ray.compiled.compiler import KernelCompiler
 from piper_ray.compiled.observers import observed
 from tests.cli_cases import ROOT, run, write_small
 
@@ -77,59 +77,6 @@ class Record(NamedTuple):
 
 
 ARRAY = np.arange(6.0)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        ARRAY,
-        ARRAY.reshape(2, 3),
-        ARRAY.reshape(2, 3).T,
-        ARRAY[::2],
-        ARRAY.astype(np.uint64),
-        ARRAY.astype(np.bool_),
-        np.broadcast_to(ARRAY, (2, 6)),
-        (),
-        (1, 2),
-        (1, 2.0),
-        (ARRAY, (1, ARRAY)),
-        Record(ARRAY, Record(1, np.broadcast_to(ARRAY, (2, 6)))),
-        Record(1, 2),
-        1,
-        2.0,
-        True,
-    ],
-)
-def test_types_are_numbas_own(value: object) -> None:
-    typeof: Any = numba.typeof
-    assert jit.type_of(value) is typeof(value)
-
-
-_LOADED = """
-import sys
-import numpy as np
-from numba.core.runtime import rtsys
-from piper_ray.simulate.kernels.circles import gaining_circle
-
-nothing = np.zeros(0, np.int64)
-gaining_circle(nothing, nothing, np.zeros(0), 1)
-print(rtsys._init, "numpy.ma" in sys.modules)
-"""
-
-
-def test_a_compiled_kernel_is_loaded_without_what_only_compiling_needs() -> None:
-    for _ in range(2):  # the first may compile it
-        done = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert done.stdout.split() == ["False", "False"]
-
-
-def test_machine_code_that_asks_for_numbas_runtime_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KernelLibrary, "_asks_runtime", lambda _: True)
-    call([tmp_path])
-    begun: list[object] = []
-    monkeypatch.setattr("piper_ray.compiled.compiler._runtime.initialize", begun.append)
-    assert call([tmp_path]) == (42, False, [])
-    assert begun
 
 
 def test_what_was_found_can_be_compiled_into_another(tmp_path: Path) -> None:
@@ -350,7 +297,7 @@ def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: P
     for command, kernel in (
         ("solve", "enumeration.enumerate_downsets"),
         ("solve", "selection.exact_fit"),  # which others call where it lies
-        ("frontier", "staircase.make_fronts"),
+        ("frontier", "evaluation.evaluate_runs"),
     ):
         for entry in kept.glob(f"*/{kernel}.*"):
             entry.unlink()
@@ -411,3 +358,49 @@ def test_a_planner_goes_on_without_a_damaged_kernel(kept: Path, tmp_path: Path) 
     assert (first.returncode, second.returncode) == (0, 0)
     assert f"note: a compiled kernel in {entry.parent} is damaged: it is compiled anew" in first.stderr
     assert second.stderr == ""
+
+
+_COMPILED_BEFORE = """
+import piper_ray
+from piper_ray.compiled.compiler import dispatchers
+from piper_ray.compiled.observers import observed
+from piper_ray.engine.backends.ray.worker import compile_kernels
+
+def solved(schedule, **options):
+    solution = piper_ray.solve("inputs/bert32-a100.toml", devices=4, schedule=schedule, **options)
+    piper_ray.simulate("inputs/bert32-a100.toml", solution.plan, schedule)
+
+def then_compile_nothing(*uses):
+    compiled = []
+    with observed(compiling=lambda: compiled.append(True), note=print):
+        for use in uses:
+            use()
+    assert not compiled, uses
+
+solved("2bw", threads=1)
+compile_kernels()  # workers take in states besides
+then_compile_nothing(lambda: solved("2bw", threads=2))
+piper_ray.frontier("inputs/bert32-a100.toml", devices=[2, 4])
+then_compile_nothing(lambda: solved("2bw", threads=2), compile_kernels)
+several = {name for name, kernel in dispatchers.items() if name[2] != "inner" and len(kernel.overloads) > 1}
+print(sorted(".".join(name[:2]) for name in several))
+"""
+
+
+def test_nothing_is_compiled_again_for_another_command_a_worker_or_more_threads() -> None:
+    """Nor for other types of the same arguments, literals among them."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    finished = subprocess.run(
+        [sys.executable, "-c", _COMPILED_BEFORE], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "[]\n"
+
+
+def test_claims_wait_for_nobody_where_there_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    nowhere = (tmp_path / "file" / "kernels",)
+    assert not claims.claim(nowhere, 1)
+    claims.release(nowhere, 1)
+    assert not claims.claim((tmp_path,), 1), "nobody had it"
+    claims.release((tmp_path,), 1)

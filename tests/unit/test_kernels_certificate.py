@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
-from piper_ray.certificate.kernels.downsets import Floats, Ints, Room, list_downsets, sums_over
+from piper_ray.certificate.kernels.downsets import DownsetRoom, Floats, Ints, list_downsets, sums_over
 from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT
+from tests.lengths import long_after
 
 Options = list[list[tuple[float, float]]]
 """Of each layer, time and memory as shares of what there is."""
@@ -51,7 +52,7 @@ def _random_options(rng: random.Random) -> Options:
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_choices(seed: int) -> None:
     rng = random.Random(f"choices {seed}")
     told = 0
@@ -90,7 +91,7 @@ def _random_successors(rng: random.Random, vertices: int) -> list[set[int]]:
     return [{v for v in range(u) if rng.random() < share} for u in range(vertices)]
 
 
-def _listed(successors: list[set[int]], size: int) -> tuple[int, Room]:
+def _listed(successors: list[set[int]], size: int) -> tuple[int, DownsetRoom]:
     vertices = len(successors)
     words = (vertices + 63) // 64
     bits = np.zeros((vertices, words), np.uint64)
@@ -98,7 +99,7 @@ def _listed(successors: list[set[int]], size: int) -> tuple[int, Room]:
         for v in heads:
             bits[u, v >> 6] |= np.uint64(1 << (v & 63))
     before = [[u for u in range(vertices) if v in successors[u]] for v in range(vertices)]
-    room = Room(
+    room = DownsetRoom(
         np.zeros((size, words), np.uint64),
         np.zeros((size, words), np.uint64),
         np.zeros(size, np.int64),
@@ -112,7 +113,7 @@ def _members(row: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> frozenset[int]
     return frozenset(64 * word + v for word, bits in enumerate(row) for v in range(64) if int(bits) >> v & 1)
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_downsets(seed: int) -> None:
     rng = random.Random(f"downsets {seed}")
     vertices = rng.randint(1, 8)

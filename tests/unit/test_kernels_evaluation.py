@@ -13,6 +13,7 @@ from piper_ray.engine.kernels.evaluation import evaluate_runs, find_first_stage,
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.types import Earlier, FrontArrays, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of
+from tests.lengths import long_after
 
 
 def evaluated(made: Case, threshold_s: float, device_weight: int = 1) -> StateTables:
@@ -42,7 +43,7 @@ def test_states_are_stored_behind_those_in_use() -> None:
     assert fronts.data_parallel_sum.tolist() == [-1, 1, 3, 2, -1, -1]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", long_after(2, range(8)))
 def test_levels_in_one_call_or_in_several(seed: int) -> None:
     made = random_case(seed, most_layers=5)
     threshold_s = some_threshold_s(made, 2.0)
@@ -63,7 +64,7 @@ def test_levels_in_one_call_or_in_several(seed: int) -> None:
     assert taken.buckets_used == whole.buckets_used
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", long_after(2, range(8)))
 def test_stops_before_a_level_that_has_no_room(seed: int) -> None:
     """It goes on from there with more room, and with what is left of the fronts that are known already."""
     made = random_case(seed, most_layers=5)
@@ -106,7 +107,7 @@ def test_without_the_first_downsets() -> None:
 
 
 @pytest.mark.parametrize("device_weight", [1, 10])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_after(3, range(10)))
 def test_first_stage_of_every_state(seed: int, device_weight: int) -> None:
     """The first of all stages that lead to the state: by J, variant, and data-parallel sum behind it."""
     made = random_case(seed)
@@ -123,7 +124,7 @@ def test_first_stage_of_every_state(seed: int, device_weight: int) -> None:
 
 
 @pytest.mark.parametrize("device_weight", [1, 10])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", long_after(3, range(10)))
 def test_trace_goes_from_first_stage_to_first_stage(seed: int, device_weight: int) -> None:
     made = random_case(seed)
     states = evaluated(made, some_threshold_s(made, 1.5) * (1 + 1e-10), device_weight)

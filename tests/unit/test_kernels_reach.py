@@ -24,6 +24,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force
 from tests.instances import parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.solver_support import tables
 
 Reached = dict[frozenset[int], tuple[int, int]]
@@ -85,7 +86,7 @@ def as_sets(bits: BitArray) -> set[frozenset[int]]:
     return set(rows)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", long_after(15, range(60)))
 def test_reached_by_definition(seed: int) -> None:
     instance = random_instance(seed, most_layers=6, most_devices=9)
     if not every_layer_has_a_choice(instance):
@@ -123,7 +124,7 @@ def _evaluated(problem: Problem, threshold_s: float) -> list[object]:
     return [outcome.feasible, outcome.devices, stages]
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", long_after(15, range(60)))
 def test_answers_are_those_of_the_whole_lattice(seed: int) -> None:
     instance = random_instance(seed + 100, most_layers=6, most_devices=9)
     if not every_layer_has_a_choice(instance):

@@ -13,10 +13,11 @@ from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import build_graph
 from tests.instances import build, random_instance, tmpc, two_towers
 from tests.kernel_support import case
+from tests.lengths import long_after
 from tests.solver_support import tables
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_paths_are_the_stages_and_what_they_pay(seed: int) -> None:
     made = case(random_instance(seed, most_layers=5))
     graph = made.whole.graph

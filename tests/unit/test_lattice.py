@@ -15,6 +15,7 @@ from piper_ray.engine.lattice.layer_graph import build_graph, descendants
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
 from tests.instances import equal_chain, named_instances, random_instance, two_towers
+from tests.lengths import long_after
 from tests.solver_support import MANY, Tables, downsets_by_definition, graph_only, random_graph, tables
 
 DENSITIES = (0.0, 0.1, 0.3, 0.6, 1.0)
@@ -143,7 +144,7 @@ def test_vertex_level_is_the_size_of_the_least_downset_with_the_vertex() -> None
             assert lattice.arrays.vertex_level[v] == min(len(row) for row in found if v in row)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(10, range(40)))
 def test_sums_over_downsets(seed: int) -> None:
     assert_sums(tables(random_instance(seed, most_layers=7).replace(devices=4), contraction=without_contraction()))
 
@@ -182,7 +183,7 @@ def assert_sums(whole: Tables) -> None:
         assert sums.replica_work_s[i] == pytest.approx(sum(min(p for _, p in layer) for layer in times))
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", long_after(10, range(40)))
 def test_charges_over_crossing_edges(seed: int) -> None:
     instance = random_instance(seed, most_layers=7).replace(devices=4)
     whole = tables(instance, contraction=without_contraction())

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.engine.frontier.curve_events import CurveAdvanced
+from piper_ray.engine.frontier.events import CurveAdvanced
 from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.cluster import Cluster, Link, SpreadCluster
@@ -112,11 +112,11 @@ def test_smaller_levels_are_left_out_where_work_alone_takes_longer() -> None:
     assert found.status is Status.OPTIMAL
 
 
-def test_those_that_may_be_faster_are_searched_without_the_checkpoint() -> None:
+def test_those_that_may_be_faster_are_searched_with_checkpoints_of_their_own() -> None:
     solves = Solves(lambda devices, found: replace(found, time_per_sample_s=99.0) if devices == 8 else found)
     found = on_levels(solves, levelled())
     assert solves.devices == [8, 4], "what two devices take is clear then"
-    assert [request.options.resume for request in solves.asked] == ["folder", None]
+    assert [request.options.resume for request in solves.asked] == ["folder", "folder/2"]
     assert solves.asked[1].options.within_s == 99.0
     assert found.time_per_sample_s == pytest.approx(12.0)
     assert found.plan is not None

@@ -10,7 +10,7 @@ from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import gradient_shapes, kept_bytes, needed_bytes, working_bytes
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Runtime
 from piper_ray.workloads.estimate.working import backward_bytes
@@ -41,11 +41,11 @@ def test_a_gpt_layer_is_the_published_figure(t: int) -> None:
     s, h, a = 2048, 4096, 32
     block = kinds(gpt(2, h, a, tokens=s), fused=False)["block"]
     sbh, scores = s * B * h, 5 * a * s / h
-    assert kept_bytes(block, Mode(t)) == pytest.approx(sbh * (10 + (24 + scores) / t))
-    assert kept_bytes(block, Mode(t, sequence_parallel=True)) == pytest.approx(sbh / t * (34 + scores))
-    selective = Mode(t, sequence_parallel=True, recomputation=Recomputation.SELECTIVE)
+    assert kept_bytes(block, LayerMode(degree=t)) == pytest.approx(sbh * (10 + (24 + scores) / t))
+    assert kept_bytes(block, LayerMode(degree=t, sequence_parallel=True)) == pytest.approx(sbh / t * (34 + scores))
+    selective = LayerMode(degree=t, sequence_parallel=True, recomputation=Recomputation.SELECTIVE)
     assert kept_bytes(block, selective) == pytest.approx(34 * sbh / t)
-    full = Mode(t, sequence_parallel=True, recomputation=Recomputation.FULL)
+    full = LayerMode(degree=t, sequence_parallel=True, recomputation=Recomputation.FULL)
     assert kept_bytes(block, full) == pytest.approx(2 * sbh / t)
 
 
@@ -53,17 +53,17 @@ def test_a_llama_layer_with_flash_attention() -> None:
     """Inputs and outputs of two norms, queries, keys, values, the result and its denominators, three inner tensors."""
     block = kinds(llama())["block"]
     by_hand = 4 * HIDDEN + 2 * S * B * (2 * A * D + 2 * G * D) + 4 * S * B * A + 3 * INNER
-    assert kept_bytes(block, Mode(1)) == by_hand
-    assert kept_bytes(block, Mode(4, sequence_parallel=True)) == by_hand / 4
-    assert kept_bytes(block, Mode(1, context=2)) == by_hand / 2
-    assert kept_bytes(block, Mode(4)) == pytest.approx((by_hand - 4 * HIDDEN) / 4 + 4 * HIDDEN)
+    assert kept_bytes(block, LayerMode(degree=1)) == by_hand
+    assert kept_bytes(block, LayerMode(degree=4, sequence_parallel=True)) == by_hand / 4
+    assert kept_bytes(block, LayerMode(degree=1, context=2)) == by_hand / 2
+    assert kept_bytes(block, LayerMode(degree=4)) == pytest.approx((by_hand - 4 * HIDDEN) / 4 + 4 * HIDDEN)
 
 
 def test_gradients_of_a_gated_feed_forward_part_are_its_worst_moment() -> None:
     """At SwiGLU: the gradients of its result and of its two inputs, less the second product's input, which is gone; and
     the gradient of the residual stream."""
     block = kinds(llama())["block"]
-    assert backward_bytes(block, Mode(1)) == HIDDEN + INNER + 2 * INNER - INNER
+    assert backward_bytes(block, LayerMode(degree=1)) == HIDDEN + INNER + 2 * INNER - INNER
 
 
 def test_at_a_high_degree_what_is_gathered_is_the_worst() -> None:
@@ -72,8 +72,8 @@ def test_at_a_high_degree_what_is_gathered_is_the_worst() -> None:
     t = 8
     block = kinds(llama())["block"]
     by_hand = HIDDEN / t + 2 * INNER / t + (HIDDEN + HIDDEN + HIDDEN / t) - 3 * INNER / t
-    assert backward_bytes(block, Mode(t, sequence_parallel=True)) == by_hand
-    kept_gathered = Mode(t, sequence_parallel=True, gathered=True)
+    assert backward_bytes(block, LayerMode(degree=t, sequence_parallel=True)) == by_hand
+    kept_gathered = LayerMode(degree=t, sequence_parallel=True, gathered=True)
     # At the second product: the gradient of its result gathered, and that of its input.
     assert backward_bytes(block, kept_gathered) == HIDDEN / t + HIDDEN + INNER / t
 
@@ -83,29 +83,29 @@ def test_an_ungated_part_has_one_inner_gradient_less() -> None:
     s, h = 1024, 512
     dropless = model_of("gpt2", tokens=s, n_embd=h, n_layer=2, n_head=8, vocab_size=1000, resid_pdrop=0.0)
     inner = 2.0 * s * B * 4 * h
-    assert backward_bytes(kinds(dropless)["block"], Mode(1)) == 2.0 * s * B * h + inner + inner - inner
+    assert backward_bytes(kinds(dropless)["block"], LayerMode(degree=1)) == 2.0 * s * B * h + inner + inner - inner
 
 
 def test_logits_are_in_fp32_beside_their_gradient_or_give_way_to_it() -> None:
     head = kinds(llama())["head"]
-    assert kept_bytes(head, Mode(1)) == 2 * HIDDEN + 2 * LOGITS
-    assert working_bytes(head, Mode(1)) == LOGITS
-    assert kept_bytes(head, Mode(1), FUSED_LOSS) == 2 * HIDDEN + LOGITS
-    assert working_bytes(head, Mode(1), FUSED_LOSS) == HIDDEN
-    assert kept_bytes(head, Mode(1), FSDP) == 2 * HIDDEN + 2 * LOGITS
-    assert working_bytes(head, Mode(1), FSDP) == 2 * LOGITS + LOGITS
-    shared = Mode(4, sequence_parallel=True)
+    assert kept_bytes(head, LayerMode(degree=1)) == 2 * HIDDEN + 2 * LOGITS
+    assert working_bytes(head, LayerMode(degree=1)) == LOGITS
+    assert kept_bytes(head, LayerMode(degree=1), FUSED_LOSS) == 2 * HIDDEN + LOGITS
+    assert working_bytes(head, LayerMode(degree=1), FUSED_LOSS) == HIDDEN
+    assert kept_bytes(head, LayerMode(degree=1), FSDP) == 2 * HIDDEN + 2 * LOGITS
+    assert working_bytes(head, LayerMode(degree=1), FSDP) == 2 * LOGITS + LOGITS
+    shared = LayerMode(degree=4, sequence_parallel=True)
     assert kept_bytes(head, shared, FUSED_LOSS) == (2 * HIDDEN + LOGITS) / 4
     assert working_bytes(head, shared, FUSED_LOSS) == 2 * HIDDEN + HIDDEN / 4
 
 
 def test_an_embedding_s_gradient_is_a_whole_table() -> None:
-    assert working_bytes(kinds(llama())["embedding"], Mode(4)) == HIDDEN + 2 * V * H / 4
+    assert working_bytes(kinds(llama())["embedding"], LayerMode(degree=4)) == HIDDEN + 2 * V * H / 4
 
 
 def test_what_is_made_again_is_there_for_one_layer() -> None:
     block = kinds(llama())["block"]
-    plain = Mode(1)
+    plain = LayerMode(degree=1)
     gradients = backward_bytes(block, plain)
     full = replace(plain, recomputation=Recomputation.FULL)
     assert kept_bytes(block, full) == HIDDEN
@@ -119,15 +119,15 @@ def test_torchtitan_keeps_every_second_product_s_result() -> None:
     """Results of seven products: queries, keys and values, attention's, gate and up, down."""
     block = kinds(llama())["block"]
     results = 2 * S * B * (A + 2 * G) * D + HIDDEN + 2 * INNER + HIDDEN
-    selective = Mode(1, recomputation=Recomputation.of("selective-op"))
+    selective = LayerMode(degree=1, recomputation=Recomputation.of("selective-op"))
     assert kept_bytes(block, selective, FSDP) == HIDDEN + results / 2 + 2 * S * B * A * D
 
 
 def test_core_attention_frees_denominators_or_scores() -> None:
     """Its denominators if it is fused, and its scores if it is not (Korthikanti et al. 2022)."""
-    core = Mode(1, recomputation=Recomputation.of("selective-core_attn"))
+    core = LayerMode(degree=1, recomputation=Recomputation.of("selective-core_attn"))
     block = kinds(llama())["block"]
-    assert kept_bytes(block, Mode(1)) - kept_bytes(block, core) == 4 * S * B * A
+    assert kept_bytes(block, LayerMode(degree=1)) - kept_bytes(block, core) == 4 * S * B * A
     unfused = kinds(gpt(2, 4096, 32, tokens=2048), fused=False)["block"]
     assert kept_bytes(unfused, core) == 34 * 2048 * B * 4096
 
@@ -135,8 +135,8 @@ def test_core_attention_frees_denominators_or_scores() -> None:
 def test_the_feed_forward_part_keeps_its_input_alone() -> None:
     """Norm's output, gate and up, their product; the norm's input stays, as the checkpoint's own."""
     block = kinds(llama())["block"]
-    mlp = Mode(1, recomputation=Recomputation.of("selective-mlp"))
-    assert kept_bytes(block, Mode(1)) - kept_bytes(block, mlp) == HIDDEN + 3 * INNER
+    mlp = LayerMode(degree=1, recomputation=Recomputation.of("selective-mlp"))
+    assert kept_bytes(block, LayerMode(degree=1)) - kept_bytes(block, mlp) == HIDDEN + 3 * INNER
 
 
 def test_parts_of_latent_attention_and_experts() -> None:
@@ -151,7 +151,9 @@ def test_parts_of_latent_attention_and_experts() -> None:
     (block,) = (kind for kind in model.architecture(Microbatch(1, 8)).kinds if kind.experts)
 
     def freed(*parts: str) -> float:
-        return kept_bytes(block, Mode(1)) - kept_bytes(block, Mode(1, recomputation=Recomputation.of_parts(parts)))
+        return kept_bytes(block, LayerMode(degree=1)) - kept_bytes(
+            block, LayerMode(degree=1, recomputation=Recomputation.of_parts(parts))
+        )
 
     tokens, heads = 8, 4
     assert freed("layernorm") == 2 * (2 * tokens * 64)  # inputs of the latent vectors, and of router and experts
@@ -166,7 +168,7 @@ def test_parts_of_latent_attention_and_experts() -> None:
 
 def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:
     """Norm outputs and the inner product's input in a byte a number; attention's result in bf16, and in fp8 besides."""
-    block, plain = kinds(llama())["block"], Mode(1)
+    block, plain = kinds(llama())["block"], LayerMode(degree=1)
     fp8 = Runtime(fp8=True)
     saved = kept_bytes(block, plain) - kept_bytes(block, plain, fp8)
     assert saved == (2 * HIDDEN + INNER) / 2 - S * B * A * D
@@ -175,10 +177,12 @@ def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:
 
 
 def test_context_parallelism_by_all_to_all_keeps_attention_s_result_twice() -> None:
-    block, mode = kinds(llama())["block"], Mode(2, sequence_parallel=True, context=4)
+    block, mode = kinds(llama())["block"], LayerMode(degree=2, sequence_parallel=True, context=4)
     ring, all_to_all = (kept_bytes(block, mode, Runtime(context_all_to_all=one)) for one in (False, True))
     assert all_to_all - ring == 2 * S * B * A * D / 8
-    assert kept_bytes(block, Mode(2), Runtime(context_all_to_all=True)) == kept_bytes(block, Mode(2))
+    assert kept_bytes(block, LayerMode(degree=2), Runtime(context_all_to_all=True)) == kept_bytes(
+        block, LayerMode(degree=2)
+    )
 
 
 def test_a_layer_with_experts() -> None:
@@ -188,8 +192,8 @@ def test_a_layer_with_experts() -> None:
         "mixtral", tokens=S, hidden_size=H, num_hidden_layers=2, num_attention_heads=A, num_key_value_heads=G,
         intermediate_size=F, vocab_size=V, max_position_embeddings=S, num_local_experts=experts,
     )  # fmt: skip
-    block, mode = kinds(mixtral)["block"], Mode(1, experts=4)
-    dense = kept_bytes(kinds(llama())["block"], Mode(1))
+    block, mode = kinds(mixtral)["block"], LayerMode(degree=1, experts=4)
+    dense = kept_bytes(kinds(llama())["block"], LayerMode(degree=1))
     dispatched, inner = per_token * HIDDEN, per_token * INNER
     assert kept_bytes(block, mode) == dense - 3 * INNER + dispatched + 3 * inner + 19 * S * B * experts
     assert backward_bytes(block, mode) == HIDDEN + inner + 2 * inner - inner + 2 * dispatched + 6 * inner
@@ -197,10 +201,13 @@ def test_a_layer_with_experts() -> None:
 
 def test_one_tensor_for_the_gradients_of_all_weights_of_a_shape() -> None:
     block = kinds(llama())["block"]
-    assert gradient_shapes(block, Mode(1)) == {
+    assert gradient_shapes(block, LayerMode(degree=1)) == {
         ((A + 2 * G) * D, H): 2.0 * (A + 2 * G) * D * H,
         (H, A * D): 2.0 * H * A * D,
         (2 * F, H): 4.0 * F * H,
         (H, F): 2.0 * F * H,
     }
-    assert sum(gradient_shapes(block, Mode(4)).values()) == sum(gradient_shapes(block, Mode(1)).values()) / 4
+    assert (
+        sum(gradient_shapes(block, LayerMode(degree=4)).values())
+        == sum(gradient_shapes(block, LayerMode(degree=1)).values()) / 4
+    )

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from piper_ray.model.mode import Sharding
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import kept_bytes, parameters_on_device, working_bytes
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
 from piper_ray.workloads.estimate.runtimes import FSDP, GIB, MEGATRON_CORE, MIB, NEMO, Loss, Runtime
@@ -34,7 +34,7 @@ FUSED_LOSS = replace(MEGATRON_CORE, loss=Loss.FUSED)
 Passes = Iterable[tuple[str, int]]
 
 
-def layers_of(mode: Mode) -> list[tuple[LayerKind, Mode]]:
+def layers_of(mode: LayerMode) -> list[tuple[LayerKind, LayerMode]]:
     nodes = MODEL.architecture(Microbatch(1, S)).nodes
     plain = replace(mode, recomputation=Recomputation.NONE)
     return [(node.kind, mode if node.kind.recomputable else plain) for node in nodes]
@@ -45,7 +45,7 @@ def passes_of(schedule: Schedule, ranks: int, microbatches: int, rank: int) -> l
 
 
 def ranks_of(
-    mode: Mode, schedule: Schedule, ranks: int, replicas: int, runtime: Runtime, microbatches: int = 8,
+    mode: LayerMode, schedule: Schedule, ranks: int, replicas: int, runtime: Runtime, microbatches: int = 8,
     sharding: Sharding = Sharding.OPTIMIZER,
 ) -> list[RankMemory]:  # fmt: skip
     """Layers evenly over chunks, with the embedding in the first and the projection in the last."""
@@ -90,13 +90,13 @@ def megatron_bytes(t: int, p: int, rank: int, d: int) -> float:
 
 @pytest.mark.parametrize(("t", "p", "d"), [(1, 1, 8), (8, 1, 1), (1, 2, 4), (2, 4, 1), (4, 2, 16)])
 def test_ranks_of_megatron_core_in_closed_form(t: int, p: int, d: int) -> None:
-    mode = Mode(t, sequence_parallel=t > 1)
+    mode = LayerMode(degree=t, sequence_parallel=t > 1)
     found = ranks_of(mode, Schedule(ScheduleName.ONE_F_ONE_B), p, d, FUSED_LOSS)
     assert [rank.allocated_bytes for rank in found] == pytest.approx([megatron_bytes(t, p, r, d) for r in range(p)])
 
 
 def test_each_item_is_told_and_they_sum_up() -> None:
-    first, last = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 2, 4, FUSED_LOSS)
+    first, last = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 2, 4, FUSED_LOSS)
     parameters = 4 * (LAYER_PARAMETERS + 2 * H) + V * H
     assert first.items["weights"] == 2 * parameters
     assert first.items["gradients"] == 4 * parameters
@@ -111,7 +111,7 @@ def test_each_item_is_told_and_they_sum_up() -> None:
 
 
 def test_what_the_device_must_have_beside_what_is_allocated() -> None:
-    (rank,) = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 8, FUSED_LOSS)
+    (rank,) = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 8, FUSED_LOSS)
     states = sum(rank.items[name] for name in ("weights", "gradients", "optimizer state"))
     passing = rank.allocated_bytes - states
     assert rank.reserved_bytes == pytest.approx(rank.allocated_bytes + 0.18 * passing)
@@ -121,22 +121,22 @@ def test_what_the_device_must_have_beside_what_is_allocated() -> None:
 @pytest.mark.parametrize("rank", range(4))
 def test_chunks_in_flight_when_they_are_interleaved(rank: int) -> None:
     """Megatron: (v - 1) p + 2 (p - 1 - r) + 1 chunks, of a layer each."""
-    found = ranks_of(Mode(1), Schedule(ScheduleName.INTERLEAVED, 2), 4, 1, FUSED_LOSS)[rank]
-    kind, mode = layers_of(Mode(1))[1]
+    found = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.INTERLEAVED, 2), 4, 1, FUSED_LOSS)[rank]
+    kind, mode = layers_of(LayerMode(degree=1))[1]
     chunks = 4 + 2 * (3 - rank) + 1
     assert found.items["activations: decoder layer"] == chunks * kept_bytes(kind, mode)
     assert found.items["tensors between stages"] == 2 * 2 * S * H
 
 
 def test_a_batch_of_few_microbatches_has_no_more_in_flight() -> None:
-    few = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 4, 1, FUSED_LOSS, microbatches=2)
-    kind, mode = layers_of(Mode(1))[1]
+    few = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 4, 1, FUSED_LOSS, microbatches=2)
+    kind, mode = layers_of(LayerMode(degree=1))[1]
     assert few[0].items["activations: decoder layer"] == 2 * 2 * kept_bytes(kind, mode)
 
 
 def test_weights_gradients_wait_with_what_they_need() -> None:
     """I leaves all that W reads; only after W is a microbatch gone."""
-    layers = layers_of(Mode(1))[1:3]
+    layers = layers_of(LayerMode(degree=1))[1:3]
     layout = RankLayout([layers], 1, 1, Sharding.NONE)
     split = [("F", 0), ("I", 0), ("F", 0), ("I", 0), ("W", 0), ("W", 0)]
     whole = [("F", 0), ("B", 0), ("F", 0), ("B", 0)]
@@ -147,7 +147,7 @@ def test_weights_gradients_wait_with_what_they_need() -> None:
 
 def test_half_precision_gradients_are_copied_for_the_step() -> None:
     """Where activations are few the step is the worst moment."""
-    mode = Mode(8, sequence_parallel=True, recomputation=Recomputation.FULL)
+    mode = LayerMode(degree=8, sequence_parallel=True, recomputation=Recomputation.FULL)
     wide = layers_of(mode)
     layout = RankLayout([wide[1:2] * 40], 1, 1, Sharding.NONE)
     rank = memory_of_rank(layout, [("F", 0), ("B", 0)], NEMO)
@@ -162,7 +162,7 @@ def test_experts_states_are_shared_by_their_own_replicas() -> None:
         intermediate_size=1024, vocab_size=1000, num_local_experts=8,
     )  # fmt: skip
     kind = mixtral.architecture(Microbatch(1, 512)).nodes[1].kind
-    mode = Mode(1, experts=4)
+    mode = LayerMode(degree=1, experts=4)
     rank = memory_of_rank(RankLayout([[(kind, mode)]], 8, 2, Sharding.OPTIMIZER), [("F", 0), ("B", 0)], MEGATRON_CORE)
     experts = 3 * 512 * 1024 * 2  # two of the eight
     dense = 4 * 512 * 512 + 2 * 512 + 512 * 8
@@ -172,13 +172,13 @@ def test_experts_states_are_shared_by_their_own_replicas() -> None:
 
 
 def test_fully_sharded_weights_are_gathered_by_layers() -> None:
-    (rank,) = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 64, FSDP, sharding=Sharding.WEIGHTS)
+    (rank,) = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 64, FSDP, sharding=Sharding.WEIGHTS)
     layer, table = LAYER_PARAMETERS + 2 * H, V * H + H
     assert rank.items["gathered weights and their gradients"] == 2 * (layer + table) + (2 + 4) * table
     assert rank.items["weights"] == pytest.approx(4 * (LAYERS * layer + 2 * V * H + H) / 64)
-    first, _ = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 2, 64, FSDP, sharding=Sharding.WEIGHTS)
+    first, _ = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 2, 64, FSDP, sharding=Sharding.WEIGHTS)
     assert first.items["gathered weights and their gradients"] == 6 * (4 * layer + V * H)
-    (alone,) = ranks_of(Mode(1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 1, FSDP, sharding=Sharding.WEIGHTS)
+    (alone,) = ranks_of(LayerMode(degree=1), Schedule(ScheduleName.ONE_F_ONE_B), 1, 1, FSDP, sharding=Sharding.WEIGHTS)
     assert "gathered weights and their gradients" not in alone.items
 
 
@@ -203,7 +203,7 @@ def slow_worst_bytes(chunks: Sequence[Chunk], passes: Passes, runtime: Runtime) 
 @pytest.mark.parametrize("recomputation", KINDS, ids=lambda kind: kind.id)
 @pytest.mark.parametrize("name", [ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED])
 def test_the_worst_moment_is_that_of_the_slow_twin(name: ScheduleName, recomputation: Recomputation) -> None:
-    layers = layers_of(Mode(2, sequence_parallel=True, recomputation=recomputation))
+    layers = layers_of(LayerMode(degree=2, sequence_parallel=True, recomputation=recomputation))
     schedule = Schedule(name)
     chunks: Sequence[Chunk] = [layers[:4], layers[4:]][: schedule.v]
     for rank in range(4):
@@ -231,7 +231,7 @@ def test_all_kinds_of_layers_have_figures(model_type: str) -> None:
     model = model_of(model_type, **SAMPLES[model_type])
     for node in model.architecture(Microbatch(2, model.tokens)).nodes:
         for recomputation in KINDS if node.kind.recomputable else (Recomputation.NONE,):
-            mode = Mode(1, recomputation=recomputation)
+            mode = LayerMode(degree=1, recomputation=recomputation)
             kept = kept_bytes(node.kind, mode)
             assert kept >= 0
             assert working_bytes(node.kind, mode) >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.model.settings import Sharding
+from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.states import (
     DEEPSPEED_BF16,
     FULLY_SHARDED,

@@ -10,29 +10,31 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
-from piper_ray.export.target import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import ALL_REPLICAS, Setting, Sharding, tmpcs_under
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.plan import with_offers
 from piper_ray.proposal.propose import (
-    Demand,
-    Proposal,
+    FoundPlans,
+    PlanDemand,
     SolveBegun,
     idle_devices,
     microbatch_sizes,
     propose,
     what_would_help,
 )
-from piper_ray.report.proposal import print_figures, print_help
+from piper_ray.report.layout import print_lines
+from piper_ray.report.proposal import figure_lines, help_lines
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
@@ -54,27 +56,27 @@ CONFIG = {
 }
 
 
-def demand(folder: Path, samples: int | None = None, hidden: int = HIDDEN, gpu: str = "A100-80") -> Demand:
+def demand(folder: Path, samples: int | None = None, hidden: int = HIDDEN, gpu: str = "A100-80") -> PlanDemand:
     config = folder / "config.json"
     config.write_text(json.dumps({**CONFIG, "hidden_size": hidden}))
     request = EstimateRequest(nodes=1, gpus_per_node=4, tokens=TOKENS, samples=samples, batch=BATCH)
     megatron = RUNTIMES[RuntimeName.MEGATRON]
-    return Demand(read_model(str(config)), load_hardware(None), gpu, request, megatron, (ScheduleName.ONE_F_ONE_B,))
+    return PlanDemand(read_model(str(config)), load_hardware(None), gpu, request, megatron, (ScheduleName.ONE_F_ONE_B,))
 
 
 @pytest.fixture(scope="module")
-def proposal(tmp_path_factory: pytest.TempPathFactory) -> Proposal:
+def proposal(tmp_path_factory: pytest.TempPathFactory) -> FoundPlans:
     return propose(demand(tmp_path_factory.mktemp("model")))
 
 
-def test_all_sensible_sizes_are_tried(proposal: Proposal) -> None:
+def test_all_sensible_sizes_are_tried(proposal: FoundPlans) -> None:
     assert microbatch_sizes(proposal.demand.model, proposal.demand.request) == (1, 2, 4, 8, 16)
     assert [one.step_s for one in proposal.found] == sorted(one.step_s for one in proposal.found)
     assert len({one.samples for one in proposal.found}) == len(proposal.found) >= 3
 
 
 def test_a_size_that_is_no_runner_up_is_left_out_with_the_reason(
-    proposal: Proposal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    proposal: FoundPlans, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps_s = {one.samples: one.step_s for one in proposal.found}
     assert steps_s[16] > 1.02 * min(steps_s.values())
@@ -85,12 +87,12 @@ def test_a_size_that_is_no_runner_up_is_left_out_with_the_reason(
     assert found.refused == ("microbatches of 16, 1f1b: no plan is within 1.02 times the best one's step",)
 
 
-def test_best_is_what_each_size_by_itself_gives(proposal: Proposal, tmp_path: Path) -> None:
+def test_best_is_what_each_size_by_itself_gives(proposal: FoundPlans, tmp_path: Path) -> None:
     for one in proposal.found:
         assert propose(demand(tmp_path, one.samples)).best.step_s == one.step_s
 
 
-def test_utilisation_is_of_the_products_of_a_step(proposal: Proposal) -> None:
+def test_utilisation_is_of_the_products_of_a_step(proposal: FoundPlans) -> None:
     """6 FLOP a token for each parameter of the layers and the head; attention's products under a causal mask."""
     parameters = LAYERS * (4 * HIDDEN**2 + 3 * HIDDEN * 2816) + HIDDEN * VOCABULARY
     attention = LAYERS * 6 * TOKENS * HIDDEN
@@ -105,7 +107,7 @@ def test_utilisation_is_of_the_products_of_a_step(proposal: Proposal) -> None:
     assert figures.cost == pytest.approx(figures.days * 24 * 4 * 2.0)
 
 
-def test_more_never_hurts(proposal: Proposal) -> None:
+def test_more_never_hurts(proposal: FoundPlans) -> None:
     for one in what_would_help(proposal):
         assert one.step_s is not None
         assert one.step_s <= proposal.best.step_s * (1.0 + 1e-4)
@@ -117,7 +119,9 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
     tied.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True, "max_position_embeddings": TOKENS}))
     request = EstimateRequest(nodes=1, gpus_per_node=3, tokens=TOKENS, samples=1, batch=64)
     titan = RUNTIMES[RuntimeName.TORCHTITAN]
-    asked = Demand(read_model(str(tied)), load_hardware(None), "A100-80", request, titan, (ScheduleName.ONE_F_ONE_B,))
+    asked = PlanDemand(
+        read_model(str(tied)), load_hardware(None), "A100-80", request, titan, (ScheduleName.ONE_F_ONE_B,)
+    )
     found = propose(asked)
     assert idle_devices(found.best) == 1
     figures = figures_of(found.best)
@@ -128,8 +132,7 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
     assert batch.step_s is not None
     assert batch.step_s / 63 < 0.8 * found.best.step_s / 64
     console = Console(width=200, record=True, file=io.StringIO())
-    print_figures(console, found, figures)
-    print_help(console, found.best, [batch])
+    print_lines(console, [*figure_lines(found, figures), *help_lines(found.best, [batch])])
     text = console.export_text()
     assert (
         "1 of 3 GPUs are idle: a plan uses d t p of them, and no d that divides the 64 microbatches is a mult" in text
@@ -169,7 +172,7 @@ def test_who_watches_hears_of_each_solve_and_its_bounds(tmp_path: Path) -> None:
     assert [one.what for one in heard if isinstance(one, SolveBegun)] == [f"with {one.what}" for one in helps]
 
 
-def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tmp_path: Path) -> None:
+def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, tmp_path: Path) -> None:
     stop: Stop[object] = Stop()
     told: list[str] = []
 
@@ -183,7 +186,7 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: Proposal, tm
     assert list(what_would_help(proposal, stop)) == []
 
 
-def tight(folder: Path) -> Demand:
+def tight(folder: Path) -> PlanDemand:
     """Layers that fit on all devices together, and on none of them as plans without tensor parallelism share them."""
     asked = demand(folder, samples=1, hidden=22528)
     return replace(asked, request=replace(asked.request, nodes=4, gpus_per_node=1))
@@ -255,7 +258,7 @@ def test_a_tied_model_has_one_rank_under_torchtitan(tmp_path: Path) -> None:
     assert sum("tie_word_embeddings" in text for text in told) == 1
 
 
-def titan_demand(folder: Path, samples: int = 1, batch: int = BATCH) -> Demand:
+def titan_demand(folder: Path, samples: int = 1, batch: int = BATCH) -> PlanDemand:
     asked, titan = demand(folder, samples), RUNTIMES[RuntimeName.TORCHTITAN]
     request = with_offers(
         replace(asked.request, batch=batch, offer=Offer(zero=ALL_REPLICAS)), asked.model, titan, 4, None, None
@@ -319,7 +322,7 @@ def test_a_layer_shares_rather_than_keeps_what_is_gathered() -> None:
     request = EstimateRequest(nodes=1, batch=16, offer=Offer(zero=ALL_REPLICAS))
     request = with_offers(request, model, titan, 8, None, None)
     head = estimate(model, load_hardware(None), "H100-SXM", request).instance.layers[-1]
-    asked = Setting(sequence_parallel=True, optimizer_shards=4, sharding=Sharding.WEIGHTS, gathered=True)
+    asked = Mode(sequence_parallel=True, optimizer_shards=4, sharding=Sharding.WEIGHTS, gathered=True)
     assert [x.id for x in tmpcs_under(head.tmpcs[2], asked)] == ["sp+fsdp4"]
 
 

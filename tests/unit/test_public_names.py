@@ -55,6 +55,9 @@ OPAQUE = {
 }
 """Classes that users hand over as they are."""
 
+MADE_BY_THE_PACKAGE = {"Frontier.__init__"}
+"""What nobody else calls."""
+
 
 def unnamed() -> Iterator[str]:
     types = named_types()
@@ -63,6 +66,8 @@ def unnamed() -> Iterator[str]:
         if not getattr(value, "__module__", "").startswith("piper_ray"):
             continue
         for function in () if public in OPAQUE else functions_of(value):
+            if function.__qualname__ in MADE_BY_THE_PACKAGE:
+                continue
             used = set().union(*map(names_in, function.__annotations__.values())) if function.__annotations__ else set()
             for name in sorted((used & types) - set(piper_ray.__all__)):
                 yield f"{name}, in {public}: {function.__qualname__}"

@@ -141,8 +141,8 @@ def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, c
 
 def test_same_answer_on_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers get a lattice of some downsets, whose levels are not all sizes; bounds and plans on the way to it too."""
-    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY", 20)
-    monkeypatch.setattr("piper_ray.engine.wide_layers._MANY_A_LAYER", 1)
+    monkeypatch.setattr("piper_ray.engine.layers._MANY", 20)
+    monkeypatch.setattr("piper_ray.engine.layers._MANY_A_LAYER", 1)
     wide = ["towers", "branches", "random 1", "random 5"]
     alone = {name: solve(INSTANCES[name], options=ONE_THREAD) for name in wide}
     assert any(found.stats.downsets < by_threads(name).stats.downsets for name, found in alone.items())

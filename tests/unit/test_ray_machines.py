@@ -69,15 +69,14 @@ def test_free_cores_are_whole_ones() -> None:
 
 def test_a_machine_counts_once_it_has_answered() -> None:
     cluster, machines = machines_of(1, 2)
-    assert (machines.cpus, machines.memory_bytes, machines.asking) == (0, 0.0, True)
+    assert machines.overview == (0, 0.0, True)
     cluster.answer(1, OURS)
     machines.look(0.1)
-    assert (machines.cpus, machines.memory_bytes, machines.asking) == (4, 1e9, True)
+    assert machines.overview == (4, 1e9, True)
     cluster.answer(0, OURS)
     cluster.answer(2, OURS)
     machines.look(0.2)
-    assert (machines.cpus, machines.memory_bytes, machines.asking) == (8, 2e9, False)
-    assert machines.placement() == {}
+    assert machines.overview == (8, 2e9, False)
     machines.check()
     assert cluster.told == []
 
@@ -88,8 +87,8 @@ def test_another_software_is_left_out_and_told_once() -> None:
     cluster.answer(2, OTHER)
     cluster.answer(3, {})
     machines.look(0.1)
-    assert machines.cpus == 4
-    assert machines.placement() == {"label_selector": {"ray.io/node-id": "!in(id2,id3)"}}
+    assert machines.overview.cpus == 4
+    assert list(machines.left_out) == ["id2", "id3"]
     text = f"it has numpy 0.9 ({OURS['numpy']} here)"
     nothing = "Python, piper_ray, numpy, numba, pyarrow and ray cannot be imported there"
     assert cluster.told == [f"host2 (10.0.0.2) is left out: {text}", f"host3 (10.0.0.3) is left out: {nothing}"]
@@ -113,8 +112,7 @@ def test_a_machine_may_come_back_as_another() -> None:
     machines.look(_LOOK_EVERY_S)
     cluster.come["again"] = OURS
     machines.look(_LOOK_EVERY_S)
-    assert machines.cpus == 4
-    assert machines.placement() == {}
+    assert machines.overview.cpus == 4
     assert machines.name("id1") == "host1 (10.0.0.1)", "of one that is gone, too"
     assert machines.name("other") == "an unknown machine"
 
@@ -126,7 +124,7 @@ def test_a_lost_machine_is_known_at_once() -> None:
     assert not machines.is_alive("id1", 0.2)
     cluster.come["id1"] = OURS
     machines.look(0.3)
-    assert machines.cpus == 0
+    assert machines.overview.cpus == 0
 
 
 def test_without_a_good_machine_all_faults_are_named() -> None:
@@ -150,7 +148,7 @@ def test_without_a_good_machine_all_faults_are_named() -> None:
 def test_an_empty_cluster_may_grow() -> None:
     _, machines = machines_of()
     machines.check()
-    assert machines.cpus == 0
+    assert machines.overview.cpus == 0
 
 
 @pytest.mark.parametrize("error", [ray.WorkerCrashedError(), ray.OutOfMemoryError("the node (IP: 10.0.0.1) ran low")])
@@ -169,7 +167,7 @@ def test_one_that_cannot_answer_is_asked_again_and_again_later(error: RayError) 
     machines.look(_ASK_AGAIN_S + 1.0)
     cluster.answer(1, OURS)
     machines.look(_ASK_AGAIN_S + 1.0)
-    assert machines.cpus == 8
+    assert machines.overview.cpus == 8
     assert len(cluster.told) == 1
 
 
@@ -192,7 +190,7 @@ def test_the_drivers_own_machine_is_asked_whether_it_has_cores_or_not() -> None:
     cluster.answer(0, OURS)
     machines.look(_LOOK_EVERY_S)
     assert machines.memory_here_bytes() == 7.0
-    assert machines.memory_bytes == 0.0, "of machines that may work"
+    assert machines.overview.memory_bytes == 0.0, "of machines that may work"
     machines.leave_out("id0", "no good")
     assert cluster.told == [], "nobody counted on it"
 
@@ -201,7 +199,7 @@ def test_a_ray_of_our_own_needs_no_question() -> None:
     cluster = Cluster([node(1)])
     machines = Machines(cluster, cluster.told.append, "id1", trusted=True)
     machines.look(0.0)
-    assert (machines.cpus, cluster.asked) == (4, [])
+    assert (machines.overview.cpus, cluster.asked) == (4, [])
 
 
 def test_machines_are_known_by_their_address_too() -> None:
@@ -209,9 +207,8 @@ def test_machines_are_known_by_their_address_too() -> None:
     assert machines.name_at("10.0.0.2") == "host2 (10.0.0.2)"
     assert machines.name_at("10.9.9.9") == "10.9.9.9"
     assert machines.name_at(None) == "an unknown machine"
-    assert machines.node_at("10.0.0.2") == "id2"
     only = Cluster([node(1)])
-    machines = Machines(only, only.told.append)
+    machines = Machines(only, only.told.append, "id1")
     machines.look(0.0)
     assert machines.name_at(None) == "host1 (10.0.0.1)"
 
@@ -228,9 +225,9 @@ def test_a_machine_where_work_fails_is_asked_anew_a_few_times() -> None:
         if doubt < _ATTEMPTS - 1:
             cluster.answer(2, OURS)
             machines.look(0.3)
-            assert machines.cpus == 8
+            assert machines.overview.cpus == 8
     assert cluster.asked == ["id0"]
-    assert machines.cpus == 4
+    assert machines.overview.cpus == 4
     assert cluster.told == ["host2 (10.0.0.2) is left out: it cannot"]
     machines.doubt("gone", "it cannot", 0.4)
 

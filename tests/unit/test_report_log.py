@@ -22,7 +22,7 @@ from piper_ray.model.events import (
 from piper_ray.proposal.propose import SolveBegun
 from piper_ray.report import layout, live
 from piper_ray.report.log import SolverLog
-from piper_ray.report.proposal_log import ProposalLog
+from piper_ray.report.proposal import ProposalLog
 from tests.report_cases import small_instance, string_console
 
 EVENTS: list[Event] = [
@@ -175,7 +175,7 @@ def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pyt
 def test_the_line_of_plan_says_which_solve_is_under_way_and_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     console, output = string_console(80, terminal=True)
     clock_s = [0.0]
-    monkeypatch.setattr("piper_ray.report.proposal_log.time.perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("piper_ray.report.proposal.time.perf_counter", lambda: clock_s[0])
 
     def line() -> str:
         return log.live_line().plain

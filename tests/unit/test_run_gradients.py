@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import pickle
 from typing import Any
 
 import pytest
 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.run.job import Replicas
+from tests.lengths import asked_for, long_after
 from tests.run_models import AWKWARD_PATHS, SKIPPING_PATHS
-from tests.run_support import job
+from tests.run_support import job, results_of_ranks
 
-ROOT = Path(__file__).resolve().parents[2]
 RANKS = 4
-TIMEOUT_S = 300
 ROUNDING = 2e-6
 """Relative: microbatches are summed in another order, and divided by their number at another time."""
 
@@ -57,31 +52,20 @@ JOBS = {
 }
 
 
+QUICK = ("1f1b", "interleaved", "zero bubble in a V", "sharded", "skips, zero bubble", "awkward, replicas")
+NAMES = sorted(JOBS, key=lambda name: name not in QUICK)
+
+
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Of each rank, by job."""
     folder = tmp_path_factory.mktemp("run")
-    jobs = folder / "jobs.json"
-    texts = {name: one.to_json() for name, one in JOBS.items()}
-    jobs.write_text(json.dumps({"rendezvous": str(folder / "rendezvous"), "results": str(folder), "jobs": texts}))
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-m", "tests.run_ranks", str(jobs), str(rank)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(timeout=TIMEOUT_S) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    jobs = {name: JOBS[name] for name in asked_for(request.config, len(QUICK), NAMES)}
+    (folder / "jobs.pickle").write_bytes(pickle.dumps(jobs))
+    return results_of_ranks("run_ranks", folder, RANKS, {"jobs": str(folder / "jobs.pickle")})
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", long_after(len(QUICK), NAMES))
 def test_gradients_are_those_of_the_unpiped_model(found: list[dict[str, Any]], name: str) -> None:
     wanted = JOBS[name]
     of_ranks = [results[name] for results in found[: wanted.ranks]]
@@ -93,7 +77,7 @@ def test_gradients_are_those_of_the_unpiped_model(found: list[dict[str, Any]], n
     assert sum(losses) / len(losses) == pytest.approx(of_ranks[0]["expected"], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", long_after(len(QUICK), NAMES))
 def test_every_kind_of_pass_is_timed(found: list[dict[str, Any]], name: str) -> None:
     split = JOBS[name].schedule.name in (ScheduleName.ZB_H1, ScheduleName.ZB_V, ScheduleName.DUALPIPE_V)
     for results in found[: JOBS[name].ranks]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import pickle
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from torch.distributed.pipelining.schedules import _validate_schedule
 import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
-from piper_ray.run.job import Job, LayerJob, pass_lists
-from piper_ray.run.prepare import Promise, prepared
-from piper_ray.run.table import torch_table
+from piper_ray.run.job import Job, JobOptions, LayerJob, pass_lists
+from piper_ray.run.passes import torch_table
+from piper_ray.run.run import Promise, prepared
 from piper_ray.simulate.actions import ActionKind
 from tests.run_support import job
 
@@ -61,10 +62,12 @@ def prepared_of(given: Any, known: piper_ray.Instance | None = None, **options: 
         "sharing": "ddp",
         "microbatches": None,
         "microbatch": None,
-        "arguments_of_model": {},
+        "arguments": {},
         "inputs": (),
     }
-    return prepared("model.py:build", given, known, **defaults | options)
+    own = {"model": "model.py:build", **defaults, **options}
+    schedule = own.pop("schedule")
+    return prepared(given, known, schedule, JobOptions(**own))
 
 
 def test_a_job_has_what_the_plan_says(tmp_path: Path) -> None:
@@ -81,7 +84,7 @@ def test_a_job_has_what_the_plan_says(tmp_path: Path) -> None:
     assert [found.stages_of(rank) for rank in range(4)] == [(0,), (0,), (1,), (1,)]
     assert [found.name_of(rank) for rank in (0, 3)] == ["rank 0 (stage 1, replica 0)", "rank 3 (stage 2, replica 1)"]
     assert promised_s is None
-    assert Job.from_json(found.to_json()) == found
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def test_the_promise_is_the_simulation_s_or_the_document_s() -> None:
@@ -135,10 +138,10 @@ def test_layers_of_one_module_are_its_calls() -> None:
 
 def test_arguments_stay_what_they_are() -> None:
     arguments = {"sizes": (1, 2.5), "name": "x", "on": True, "none": None, "deep": {"a": [1, (2,)]}}
-    found, _ = made(plan(), instance(), arguments_of_model=arguments)
-    assert Job.from_json(found.to_json()).arguments == arguments
+    found, _ = made(plan(), instance(), arguments=arguments)
+    assert pickle.loads(pickle.dumps(found)).arguments == arguments
     with pytest.raises(UsageError, match=r"argument model of the model: <object object at .*> is no number, text"):
-        made(plan(), instance(), arguments_of_model={"model": object()})
+        made(plan(), instance(), arguments={"model": object()})
 
 
 @pytest.mark.parametrize(

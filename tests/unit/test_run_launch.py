@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,8 +15,8 @@ from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.run import launch
 from piper_ray.run.launch import _at_fault, _environment
-from piper_ray.run.outcome import Failure
 from piper_ray.run.rank import told
+from piper_ray.run.result import Failure
 from tests.run_support import job
 
 JOB = job(ScheduleName.GPIPE, (2, 4))
@@ -42,7 +42,7 @@ def end(folder: Path, ended: list[subprocess.Popen[bytes]], code: str, failure: 
     ended.append(process)
     (folder / f"log-{rank}").write_text(f"what {rank} wrote\n")
     if failure is not None:
-        (folder / f"error-{rank}.json").write_text(json.dumps(failure.to_dict()))
+        (folder / f"error-{rank}.pickle").write_bytes(pickle.dumps(failure))
 
 
 _CODES = {
@@ -113,10 +113,10 @@ def test_where_all_have_lost_the_others_the_first_is_told(
     ],
 )
 def test_errors_travel_as_they_are(error: PiperRayError) -> None:
-    sent = json.loads(json.dumps(told(JOB, 1, error).to_dict()))
-    again = Failure.from_dict(sent).error()
+    sent: Failure = pickle.loads(pickle.dumps(told(JOB, 1, error)))
+    again = sent.error()
     assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
-    assert Failure.from_dict(sent).own
+    assert sent.own
 
 
 def test_ranks_get_loopback_and_their_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

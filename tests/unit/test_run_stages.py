@@ -12,10 +12,9 @@ from torch import nn
 
 from piper_ray.model.errors import InputError
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.run.borders import borders_of, untouched
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.pipeline import Loss
-from piper_ray.run.stages import StageModule, cuts_of
+from piper_ray.run.stages import StageModule, borders_of, cuts_of, untouched
 from piper_ray.workloads.measure.factory import Factory, TrainableModel, find_factory
 from piper_ray.workloads.measure.graph import traced_model
 from tests.run_models import AWKWARD_PATHS, HERE, SKIPPING_PATHS

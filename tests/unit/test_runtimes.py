@@ -21,11 +21,12 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.mode import Mode
+from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import OneSetting, Setting, setting_of, tmpcs_under
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.ranks import rank_lines, rank_places
@@ -57,28 +58,28 @@ def test_every_runtime_is_there() -> None:
 @pytest.mark.parametrize(
     ("tmpc_id", "recompute", "expected"),
     [
-        ("plain", False, Setting()),
-        ("vanilla", False, Setting()),
-        ("activation recomp", True, Setting(Recomputation.FULL)),
-        ("sp+selective", True, Setting(Recomputation.SELECTIVE, True)),
-        ("sp+selective-moe_act-layernorm+cp2", True, Setting(Recomputation(("layernorm", "moe_act")), True, context=2)),
-        ("sp+full+zero8+offload", True, Setting(Recomputation.FULL, True, 8, True)),
-        ("full-estimated", True, Setting(Recomputation.FULL)),
-        ("plain-shard", False, Setting()),
-        ("zeroes", False, Setting()),
+        ("plain", False, Mode()),
+        ("vanilla", False, Mode()),
+        ("activation recomp", True, Mode(Recomputation.FULL)),
+        ("sp+selective", True, Mode(Recomputation.SELECTIVE, True)),
+        ("sp+selective-moe_act-layernorm+cp2", True, Mode(Recomputation(("layernorm", "moe_act")), True, context=2)),
+        ("sp+full+zero8+offload", True, Mode(Recomputation.FULL, True, 8, True)),
+        ("full-estimated", True, Mode(Recomputation.FULL)),
+        ("plain-shard", False, Mode()),
+        ("zeroes", False, Mode()),
     ],
 )
-def test_settings_are_read_off_ids(tmpc_id: str, recompute: bool, expected: Setting) -> None:
-    assert setting_of(Tmpc(tmpc_id, 1.0, recompute=recompute)) == expected
+def test_settings_are_read_off_ids(tmpc_id: str, recompute: bool, expected: Mode) -> None:
+    assert Tmpc(tmpc_id, 1.0, recompute=recompute).mode == expected
 
 
 def test_settings_that_an_estimate_has() -> None:
-    every = OneSetting().settings(llama(zero_shards=2))
+    every = OneMode().modes(llama(zero_shards=2))
     assert len(every) == 12
     assert len(set(every)) == 12
-    assert every[0] == Setting()
-    small = OneSetting((), sequence_parallel=False, optimizer_sharding=False)
-    assert small.settings(llama(zero_shards=2)) == (Setting(),)
+    assert every[0] == Mode()
+    small = OneMode((), sequence_parallel=False, optimizer_sharding=False)
+    assert small.modes(llama(zero_shards=2)) == (Mode(),)
 
 
 def test_pieces_by_path_and_by_name() -> None:
@@ -200,8 +201,8 @@ def test_experts_ask_for_sequence_parallelism_in_megatron() -> None:
     """Its MoELayer refuses to train without, where t > 1."""
     for name, expected in ((RuntimeName.MEGATRON, {True}), (RuntimeName.TORCHTITAN, {False, True})):
         rule = RUNTIMES[name].setting
-        assert {setting.sequence_parallel for setting in rule.settings(mixture())} == expected
-        assert {setting.sequence_parallel for setting in rule.settings(llama())} == {False, True}
+        assert {setting.sequence_parallel for setting in rule.modes(mixture())} == expected
+        assert {setting.sequence_parallel for setting in rule.modes(llama())} == {False, True}
 
 
 def test_heads_of_keys_and_values_are_not_shared_where_the_runtime_asks_for_them() -> None:
@@ -228,7 +229,7 @@ def test_groups_that_share_a_sequence_have_the_heads_that_each_needs() -> None:
     shared = replace(mixture(), layers=tuple(replace(x, key_heads=4 if x.key_heads else 0) for x in mixture().layers))
     rule = RUNTIMES[RuntimeName.TORCHTITAN].setting
     for context in (1, 2):
-        setting = Setting(sequence_parallel=True, context=context)
+        setting = Mode(sequence_parallel=True, context=context)
         degrees = {t for layer in rule.under(shared, setting).layers for t in layer.tmpcs}
         assert degrees == ({1, 2, 4} if context == 1 else {2, 4, 8})
 
@@ -236,22 +237,22 @@ def test_groups_that_share_a_sequence_have_the_heads_that_each_needs() -> None:
 def test_sequence_parallelism_needs_tokens_that_the_devices_divide() -> None:
     rule, odd = RUNTIMES[RuntimeName.MEGATRON].setting, llama(tokens=1026)
     left = {
-        sequence: {t for layer in rule.under(odd, Setting(sequence_parallel=sequence)).layers for t in layer.tmpcs}
+        sequence: {t for layer in rule.under(odd, Mode(sequence_parallel=sequence)).layers for t in layer.tmpcs}
         for sequence in (False, True)
     }
     assert left == {False: {1, 2, 4, 8}, True: {1, 2}}
-    plan = plan_of(odd, [7, 7], t=4, setting=Setting(sequence_parallel=True))
+    plan = plan_of(odd, [7, 7], t=4, setting=Mode(sequence_parallel=True))
     (told,) = rule.violations(odd, plan)
     assert told == "sequence parallelism: 4 devices of a replica do not divide 1026 tokens of a sample"
 
 
 def test_what_is_not_one_for_all_is_said() -> None:
-    instance, rule = llama(zero_shards=2), OneSetting()
-    plain, sequence = (plan_of(instance, [7, 7], d=2, t=2, setting=Setting(sequence_parallel=x)) for x in (False, True))
+    instance, rule = llama(zero_shards=2), OneMode()
+    plain, sequence = (plan_of(instance, [7, 7], d=2, t=2, setting=Mode(sequence_parallel=x)) for x in (False, True))
     mixed = Plan((plain.stages[0], sequence.stages[1]), keeps_order=True)
     (told,) = rule.violations(instance, mixed)
     assert told.startswith("sequence parallelism is not one for all layers: layer ")
-    (told,) = OneSetting(sequence_parallel=False).violations(instance, sequence)
+    (told,) = OneMode(sequence_parallel=False).violations(instance, sequence)
     assert told == "sequence parallelism is not possible; layer 0 runs as 'sp'"
     assert list(rule.violations(instance, sequence)) == []
 
@@ -289,7 +290,7 @@ def test_one_list_of_parts_for_layers_that_differ() -> None:
                 for layer, row in zip(instance.layers, rows, strict=True)
             ),
         )
-        found = {one.recomputation for one in OneSetting().settings(instance)}
+        found = {one.recomputation for one in OneMode().modes(instance)}
         known = [set().union(*row) for row in rows]
         able = {
             union
@@ -300,7 +301,7 @@ def test_one_list_of_parts_for_layers_that_differ() -> None:
         seen += len(able) > 2
         for union in able:
             for layer, row, own in zip(instance.layers, rows, known, strict=True):
-                (left,) = tmpcs_under(layer.tmpcs[1], Setting(Recomputation.of_parts(union)))
+                (left,) = tmpcs_under(layer.tmpcs[1], Mode(Recomputation.of_parts(union)))
                 assert left == tmpc_of(union & own)
                 assert union & own in row
     assert seen > 50

@@ -7,22 +7,21 @@ receiver slow to wake: bounded by what the run itself measured of it.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from piper_ray.model.schedule import ASYNCHRONOUS, CHUNKED, Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, flush_lists, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats, simulate_events
 from piper_ray.simulate.stages import Hop
-from piper_ray.simulate.sustained import rule_in_flight
+from piper_ray.simulate.steady import rule_in_flight
 from piper_ray.simulate.timeline import PassSeconds, program_of
-from tests.simulate_gloo import END, NEXT, START, TIMEOUT_S, WAITED
+from tests.run_support import results_of_ranks
+from tests.simulate_gloo import END, NEXT, START, WAITED
 from tests.simulate_support import placed, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 
@@ -70,19 +69,7 @@ def _measured(folder: Path) -> dict[ScheduleName, Measured]:
         stages = RANKS * schedule.v
         places = list(placed(schedule, [1] * stages).places)
         runs.append({"lists": lists, "rank_of_stage": places, "sleep_s": _sleeps_s(stages)})
-    job = folder / "job.json"
-    job.write_text(json.dumps({"rendezvous": str(folder / "rendezvous"), "results": str(folder), "runs": runs}))
-    processes = [
-        subprocess.Popen([sys.executable, "-m", "tests.simulate_gloo", str(job), str(rank)], cwd=ROOT)
-        for rank in range(RANKS)
-    ]
-    try:
-        assert [process.wait(timeout=TIMEOUT_S) for process in processes] == [0] * RANKS
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(RANKS)]
+    found = results_of_ranks("simulate_gloo", folder, RANKS, {"runs": runs}, strict=False)
     return {
         name: Measured(run["lists"], [np.array(of_rank[number]) for of_rank in found])
         for number, (name, run) in enumerate(zip(ScheduleName, runs, strict=True))
@@ -104,6 +91,7 @@ def _simulated_s(name: ScheduleName, run: Measured, durations_s: list[Floats]) -
     return float(simulate_events(timed).end_s.max())
 
 
+@pytest.mark.long
 def test_real_processes_take_as_long_and_start_nothing_early(tmp_path: Path) -> None:
     for name, run in _measured(tmp_path).items():
         worked_s = [times[:, END] - times[:, START] for times in run.times_s]

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.report.document import to_text
-from piper_ray.report.simulation.document import simulation_document
+from piper_ray.report.document import simulation_document, to_text
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.simulation.table import print_simulation
 from piper_ray.simulate.options import InFlightRule, SimulationOptions

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,14 @@ import pytest
 from piper_ray.engine.backends.ray import software
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
 from piper_ray.model.errors import ClusterError
-from piper_ray.sweep import ray_crew as cluster
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import SolveOptions
+from piper_ray.sweep import run
+from piper_ray.sweep.answer import Report, solve_points
 from piper_ray.sweep.dataset import read_dataset
+from piper_ray.sweep.demand import Demand
+from piper_ray.sweep.point import Point
 from piper_ray.sweep.progress import Progress
-from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import SMALL_POINTS, content, write_small
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -27,14 +30,14 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def undisturbed(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     source = write_small(folder)
-    run_sweep(source, folder / "here")
+    run.run_sweep(source, folder / "here")
     return source, content(folder / "here")
 
 
 def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
     source, expected = undisturbed(tmp_path)
     told: list[Progress] = []
-    progress = run_sweep(source, tmp_path / "ray", address="local", listener=told.append)
+    progress = run.run_sweep(source, tmp_path / "ray", address="local", listener=told.append)
     assert content(tmp_path / "ray") == expected
     assert (progress.done, progress.failed, progress.workers) == (SMALL_POINTS, 1, 2)
     pids = {row["host"] for row in read_dataset(tmp_path / "ray", ["host"]).to_pylist()}
@@ -43,27 +46,24 @@ def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, devices: int) -> None:
     """The first ``deaths`` that are given a point of so many devices by the exact solver, in the chain."""
-    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
-    def mortal(order: Order) -> Iterator[Began | Report]:
-        stream = solve_batch(order)
-        yield next(stream)
-        for point in order.points:
+    def mortal(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
+        for point in points:
             if (point.devices, point.workload, point.planner) == (devices, "chain", "piper"):
                 for death in range(deaths):
                     if not (folder / str(death)).exists():
                         (folder / str(death)).touch()
                         os.kill(os.getpid(), signal.SIGKILL)
-        yield from stream
+        return solve_points(graph, points, options, control)
 
-    monkeypatch.setattr(cluster, "solve_batch", mortal)
+    monkeypatch.setattr(run, "solve_points", mortal)
 
 
 def test_workers_that_die_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, expected = undisturbed(tmp_path)
     workers_that_die(monkeypatch, tmp_path, 2, devices=4)
-    run_sweep(source, tmp_path / "ray", address="local")
+    run.run_sweep(source, tmp_path / "ray", address="local")
     assert (tmp_path / "1").exists()
     assert content(tmp_path / "ray") == expected
 
@@ -73,26 +73,26 @@ def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeyp
     source = write_small(tmp_path, text)
     workers_that_die(monkeypatch, tmp_path, 100, devices=5)
     told: list[str] = []
-    progress = run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
+    progress = run.run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
     assert (progress.done, progress.errors) == (8, {"WorkerLost": 1})
     (row,) = [row for row in read_dataset(tmp_path / "ray").to_pylist() if row["status"] == "error"]
     assert (row["devices"], row["attempts"]) == (5, MOST_DEATHS)
     host = re.escape(f"{socket.gethostname()} (127.0.0.1)")
     death = rf"its process on {host} was killed or crashed .*; it had asked for 0\.\d\d GB"
     assert re.fullmatch(rf"{MOST_DEATHS} workers died with this point, the last one so: {death}", row["error"])
-    (text,) = [text for text in told if "a worker is lost" in text]
-    assert re.fullmatch(rf"a worker is lost, and its points go to others: {death}", text)
+    for text in [text for text in told if "is lost" in text]:
+        assert re.fullmatch(rf"a worker on {host} is lost, \d left; what it had goes to others: {death}", text)
     deaths = len([path for path in tmp_path.iterdir() if path.name.isdigit()])
     assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
 
 
 def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_LOSSES", 2)
+    monkeypatch.setattr(run, "_MOST_DEATHS", 2)
     workers_that_die(monkeypatch, tmp_path, 100, devices=2)
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = [40, 41]\nbandwidth = 4\ndevices = 2\n'
     source = write_small(tmp_path, text)
-    with pytest.raises(ClusterError, match="2 workers in a row died"):
-        run_sweep(source, tmp_path / "ray", address="local")
+    with pytest.raises(ClusterError, match="3 workers in a row died"):
+        run.run_sweep(source, tmp_path / "ray", address="local")
     assert read_dataset(tmp_path / "ray").num_rows == 0
 
 
@@ -104,66 +104,62 @@ def test_a_cluster_without_a_good_machine_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(
         ClusterError, match=rf"no machine of the cluster can work:\n  {host} .*: it has numba .*0\.1 here"
     ):
-        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local", on_warning=told.append)
+        run.run_sweep(write_small(tmp_path), tmp_path / "ray", address="local", on_warning=told.append)
     (text,) = [text for text in told if "left out" in text]
     assert text.startswith(f"{host} (127.0.0.1) is left out: it has numba ")
 
 
-def test_a_machine_that_gave_work_before_it_was_asked_is_left_out(
+def test_a_machine_that_started_a_worker_before_it_was_asked_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who does the work says what it runs: nothing of a machine that is another is taken."""
+    """Workers say what they run: nothing is given to one that is another."""
     from piper_ray.engine.backends.ray.machines import Machines
-    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
+    from piper_ray.engine.backends.ray.worker import Hello, Worker
 
-    def other(order: Order) -> Iterator[Began | Report]:
-        began, report = solve_batch(order)
-        assert isinstance(began, Began)
-        yield began._replace(software={**began.software, "piper_ray": "0.0.9"})
-        yield report
+    class Other(Worker):
+        def hello(self) -> Hello:
+            hello = super().hello()
+            return hello._replace(software={**hello.software, "piper_ray": "0.0.9"})
 
+    monkeypatch.setattr(Machines, "have_cores", False)  # a worker may start anywhere, then
     monkeypatch.setattr(Machines, "_answered", lambda *_: None)
-    monkeypatch.setattr(cluster, "_FIRST_ANSWERS_S", 0.0)
-    monkeypatch.setattr(cluster, "solve_batch", other)
+    monkeypatch.setattr(run, "_FIRST_ANSWERS_S", 0.0)
+    monkeypatch.setattr("piper_ray.engine.backends.ray.worker.Worker", Other)
     with pytest.raises(ClusterError, match=r"it has piper_ray 0\.0\.9"):
-        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+        run.run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
     assert read_dataset(tmp_path / "ray").num_rows == 0
 
 
 def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_the_package(_order: object) -> Iterator[None]:
-        yield from ()
+    def without_the_package(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'piper_ray'")
 
-    monkeypatch.setattr(cluster, "solve_batch", without_the_package)
-    with pytest.raises(ClusterError, match=r"it cannot solve points: ModuleNotFoundError: No module named 'piper_ray'"):
-        run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
+    monkeypatch.setattr(run, "solve_points", without_the_package)
+    with pytest.raises(ClusterError, match=r"it cannot work: ModuleNotFoundError: No module named 'piper_ray'"):
+        run.run_sweep(write_small(tmp_path), tmp_path / "ray", address="local")
 
 
 def test_a_worker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of two, as after Ctrl-Z: what it has others do too."""
-    from piper_ray.sweep.worker import Began, Order, Report, solve_batch
-
     source, expected = undisturbed(tmp_path)
     hung = tmp_path / "hung"
 
-    def hanging(order: Order) -> Iterator[Began | Report]:
-        stream = solve_batch(order)
-        yield next(stream)
-        if any((point.devices, point.workload) == (4, "towers") for point in order.points):
+    def hanging(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
+        if any((point.devices, point.workload) == (4, "towers") for point in points):
             with contextlib.suppress(FileExistsError), hung.open("x") as file:
                 file.write(str(os.getpid()))
                 file.flush()
                 os.kill(os.getpid(), signal.SIGSTOP)
-        yield from stream
+        return solve_points(graph, points, options, control)
 
-    monkeypatch.setattr(cluster, "_OVERDUE_FLOOR_S", 1.0)
-    monkeypatch.setattr(cluster, "solve_batch", hanging)
+    monkeypatch.setattr(run, "_LEAST_EXPECTED_S", 0.25)
+    monkeypatch.setattr(run, "solve_points", hanging)
     told: list[str] = []
     try:
-        run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
+        run.run_sweep(source, tmp_path / "ray", address="local", on_warning=told.append)
     finally:
-        os.kill(int(hung.read_text()), signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it ends with the sweep
+            os.kill(int(hung.read_text()), signal.SIGKILL)
     assert content(tmp_path / "ray") == expected
     assert len([text for text in told if "is slow or hangs" in text]) == 1
 
@@ -172,13 +168,13 @@ def test_points_too_large_for_a_worker_go_to_the_whole_cluster(tmp_path: Path, m
     """By memory, and long ones that are too few to keep the workers busy."""
     text = '[workloads]\ntowers = "towers.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = [2, 3]\n'
     source = write_small(tmp_path, text)
-    run_sweep(source, tmp_path / "here")
-    monkeypatch.setattr(cluster.RayCrew, "holds", lambda _self, _bytes: False)
-    run_sweep(source, tmp_path / "memory", address="local")
+    run.run_sweep(source, tmp_path / "here")
+    monkeypatch.setattr(Demand, "memory_bytes", lambda _self, _point: 1e18)
+    run.run_sweep(source, tmp_path / "memory", address="local")
     monkeypatch.undo()
     one = write_small(tmp_path, text.replace("[2, 3]", "2"))
     monkeypatch.setattr("piper_ray.sweep.demand._LONG_S", 0.0)
-    run_sweep(one, tmp_path / "time", address="local")
+    run.run_sweep(one, tmp_path / "time", address="local")
     assert content(tmp_path / "memory") == content(tmp_path / "here")
     assert content(tmp_path / "time") == content(tmp_path / "here")[:1]
     for name in ("memory", "time"):

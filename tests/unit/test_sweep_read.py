@@ -49,7 +49,9 @@ def test_no_ranges(text: str) -> None:
 def test_a_grid_is_every_combination(tmp_path: Path) -> None:
     sweep = read_sweep(write_small(tmp_path))
     assert len(sweep.points) == SMALL_POINTS
-    assert len(set(sweep.points)) == len({sweep.input_hash(point) for point in sweep.points}) == SMALL_POINTS
+    assert (
+        len(set(sweep.points)) == len({sweep.identity(point)["input_hash"] for point in sweep.points}) == SMALL_POINTS
+    )
     assert sweep.points[0] == Point("chain", "piper", 1, 4, 20.0, 4.0, Restrictions())
     assert sum(point.restrictions.recompute is Recompute.NEVER for point in sweep.points) == 64
     assert {point.memory_bytes for point in sweep.points[:-1]} == {20.0, 40.0}
@@ -178,5 +180,5 @@ def test_every_figure_counts_in_the_hash(tmp_path: Path) -> None:
     hashes = set()
     for text in [base, *others]:
         sweep = read_sweep(write_small(tmp_path, text))
-        hashes.add(sweep.input_hash(sweep.points[0]))
+        hashes.add(sweep.identity(sweep.points[0])["input_hash"])
     assert len(hashes) == 1 + len(others)

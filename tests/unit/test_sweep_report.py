@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from piper_ray import UsageError
+from piper_ray.report.layout import table_lines
 from piper_ray.report.plots import style
 from piper_ray.report.plots.sweep import figures
 from piper_ray.report.sweep_tables import points_csv, tables
@@ -77,7 +78,14 @@ def test_tables_as_lines_and_as_markdown() -> None:
     errors = by_title["Errors"]
     assert errors.rows == (("w", "gpipe", "LimitError", "too | large by far", "1"),)
     assert r"| w | gpipe | LimitError | too \| large by far | 1 |" in errors.markdown()
-    assert errors.lines()[0].split() == ["workload", "planner", "kind", "first", "words", "points"]
+    assert table_lines(errors.columns, errors.rows)[0].split() == [
+        "workload",
+        "planner",
+        "kind",
+        "first",
+        "words",
+        "points",
+    ]
 
 
 def test_without_errors_there_is_no_table_of_them() -> None:

@@ -12,7 +12,6 @@ import pytest
 import piper_ray
 from piper_ray import Restrictions, baselines, evaluate, load_plan
 from piper_ray.model.constraints import Recompute
-from piper_ray.sweep.crew import Here
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from piper_ray.sweep.progress import Progress
 from piper_ray.sweep.read import read_sweep
@@ -105,7 +104,7 @@ def test_nothing_is_repeated(done: tuple[Path, Path, Progress], monkeypatch: pyt
     def never(*_: object, **__: object) -> None:
         raise AssertionError("solved again")
 
-    monkeypatch.setattr("piper_ray.sweep.crew.answer", never)
+    monkeypatch.setattr("piper_ray.sweep.run.answer", never)
     again = run_sweep(source, location, resume=True)
     assert (again.recorded, again.done, again.left) == (SMALL_POINTS, 0, 0)
     assert read_dataset(location).equals(before)
@@ -150,7 +149,7 @@ def test_an_interrupt_keeps_what_is_done(tmp_path: Path, stop: type[BaseExceptio
 
 
 @pytest.mark.parametrize(
-    "place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.layer_answers.explain"]
+    "place", ["piper_ray.engine.search.search.Search._evaluate", "piper_ray.engine.layers.explain"]
 )
 def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """At Ctrl-C the solver returns what it has: its best plan, or a proof without the memory that would do."""
@@ -164,15 +163,6 @@ def test_an_interrupted_solve_is_no_answer(tmp_path: Path, monkeypatch: pytest.M
     statuses = read_dataset(tmp_path / "d", ["status"]).column("status").to_pylist()
     assert set(statuses) <= {"optimal"}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_what_no_worker_holds_is_solved_by_all_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Here, "holds", lambda _self, _bytes: False)
-    source = write_small(tmp_path)
-    run_sweep(source, tmp_path / "d")
-    monkeypatch.undo()
-    run_sweep(source, tmp_path / "other")
-    assert content(tmp_path / "d") == content(tmp_path / "other")
 
 
 def test_a_storage_that_fails_ends_the_sweep_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions, build_options
 from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.restrictions import Restrictions
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.options_by_loops import options_by_loops
 
 
@@ -69,7 +70,7 @@ def parts(instance: Instance) -> tuple[LayerGraph, tuple[Variant, ...]]:
     return build_graph(instance, without_contraction()), stage_variants(instance, Restrictions())
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", long_after(15, range(60)))
 def test_options_are_those_found_one_by_one(seed: int) -> None:
     instance = random_instance(seed, most_layers=7, most_tmpcs=4, most_devices=8)
     for one in (instance, with_figures(instance, Random(seed))):

@@ -10,6 +10,7 @@ import pytest
 import piper_ray
 from piper_ray.model.errors import InputError
 from piper_ray.model.trained_model import TrainedModel
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from tests.estimate_support import estimated, model_of
 from tests.report_cases import small_instance
 
@@ -26,6 +27,15 @@ ODD = TrainedModel(
     fused_attention=False,
     gradient_bytes=2.0,
 )
+
+
+CONFIG = {
+    "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 128, "vocab_size": 100,
+    "moe_intermediate_size": 32, "n_routed_experts": 8, "num_experts": 8, "num_local_experts": 8,
+    "num_experts_per_tok": 2, "n_shared_experts": 1, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
+    "v_head_dim": 16, "first_k_dense_replace": 1, "num_key_value_heads": 2, "q_lora_rank": None,
+}  # fmt: skip
+"""Of a small mixture of experts, in the words of several families."""
 
 
 @pytest.mark.parametrize("name", ["small.toml", "small.json"])
@@ -50,6 +60,26 @@ def test_an_estimate_says_what_it_is_of() -> None:
     assert (found.weight_bytes, found.gradient_bytes, found.optimizer_bytes) == (2.0, 4.0, 12.0)
     assert found.config["rope_theta"] == 500000.0
     assert instance.replace(devices=4).model == found
+
+
+ROUTERS: list[tuple[dict[str, object], bool, bool]] = [
+    ({"model_type": "deepseek_v3"}, True, True),
+    ({"model_type": "deepseek_v3", "scoring_func": "softmax", "norm_topk_prob": False}, False, False),
+    ({"model_type": "glm4_moe"}, True, True),
+    ({"model_type": "deepseek_v2", "scoring_func": "softmax"}, False, False),
+    ({"model_type": "qwen3_moe"}, False, False),
+    ({"model_type": "qwen3_moe", "scoring_func": "sigmoid", "norm_topk_prob": True}, True, True),
+    ({"model_type": "mixtral"}, False, True),
+]
+
+
+@pytest.mark.parametrize(("said", "sigmoid", "renormalised"), ROUTERS)
+def test_a_router_is_as_the_config_says_or_as_its_family_has_it(
+    said: dict[str, object], sigmoid: bool, renormalised: bool
+) -> None:
+    known = decoder_shape(TrainedModel(CONFIG | said))
+    assert known is not None
+    assert (known.sigmoid_router, known.renormalised_router) == (sigmoid, renormalised)
 
 
 @pytest.mark.parametrize(

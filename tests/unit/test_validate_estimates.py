@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from piper_ray.calibrate.proof import proof_lines, proofs
+from piper_ray.calibrate.layouts import laid_out
+from piper_ray.calibrate.runs import PublishedRun, read_runs
+from piper_ray.model.mode import Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.settings import Sharding
-from piper_ray.validate.layouts import laid_out
-from piper_ray.validate.price import Outcome, outcome_of
-from piper_ray.validate.runs import Run, read_runs
-from piper_ray.validate.table import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
+from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
+from scripts.validation.price import PricedRun, outcome_of
+from scripts.validation.proof import proof_lines, proofs
 from tests.data import DATA, goldens
 
 HARDWARE = load_hardware()
@@ -34,8 +34,8 @@ PUBLISHED: dict[str, Any] = {
 }  # fmt: skip
 
 
-def outcome(**changes: object) -> Outcome:
-    return outcome_of(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+def outcome(**changes: object) -> PricedRun:
+    return outcome_of(PublishedRun.model_validate({**PUBLISHED, **changes}), HARDWARE)
 
 
 def step_s(**changes: object) -> float:
@@ -45,7 +45,7 @@ def step_s(**changes: object) -> float:
 
 
 @pytest.fixture(scope="module")
-def all_outcomes() -> list[Outcome]:
+def all_outcomes() -> list[PricedRun]:
     return [
         outcome_of(run, HARDWARE)
         for name in ("published", "measured")
@@ -53,7 +53,7 @@ def all_outcomes() -> list[Outcome]:
     ]
 
 
-def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[Outcome]) -> None:
+def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[PricedRun]) -> None:
     """A mean that grows by more than 0.3 points has to be written down: tests/data/goldens/estimate_errors.jsonl."""
     expected = {row["group"]: row for row in goldens("estimate_errors")}
     found = errors_by_group(all_outcomes)
@@ -63,18 +63,18 @@ def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[Outc
         assert errors.mean <= expected[group]["mean_error"] + 0.003, group
 
 
-def test_at_most_half_of_the_runs_were_fitted(all_outcomes: list[Outcome]) -> None:
+def test_at_most_half_of_the_runs_were_fitted(all_outcomes: list[PricedRun]) -> None:
     fitted = [in_fitted_half(outcome.run.id) for outcome in all_outcomes]
     assert 0.4 < sum(fitted) / len(fitted) <= 0.5
 
 
-def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Outcome]) -> None:
+def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[PricedRun]) -> None:
     unpriced = [outcome.to_dict() for outcome in all_outcomes if outcome.predicted_step_s is None]
     assert [row["id"] for row in unpriced] == ["llama-65b", "llama2-70b"]
     assert all("layout" in str(row["reason"]) and "predicted_step_s" not in row for row in unpriced)
 
 
-def test_docs_table_is_what_the_script_prints(all_outcomes: list[Outcome]) -> None:
+def test_docs_table_is_what_the_script_prints(all_outcomes: list[PricedRun]) -> None:
     shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
     lines = list(table_lines(all_outcomes))
     assert "\n".join(line for line in lines if line.startswith("|")) in shown
@@ -83,7 +83,7 @@ def test_docs_table_is_what_the_script_prints(all_outcomes: list[Outcome]) -> No
     assert [line for line in told if line not in shown] == []
 
 
-def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[Outcome]) -> None:
+def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[PricedRun]) -> None:
     found = proofs(all_outcomes, HARDWARE)
     assert "\n".join(proof_lines(found)) in (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
     for proof in found:
@@ -160,7 +160,7 @@ def test_a_network_s_rate_that_is_told_counts() -> None:
 def test_words_tell_schedule_sharding_and_software(
     changes: dict[str, object], sharding: Sharding, schedule: Schedule, software: str
 ) -> None:
-    laid = laid_out(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+    laid = laid_out(PublishedRun.model_validate({**PUBLISHED, **changes}), HARDWARE)
     assert (laid.layout.sharding, laid.layout.schedule, laid.software) == (sharding, schedule, software)
 
 
@@ -176,7 +176,7 @@ def test_words_tell_schedule_sharding_and_software(
     ],
 )
 def test_stages_are_as_the_run_says_or_as_even_as_can_be(changes: dict[str, object], sizes: list[int]) -> None:
-    laid = laid_out(Run.model_validate({**PUBLISHED, **changes}), HARDWARE)
+    laid = laid_out(PublishedRun.model_validate({**PUBLISHED, **changes}), HARDWARE)
     plan = priced(laid.model, laid.stack, HARDWARE.training, laid.layout).plan
     held = [sum(1 <= layer <= 8 for layer in stage.layers) for stage in plan.stages]
     assert held == sizes

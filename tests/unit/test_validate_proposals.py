@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.options import SolveOptions
-from piper_ray.report.proposals import proposal_dict, proposal_lines
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
-from piper_ray.validate.proposals import Proposal, one_of_each_cluster, proposal_for
-from piper_ray.validate.runs import Run, read_runs
 from piper_ray.workloads.estimate.hardware import load_hardware
+from scripts.validation.proposals import Proposal, one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
 from tests.data import DATA
 
 ROOT = Path(__file__).parents[2]
@@ -34,18 +33,18 @@ QUICK = [
 
 
 @pytest.fixture(scope="module")
-def runs() -> dict[str, Run]:
-    return {run.id: run for run in read_runs(DATA / "runs" / "published.json") if isinstance(run, Run)}
+def runs() -> dict[str, PublishedRun]:
+    return {run.id: run for run in read_runs(DATA / "runs" / "published.json") if isinstance(run, PublishedRun)}
 
 
-def proposed(run: Run) -> Proposal:
+def proposed(run: PublishedRun) -> Proposal:
     found = proposal_for(run, load_hardware(), SolveOptions(threads=1))
     assert isinstance(found, Proposal), found
     return found
 
 
 @pytest.mark.parametrize("name", QUICK)
-def test_no_published_layout_is_faster(name: str, runs: dict[str, Run]) -> None:
+def test_no_published_layout_is_faster(name: str, runs: dict[str, PublishedRun]) -> None:
     found = proposed(runs[name])
     assert found.gain >= -1e-9
     assert not found.proposed.simulation.memory_violations
@@ -73,14 +72,14 @@ def test_docs_have_a_row_for_each_and_none_is_slower() -> None:
     assert f"{len(rows)} clusters: faster in {sum(gain > 0.0 for gain in gains)}, " in told
 
 
-def test_what_cannot_be_compared_has_a_reason(runs: dict[str, Run]) -> None:
+def test_what_cannot_be_compared_has_a_reason(runs: dict[str, PublishedRun]) -> None:
     found = proposal_for(runs["llama2-70b"], load_hardware(), SolveOptions(threads=1))
     assert found == "layout, microbatch: not said"
     assert proposal_lines([("a run", "no layout")])[-1] == "- a run: no layout"
     assert proposal_dict("a run", "no layout") == {"id": "a run", "reason": "no layout"}
 
 
-def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, Run]) -> None:
+def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, PublishedRun]) -> None:
     bloom = [run for name, run in runs.items() if name.startswith("bloom-182b")]
     assert [run.id for run in one_of_each_cluster(bloom)] == ["bloom-182b-gbs1024", "bloom-182b-gbs2048"], (
         "another batch is another cluster"
@@ -90,7 +89,9 @@ def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, Run]) -> None:
     assert one_of_each_cluster([slower, runs["falcon-180b"], untimed]) == [runs["falcon-180b"]]
 
 
-def test_the_script_prints_a_table_for_people_and_a_list_for_programs(runs: dict[str, Run], tmp_path: Path) -> None:
+def test_the_script_prints_a_table_for_people_and_a_list_for_programs(
+    runs: dict[str, PublishedRun], tmp_path: Path
+) -> None:
     path = tmp_path / "runs.json"
     of_each = [json.loads(runs[name].model_dump_json()) for name in ("nemo2502-b200-llama8b", "llama2-70b")]
     path.write_text(json.dumps([*of_each, {"id": "odd", "model": 3}]))

@@ -6,7 +6,7 @@ import numpy as np
 
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
 from piper_ray.certificate.kernels.downsets import Bits, Floats
-from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, Scratch, Tails
+from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, ClaimedTails, ThreadScratch
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 
 
@@ -29,7 +29,7 @@ def _first_above(values: Floats, limit: float) -> int:
 
 
 @inlined_kernel
-def _is_listed(i: int, devices: int, total: int, tails: Tails) -> bool:
+def _is_listed(i: int, devices: int, total: int, tails: ClaimedTails) -> bool:
     """Whether a state of downset i is as good as this one in both."""
     listed = False
     for state in range(tails.start[i], tails.start[i + 1]):
@@ -40,7 +40,7 @@ def _is_listed(i: int, devices: int, total: int, tails: Tails) -> bool:
 
 
 @inlined_kernel
-def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
+def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadScratch) -> int:
     """The stage's options as shares of its time and memory; returns how many layers it has."""
     graph, cluster, ways, _, tails = claim
     d = cluster.degrees[k]
@@ -83,7 +83,7 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch
 
 
 @leaf_kernel
-def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Scratch) -> int:
+def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadScratch) -> int:
     """Whether stage I without J can keep the budgets in way r, with degree k and y microbatches in flight: FITS, UNFIT,
     or TOO_HARD to tell."""
     items = _fill(i, j, r, k, y, claim, scratch)
@@ -104,7 +104,7 @@ def stage_fits(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: Sc
 
 
 @inlined_kernel
-def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -> float:
+def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: ThreadScratch) -> float:
     """What edges from the stage into J take: of those into J (in ``scratch``), which were all taken off, they cross."""
     graph, least, tails = claim.graph, claim.least, claim.tails
     total_s = 0.0
@@ -117,7 +117,7 @@ def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: Scratch) -
 
 @inlined_kernel
 def _stage_leads_out(
-    i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: Scratch
+    i: int, j: int, devices: int, later_sum: int, crossings: int, claim: Claim, scratch: ThreadScratch
 ) -> int:
     """Whether I without J fits, in front of a tail of J with these figures, and what comes of it is not listed."""
     _, cluster, ways, least, tails = claim
@@ -166,7 +166,7 @@ def _stage_leads_out(
 
 
 @leaf_kernel
-def first_gap(first: int, last: int, claim: Claim, scratch: Scratch) -> int:
+def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> int:
     """Looks at all stages in front of the live tails first .. last - 1.
 
     UNFIT if none leads out of what is listed; FITS if one does, which is in ``scratch.gap``; TOO_HARD if one may.

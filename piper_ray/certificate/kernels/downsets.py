@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-class Room(NamedTuple):
+class DownsetRoom(NamedTuple):
     """Room for downsets, all zeros at first. addable: the vertices after added[i] whose successors are all in set i."""
 
     bits: Bits  # uint64[room, words]
@@ -24,7 +24,7 @@ class Room(NamedTuple):
 
 
 @leaf_kernel
-def list_downsets(successors: Bits, before_start: Ints, before: Ints, room: Room) -> int:
+def list_downsets(successors: Bits, before_start: Ints, before: Ints, room: DownsetRoom) -> int:
     """All sets that hold the successors of their members; returns how many, or -1 if there are more than room for.
 
     successors: uint64[n, words], of vertices that come after their successors. before_start, before: the vertices that

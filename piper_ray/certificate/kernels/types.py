@@ -27,7 +27,7 @@ class Graph(NamedTuple):
     tensor_s: Floats
 
 
-class Cluster(NamedTuple):
+class Budgets(NamedTuple):
     """budget_s: of each stage. memory_bytes: of each device. degrees: int64[q], d, ascending.
 
     products: d t of all ways, ascending, each once. rounding_devices: by which sums of ``worth`` may be off.
@@ -87,7 +87,7 @@ class Least(NamedTuple):
     rounding_bytes: Floats
 
 
-class Tails(NamedTuple):
+class ClaimedTails(NamedTuple):
     """Downsets by rising ``worth``, and what is claimed of each: its states are start .. start + states.
 
     worth: float64[m], devices that its layers take at least. device_limit, sum_limit: int64[m], what a plan's tail may
@@ -108,13 +108,13 @@ class Claim(NamedTuple):
     """All that the check reads."""
 
     graph: Graph
-    cluster: Cluster
+    cluster: Budgets
     ways: Ways
     least: Least
-    tails: Tails
+    tails: ClaimedTails
 
 
-class Scratch(NamedTuple):
+class ThreadScratch(NamedTuple):
     """One thread's. gap: int64[4], the first stage that leads out of what is listed: J's place, I's, way, degree's."""
 
     crossing: Ints  # int64[e]
@@ -129,11 +129,11 @@ class Scratch(NamedTuple):
     tested: Ints  # int64[2]: pairs of downsets, choices
 
 
-def make_scratch(claim: Claim) -> Scratch:
+def make_scratch(claim: Claim) -> ThreadScratch:
     """For one thread."""
     ways, vertices = claim.ways, claim.ways.edge_start.size - 1
     most = int((ways.start[:, -1] - ways.start[:, 0]).max(initial=0))
-    return Scratch(
+    return ThreadScratch(
         crossing=np.empty(claim.graph.tail.size, np.int64),
         item=np.empty(vertices + 1, np.int64),
         time=np.empty(most),

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
+from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
@@ -62,6 +63,10 @@ class LocalBackend:
     def has_room(self) -> bool:
         """Threads share what a level has; two evaluations would only share the same cores."""
         return False
+
+    def open_workers(self) -> ThreadWorkers:
+        """As many threads more, for calls. Close them after use."""
+        return ThreadWorkers(self._threads)
 
     def listen(self, listener: Listener) -> None:
         """There is nothing to tell."""

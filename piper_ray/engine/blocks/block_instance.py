@@ -9,6 +9,7 @@ from piper_ray.cost.variants import Variant
 from piper_ray.engine.blocks.choices import BlockChoice, combine
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.simulate.pass_times import pass_times
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ def build_instance(
                 tmpc_id = str(len(listed))
                 choices[block, variant.degree, tmpc_id] = choice
                 time_s, weights, activation, fixed, shared = choice.figures
+                forward_s, weight_s = _passes(time_s, _chosen(variant, choice))
                 listed.append(
                     Tmpc(
                         tmpc_id,
@@ -70,7 +72,8 @@ def build_instance(
                         recompute=variant.recompute is True,
                         shared_bytes=shared,
                         least_data_parallel_degree=variant.least_data_parallel_degree,
-                        **_passes(time_s, _chosen(variant, choice)),
+                        forward_s=forward_s,
+                        weight_s=weight_s,
                     )
                 )
     layers = tuple(
@@ -90,17 +93,14 @@ def _chosen(variant: Variant, choice: BlockChoice) -> list[Tmpc]:
     return [tmpc for layer, tmpc_id in choice.tmpc_ids.items() for tmpc in variant.tmpcs[layer] if tmpc.id == tmpc_id]
 
 
-def _passes(time_s: float, chosen: Sequence[Tmpc]) -> dict[str, float]:
-    """The forward pass of all, and their weight gradients; nothing unless those of each are known."""
-    forward_s = [tmpc.forward_s for tmpc in chosen if tmpc.forward_s is not None]
-    weight_s = [tmpc.weight_s for tmpc in chosen if tmpc.weight_s is not None]
-    if len(forward_s) < len(chosen):
-        return {}
-    # The sum of the parts may round to more than the whole.
-    found = {"forward_s": min(sum(forward_s), time_s)}
-    if len(weight_s) == len(chosen):
-        found["weight_s"] = min(sum(weight_s), time_s - found["forward_s"])
-    return found
+def _passes(time_s: float, chosen: Sequence[Tmpc]) -> tuple[float | None, float | None]:
+    """The forward pass of all, and their weight gradients, as simulations have them; None unless the passes of each are
+    known. The block's own recomputation says nothing of its layers': some may recompute and some not."""
+    if any(tmpc.forward_s is None for tmpc in chosen):
+        return None, None
+    passes = [pass_times(tmpc) for tmpc in chosen]
+    whole_s = min(sum(one.forward_s for one in passes), time_s)  # the sum of the parts may round to more than the whole
+    return whole_s, min(sum(one.weight_s for one in passes), time_s - whole_s)
 
 
 def _edges(instance: Instance, block_of: Mapping[int, int]) -> tuple[Edge, ...]:

@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import layer_without_choice
-from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.blocks.answer import (
-    CHAIN_GAP,
-    MOST_ON_CHAIN,
-    answer_of_layers,
-    order_through,
-    unknown_answer,
-)
 from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
-from piper_ray.engine.blocks.blocks import find_blocks
-from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.layers import solve_layers
+from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
+from piper_ray.engine.blocks.single_layers import Improved, SingleLayers, Under2bw, UnderFlush, WithChunks
+from piper_ray.engine.flush.answer import instance_under
+from piper_ray.engine.ledger import Bounded, Ledger
 from piper_ray.engine.preparation import Outline
-from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.search.planning import Planning, ValuedPlan
-from piper_ray.engine.search.search import Search
-from piper_ray.engine.tables.problem import Problem, chain_problem
-from piper_ray.engine.tables.tmpc_options import build_options
+from piper_ray.engine.request import SolveRequest, is_by_degrees
+from piper_ray.engine.search.planning import ValuedPlan
 from piper_ray.model.events import StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
-from piper_ray.model.plan import Plan
+from piper_ray.model.passes import with_passes
+from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
+
+_CHAIN_GAP = 1e-4
+"""How exactly borders within blocks are placed: far finer than what the blocks may cost."""
+
+_MOST_ON_CHAIN = 1_000
+"""Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
 _STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
 
@@ -44,22 +40,21 @@ class MergedOperators:
     stats: BlockStats
 
 
-def merge_operators(instance: Instance, outline: Outline) -> MergedOperators | None:
-    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed.
+def merge_operators(instance: Instance, outline: Outline, downsets: int | None) -> MergedOperators | None:
+    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed. downsets: of the
+    layers; None: too many to count.
 
     Raises LimitError if they cannot be merged into few enough blocks.
     """
     variants, contracted = outline.alike, outline.contracted
-    if layer_without_choice(instance, variants) is not None:
-        return None  # there is no plan, whatever is merged
-    found = find_blocks(instance, variants, contracted)
-    if len(found.members) == contracted.graph.size:
+    if (downsets is not None and downsets <= MOST_DOWNSETS) or layer_without_choice(instance, variants) is not None:
         return None
+    found = find_blocks(instance, variants, contracted, MOST_DOWNSETS)
     blocks = build_instance(instance, variants, found.members)
     stats = BlockStats(
         layers=len(instance.layers),
         blocks=len(found.members),
-        downsets_before=contracted.downsets,
+        downsets_before=downsets,
         downsets=found.downsets,
         largest_share=found.largest_share,
         choices_dropped=blocks.dropped,
@@ -67,108 +62,108 @@ def merge_operators(instance: Instance, outline: Outline) -> MergedOperators | N
     return MergedOperators(blocks, stats)
 
 
-def solve_by_blocks(request: SolveRequest) -> Solution:
+def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
-    The lower bound is that of the layers: all their work over all devices, or the dearest of them. So a plan of blocks
-    is "optimal" only if it meets that, and that no plan of blocks fits proves nothing of the layers.
-    Raises LimitError as ``merge_operators``.
+    schedules: of one name, with the numbers of chunks that may be. Value, plan and bound are of the layers: all their
+    work over all devices, or the dearest of them. So a plan of blocks is "optimal" only if it meets that, and that no
+    plan of blocks fits proves nothing of the layers. Raises as the solve of single layers, and LimitError if the
+    operators cannot be merged into few enough blocks.
     """
-    outline = Outline.of(request.instance, request.restrictions)
-    merged = merge_operators(request.instance, outline)
+    layers = _single_layers(request, schedules)
+    outline = Outline.of(layers.request.instance, request.restrictions)
     exact = replace(request, options=replace(request.options, contract=Contract.SAFE))
+    merged = merge_operators(layers.request.instance, outline, layers.downsets)
     if merged is None:
-        return solve_layers(exact)
+        return layers.solve(exact)
     merging_s = time.perf_counter() - request.started_s
-    request.listener(
-        StepFinished("blocks", merging_s, f"{merged.stats.layers:,} layers in {merged.stats.blocks:,} blocks")
-    )
+    stats = merged.stats
+    request.listener(StepFinished("blocks", merging_s, f"{stats.layers:,} layers in {stats.blocks:,} blocks"))
     request.note("the bounds of this log are those of plans of whole blocks")
     part: Stop[Solution] = request.stop.part()
-    request.stop.offer(lambda: _while_blocks_are_planned(request, outline, merged, part.answer()))
-    of_blocks = solve_layers(replace(exact, instance=merged.blocks.instance, stop=part))
-    return _ChainSearch(request, outline, merged, of_blocks, merging_s).run()
+    run = _Run(layers, merged, schedules[0], merging_s)
+    request.stop.offer(lambda: None if (so_far := part.answer()) is None else run.answer(so_far, StoppedBy.INTERRUPT))
+    return run.improved(layers.solve(replace(exact, instance=merged.blocks.instance, stop=part)))
 
 
-def _while_blocks_are_planned(
-    request: SolveRequest, outline: Outline, merged: MergedOperators, of_blocks: Solution | None
-) -> Solution | None:
-    """The solution so far. of_blocks: that of the blocks' own solve."""
-    if of_blocks is None:
-        return None
-    known = _expanded(request.instance, merged, of_blocks)
-    bound_s = _chain_through(request, outline, None).lower_bound_s()
-    return _answer(known, bound_s, request.options.gap, StoppedBy.INTERRUPT, of_blocks.stats, merged.stats)
+def _single_layers(request: SolveRequest, schedules: Sequence[Schedule]) -> SingleLayers:
+    schedule = schedules[0]
+    if schedule.name in CHUNKED:
+        return WithChunks(replace(request, instance=with_passes(request.instance, request.note)), schedules)
+    by_degrees = is_by_degrees(schedule, request.restrictions)
+    if not by_degrees:
+        request.restrictions.require_stages_alone("solve")
+    else:
+        request = replace(request, instance=instance_under(schedule, request.instance, request.note))
+    outline = Outline.of(request.instance, request.restrictions)
+    return UnderFlush(request, outline, schedule) if by_degrees else Under2bw(request, outline)
 
 
 @dataclass(frozen=True)
-class _ChainSearch:
-    """The second part of a solve by blocks: single layers, along an order that passes the borders of its plan."""
+class _Run:
+    """From a solution of the blocks to one of the layers."""
 
-    request: SolveRequest
-    outline: Outline
+    layers: SingleLayers
     merged: MergedOperators
-    of_blocks: Solution
+    schedule: Schedule
     merging_s: float
-    began_s: float = field(default_factory=time.perf_counter)
 
-    def run(self) -> Solution:
+    def improved(self, of_blocks: Solution) -> Solution:
         """Where the blocks' solve ended early, or the chain is long, what is known is the answer."""
-        request, chain = self.request, self._problem
-        limits = replace(request.limits, gap=max(request.options.gap, CHAIN_GAP))
-        planning = Planning(request.instance, self.outline.contraction)
-        with closing(LocalBackend(request.options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
-            search = Search(planning, chain, evaluations, limits, started_s=request.started_s, known=self._known)
-            request.stop.offer(lambda: self._answer(search, StoppedBy.INTERRUPT))
-            ended_early = self.of_blocks.stopped_by in _STOPPED_EARLY
-            if not ended_early and chain.workload.lattice.graph.size <= MOST_ON_CHAIN:
-                search.run()
-            return self._answer(search, self.of_blocks.stopped_by, search.stopped_by)
+        request = self.layers.request
+        request.stop.offer(lambda: self.answer(of_blocks, StoppedBy.INTERRUPT))
+        known = self._expanded(of_blocks)
+        short = len(request.instance.layers) <= _MOST_ON_CHAIN
+        if known is None or of_blocks.stopped_by in _STOPPED_EARLY or not short:
+            return self.answer(of_blocks, of_blocks.stopped_by)
+        limits = replace(request.limits, gap=max(request.options.gap, _CHAIN_GAP))
+        began_s = time.perf_counter()
+        return self.answer(of_blocks, None, self.layers.improved(known, limits), time.perf_counter() - began_s)
 
-    @cached_property
-    def _known(self) -> ValuedPlan | None:
-        return _expanded(self.request.instance, self.merged, self.of_blocks)
+    def _expanded(self, of_blocks: Solution) -> Improved | None:
+        """The plan of the blocks, in layers."""
+        if of_blocks.plan is None or of_blocks.time_per_sample_s is None:
+            return None
+        plan = self.merged.blocks.expand(of_blocks.plan, self.layers.request.instance)
+        return self.layers.valued(plan, of_blocks.time_per_sample_s)
 
-    @cached_property
-    def _problem(self) -> Problem:
-        return _chain_through(self.request, self.outline, None if self._known is None else self._known.plan)
-
-    def _answer(self, search: Search, *reasons: StoppedBy | None) -> Solution:
-        before = self.of_blocks.stats
-        stats = replace(
-            before,
-            layers=len(self.request.instance.layers),
-            lattice_s=before.lattice_s + self.merging_s,
-            search_s=before.search_s + time.perf_counter() - self.began_s,
-            evaluations=(*before.evaluations, *search.stats),
+    def answer(
+        self,
+        of_blocks: Solution,
+        stopped_by: StoppedBy | None,
+        improved: Improved | None = None,
+        search_s: float = 0.0,
+    ) -> Solution:
+        """The better one of the blocks' plan and ``improved``. search_s: what came after the blocks' own solve."""
+        request, known = self.layers.request, self._expanded(of_blocks)
+        best = known
+        if improved is not None and known is not None and improved.time_per_sample_s < known.time_per_sample_s:
+            best = improved
+        reasons = (stopped_by, of_blocks.stopped_by, None if improved is None else improved.stopped_by)
+        lower_s, gap = self.layers.lower_bound_s, request.options.gap
+        near = best is not None and lower_s >= best.time_per_sample_s * (1.0 - gap)
+        early = StoppedBy.GAP if near else next((x for x in reasons if x in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
+        ledger = Ledger[ValuedPlan](
+            cases={0: Bounded(lower_s)},
+            best=None if best is None else ValuedPlan(best.plan, best.time_per_sample_s),
+            stopped_by=early,
         )
-        proved = self.of_blocks.status is Status.OPTIMAL
-        blocks = replace(self.merged.stats, time_per_sample_s=self.of_blocks.time_per_sample_s, proved=proved)
-        early = next((reason for reason in reasons if reason in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
-        return _answer(search.incumbent, self._problem.lower_bound_s(), self.request.options.gap, early, stats, blocks)
+        found = ledger.answer(
+            lambda valued: valued.plan,
+            lambda _: of_blocks.schedule,
+            self._stats(of_blocks.stats, search_s, improved),
+            of_blocks.step,
+            of_blocks.infeasibility,
+        )
+        proved = of_blocks.status is Status.OPTIMAL
+        blocks = replace(self.merged.stats, time_per_sample_s=of_blocks.time_per_sample_s, proved=proved)
+        return replace(found, blocks=blocks)
 
-
-def _expanded(instance: Instance, merged: MergedOperators, of_blocks: Solution) -> ValuedPlan | None:
-    """The plan of the blocks, in layers."""
-    return None if of_blocks.plan is None else ValuedPlan.of(instance, merged.blocks.expand(of_blocks.plan, instance))
-
-
-def _chain_through(request: SolveRequest, outline: Outline, plan: Plan | None) -> Problem:
-    """The layers in an order that passes the borders of ``plan``, from the back; without one, in the graph's order."""
-    graph = outline.graph
-    options = build_options(request.instance, graph, outline.variants)
-    degrees = request.restrictions.data_parallel_degrees(request.instance)
-    return chain_problem(request.instance, graph, options, order_through(graph, plan), degrees)
-
-
-def _answer(
-    incumbent: ValuedPlan | None,
-    bound_s: float,
-    gap: float,
-    stopped_by: StoppedBy,
-    stats: SolveStats,
-    blocks: BlockStats,
-) -> Solution:
-    if incumbent is None:
-        return unknown_answer(bound_s, stopped_by, stats, blocks)
-    return answer_of_layers(*incumbent, bound_s, gap, stopped_by, stats, blocks)
+    def _stats(self, before: SolveStats, search_s: float, improved: Improved | None) -> SolveStats:
+        return replace(
+            before,
+            layers=len(self.layers.request.instance.layers),
+            lattice_s=before.lattice_s + self.merging_s,
+            search_s=before.search_s + search_s,
+            evaluations=(*before.evaluations, *(() if improved is None else improved.evaluations)),
+        )

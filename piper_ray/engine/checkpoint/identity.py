@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.errors import CheckpointRefused
@@ -36,10 +36,11 @@ class Identity:
         cls,
         instance: Instance,
         restrictions: Restrictions,
-        schedule: Schedule = PAPERS_SCHEDULE,
+        schedules: Sequence[Schedule] = (PAPERS_SCHEDULE,),
         step: StepTerms = StepTerms(),
     ) -> Identity:
-        """Every figure of the instance counts, to the last bit; its name and its own schedule do not."""
+        """Every figure of the instance counts, to the last bit; its name and its own schedule do not. schedules: those
+        that plans may run under, of one name."""
         return cls(
             {
                 "input": {
@@ -56,7 +57,7 @@ class Identity:
                     "tensor parallelism": _allowed(restrictions.tensor_parallelism),
                     "data parallelism": _allowed(restrictions.data_parallelism),
                     "recompute": restrictions.recompute.value,
-                    **({} if schedule == PAPERS_SCHEDULE else {_SCHEDULE: _schedule_text(schedule)}),
+                    **({} if tuple(schedules) == (PAPERS_SCHEDULE,) else {_SCHEDULE: _schedule_text(schedules)}),
                     **({} if step == StepTerms() else {_STEP: _step_text(step)}),
                     **{type(constraint).__name__: repr(constraint) for constraint in restrictions.others},
                 },
@@ -103,8 +104,9 @@ def _links(instance: Instance) -> dict[str, str]:
     return {_LINKS: ", ".join(texts)} if texts else {}
 
 
-def _schedule_text(schedule: Schedule) -> str:
-    return schedule.name.value if schedule.v == 1 else f"{schedule.name.value} with {schedule.v} chunks"
+def _schedule_text(schedules: Sequence[Schedule]) -> str:
+    name, chunks = schedules[0].name.value, " or ".join(str(schedule.v) for schedule in schedules)
+    return name if chunks == "1" else f"{name} with {chunks} chunks"
 
 
 def _step_text(step: StepTerms) -> str:

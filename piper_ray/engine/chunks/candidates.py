@@ -42,13 +42,13 @@ _HEAT = 0.003
 
 @dataclass(frozen=True)
 class Candidate:
-    """A plan of a task that fits. chunk_of, choice: as in ``kernels.chunk_stages``. batch_s: simulated."""
+    """A plan of a task that fits. chunk_of, choice: as in ``kernels.chunk_stages``. value_s: of a batch, simulated."""
 
     task: Task
     tables: DegreeTables
     chunk_of: IndexArray
     choice: IndexArray
-    batch_s: float
+    value_s: float
 
     @property
     def devices(self) -> int:
@@ -100,7 +100,7 @@ class Candidates:
 
     @property
     def best(self) -> Candidate | None:
-        return min((x for x in self._best if x is not None), key=lambda x: x.batch_s, default=None)
+        return min((x for x in self._best if x is not None), key=lambda x: x.value_s, default=None)
 
     def cut_evenly(self) -> None:
         """Plans of equal work, and of whole layers shared out to turns."""
@@ -146,7 +146,7 @@ class Candidates:
             if found is None:
                 continue
             chunk_of, choice = found.chunk_of.copy(), found.choice.copy()
-            batch_s = anneal(
+            value_s = anneal(
                 self._layers[index],
                 self._program,
                 task.sync_s_per_byte,
@@ -158,7 +158,7 @@ class Candidates:
                 _HEAT,
                 control,
             )
-            self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(batch_s)))
+            self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(value_s)))
 
     def descend(self, control: FloatArray) -> None:
         """Regular plans, and then single layers from any chunk to any other one as long as that helps, in the plans
@@ -171,7 +171,7 @@ class Candidates:
         best = self.best
         left = _DESCENT_PASSES // max(1, self._program.kind.size)
         for index, found in enumerate(self._best[:-1]):
-            if best is not None and found is not None and found.batch_s <= best.batch_s * _NEARLY:
+            if best is not None and found is not None and found.value_s <= best.value_s * _NEARLY:
                 left = self._descend(index, found, left, control)
 
     def _descend(self, index: int, found: Candidate, left: int, control: FloatArray) -> int:
@@ -187,9 +187,9 @@ class Candidates:
                     chunk_of, choice = _shifted(found.chunk_of, a, b), found.choice.copy()
                     if fit_all(layers, program, chunk_of, self._held, task.memory_bytes, choice):
                         left -= 1
-                        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
-                        if batch_s < found.batch_s * (1.0 - PROOF):
-                            found = Candidate(found.task, found.tables, chunk_of, choice, float(batch_s))
+                        value_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+                        if value_s < found.value_s * (1.0 - PROOF):
+                            found = Candidate(found.task, found.tables, chunk_of, choice, float(value_s))
                             self._take(index, found)
                             failed = 0
                 if failed == len(moves) or left <= 0 or control[1] != 0.0:
@@ -208,7 +208,7 @@ class Candidates:
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
-        if best is None or found.batch_s < best.batch_s:
+        if best is None or found.value_s < best.value_s:
             self._best[index] = found
 
     def _cut(self, index: int, order: IndexArray, size: FloatArray, wanted: FloatArray) -> None:
@@ -229,8 +229,8 @@ class Candidates:
         if not fit_all(layers, self._program, chunk_of, self._held, task.memory_bytes, choice):
             return None
         end_s = np.empty(self._program.kind.size + 1)
-        batch_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
-        return Candidate(task, task.choices[index], chunk_of, choice, float(batch_s))
+        value_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        return Candidate(task, task.choices[index], chunk_of, choice, float(value_s))
 
 
 class LeastPlan(NamedTuple):

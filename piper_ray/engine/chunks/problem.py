@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.infeasibility import explain
-from piper_ray.engine.chunks.search import ChunkSearch, Known
+from piper_ray.engine.chunks.search import ChunkSearch, Known, Memo
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
-from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger, Limits
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.events import Listener
 from piper_ray.model.instance import Instance
@@ -65,10 +64,11 @@ class ChunkProblem:
         listener: Listener,
         started_s: float,
         known: Known | None = None,
+        memo: Memo | None = None,
     ) -> ChunkSearch:
-        """One on so many devices, before its start. known: see ``ChunkSearch``."""
+        """One on so many devices, before its start. known, memo: see ``ChunkSearch``."""
         ledger = Ledger[Candidate](self.instance.microbatches, limits, listener, started_s, self.step.optimizer_s)
-        return ChunkSearch(self.tasks(devices), threads, ledger, Known() if known is None else known)
+        return ChunkSearch(self.tasks(devices), threads, ledger, Known() if known is None else known, memo)
 
     def solution(self, search: ChunkSearch, explained: Infeasibility | None = None) -> Solution:
         """What the search has found, at whatever moment. explained: why there is no plan, where that is known."""

@@ -11,21 +11,20 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.chunks.candidates import Candidate, Candidates
-from piper_ray.engine.chunks.relaxation import Case, Relaxation
+from piper_ray.engine.chunks.candidates import Candidate
+from piper_ray.engine.chunks.nodes import Node, Outcome, Turn, TurnKind
 from piper_ray.engine.chunks.tasks import Task, TaskKey
-from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.ledger import TIE, Ledger
+from piper_ray.model.events import DegreesAdvanced, DegreesSearched
 from piper_ray.model.stop import StoppedBy
 
 _HOPELESS = 1.15
@@ -37,158 +36,48 @@ _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 _DESCENDED = 1.01, 2
 """After the first round layers are moved one by one in plans within so many times the best, of so many nodes."""
 
-_PROMISING = 1.1
-"""Later moves are for plans within so many times the best one."""
-
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
 
 
-class Effort(NamedTuple):
-    """looks, rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
-
-    looks: int
-    rounds: int
-    moves: int
-
-
-EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
-"""What is done for a case each time that it is the one of the least bound; then it is split."""
-
-LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
-"""What follows for a case that cannot be split."""
-
-
-_FEW_LAYERS = 24
-_STEPS = {0: 20_000, 2: 1_000_000}
-"""After so many efforts all plans of a model of few layers are looked at, if so many steps are enough."""
-
-
-@dataclass
-class Node:
-    """A case of a task. lower_s, done: what is proved of it and efforts made, both up to its last turn.
-
-    program, candidates: None before the first plan; relaxation: before the first effort.
-    """
-
-    task: Task
-    lower_s: float
-    done: int = 0
-    program: ChunkProgram | None = None
-    relaxation: Relaxation | None = None
-    candidates: Candidates | None = None
-    whole: bool = True  # all plans of the task
-
-    def plan(self, moves: int, control: FloatArray) -> Outcome:
-        """A quick plan, or so many moves of the best one. control: as in ``run``."""
-        if self.candidates is None:
-            self.program = self.task.shape.program()
-            if self.program is None:
-                return Outcome(np.inf)
-            self.candidates = Candidates(self.task, self.program)
-            self.candidates.cut_evenly()
-        self.candidates.move(moves, control)
-        return Outcome(self.lower_s, self.candidates.best)
-
-    def descend(self, control: FloatArray) -> Outcome:
-        """Its best plans made better layer by layer."""
-        if self.candidates is None:
-            return Outcome(self.lower_s)
-        self.candidates.descend(control)
-        return Outcome(self.lower_s, self.candidates.best)
-
-    def run(self, control: FloatArray) -> Outcome:
-        """The next effort, or the cases to go on with. control: the best time known; not zero for a wish to stop."""
-        target_s = control[0]
-        if self.relaxation is None:
-            if self.candidates is None:
-                self.plan(0, control)
-            if self.program is not None:
-                self.relaxation = Relaxation.of(self.task, self.program, target_s)
-            if self.relaxation is None:
-                return Outcome(np.inf)
-        assert self.candidates is not None
-        if self.splits:
-            children = [self._child(case, self.candidates) for case in self.relaxation.cases()]
-            if children:
-                return Outcome(self.lower_s, None, children)
-        if self.whole and (proved_s := self._try_all(_STEPS.get(self.done, 0), control)) is not None:
-            return Outcome(max(self.lower_s, proved_s), self.candidates.best)
-        effort = (*EFFORTS, *LAST_EFFORTS)[self.done]
-        lower_s = self._prove(effort, control)
-        if lower_s >= target_s * (1.0 - PROOF):
-            return Outcome(lower_s)
-        found = self.candidates.like(self.relaxation.layers_in)
-        if not self.whole:
-            return Outcome(lower_s, min(found.values(), key=lambda x: x.batch_s, default=None))
-        self.candidates.take(found)
-        best = self.candidates.best
-        if best is not None and best.batch_s <= target_s * _PROMISING:
-            self.candidates.move(effort.moves, control)
-        return Outcome(lower_s, self.candidates.best)
-
-    def _prove(self, effort: Effort, control: FloatArray) -> float:
-        """What is proved then, if not before of all plans that take less than ``control[0]``."""
-        relaxation, target_s = self.relaxation, control[0]
-        assert relaxation is not None
-        relaxation.aim(target_s)
-        relaxation.try_single_paths()
-        for _ in range(effort.looks):
-            if control[1] != 0.0 or max(self.lower_s, relaxation.lower_s) >= target_s * (1.0 - PROOF):
-                break
-            relaxation.improve(effort.rounds)
-            relaxation.aim(target_s)
-        return max(self.lower_s, relaxation.lower_s)
-
-    def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
-        """What no plan of a small model takes less than, if all of them could be looked at."""
-        assert self.candidates is not None
-        if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
-            return None
-        target_s = control[0]
-        if not self.candidates.try_all(most_steps, target_s, control):
-            return None
-        best = self.candidates.best
-        return float(target_s if best is None else min(target_s, best.batch_s))
-
-    @property
-    def splits(self) -> bool:
-        """Where many layers read one, little is proved as long as that may be anywhere."""
-        if self.relaxation is None:
-            return False
-        return self.done == len(EFFORTS) or (self.done == 1 and self.relaxation.hub_is_open)
-
-    def _child(self, case: Case, candidates: Candidates) -> Node:
-        assert self.relaxation is not None
-        done = 0 if self.relaxation.hub_is_open else 1
-        return Node(
-            self.task, self.lower_s, done, self.program, self.relaxation.with_case(case), candidates, whole=False
-        )
-
-    @property
-    def exhausted(self) -> bool:
-        return self.done == len(EFFORTS) + len(LAST_EFFORTS)
-
-
-class Outcome(NamedTuple):
-    """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
-    place; none: it stays."""
-
-    lower_s: float
-    best: Candidate | None = None
-    children: Sequence[Node] = ()
-
-
 class _Begun(NamedTuple):
-    """What a thread does for a node. control: as in ``Node.run``."""
+    """What a thread does for a node. control: as in ``Node.take``."""
 
     outcome: Future[Outcome]
     control: FloatArray
 
 
-_Effort = Callable[[Node, FloatArray], Outcome]
 _Turn = tuple[int, float]
 """Of a node by its index, and the best time known that it goes by."""
+
+
+class Memo(Protocol):
+    """Keeps outcomes of turns, so that none is taken twice. Each method raises CheckpointLost if another solve has
+    taken it over.
+    """
+
+    def has(self, node: Node, turn: Turn) -> bool:
+        """Whether it is on record."""
+        ...
+
+    def outcome(self, node: Node, turn: Turn) -> Outcome:
+        """On record; the node owes itself the turn, until another one needs what this would have left."""
+        ...
+
+    def record(self, node: Node, turn: Turn, outcome: Outcome) -> None:
+        """In turn."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Phase:
+    """Turns of one kind, for events. index: from 1. turns: at most. began_s: by ``time.perf_counter``."""
+
+    index: int
+    kind: TurnKind
+    moves: int
+    turns: int
+    began_s: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -201,12 +90,14 @@ class Known:
 
 @dataclass
 class ChunkSearch:
-    """One search, which keeps ``ledger``. known: of other searches of the same problem."""
+    """The rule of a search that keeps ``ledger``. known: of other searches of the same problem. memo: of earlier runs
+    of this one."""
 
     tasks: Sequence[Task]
     threads: int
     ledger: Ledger[Candidate]
     known: Known = field(default_factory=Known)
+    memo: Memo | None = None
     seconds: float = 0.0
     bounded: int = 0
     cases: int = 0
@@ -214,37 +105,45 @@ class ChunkSearch:
     def __post_init__(self) -> None:
         proved_s, found = self.known.proved_s, self.known.found
         self._set_nodes(
-            {index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0))) for index, task in enumerate(self.tasks)}
+            {
+                index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0)), name=_name(task.key))
+                for index, task in enumerate(self.tasks)
+            }
         )
         for task in self.tasks:
             if task.key in found:
                 self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
         self._begun: dict[int, _Begun] = {}
+        self._phases = 0
 
     def _set_nodes(self, nodes: dict[int, Node]) -> None:
         self._nodes = self.ledger.cases = nodes
 
-    def run(self) -> None:
-        """Until the bound is met or gets no further, or the gap, the deadline or a wish to stop comes first; so does
-        KeyboardInterrupt."""
+    def efforts(self) -> Generator[None, None, None]:
+        """A quick plan of each node, those that look best first; of those that look far worse than the best plan when
+        their bound's turn comes. Then better plans, then bounds."""
         began_s = time.perf_counter()
         try:
             with ThreadPoolExecutor(self.threads) as pool:
                 try:
-                    self._search(pool)
+                    yield from self._plan_and_bound(pool)
                 finally:
                     self._end_begun()
-        except KeyboardInterrupt:
-            self.ledger.stopped_by = StoppedBy.INTERRUPT
-        if self.ledger.stopped_by in (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT):
-            # When these come is no matter of the search, so all counts that is known.
-            for index, begun in self._begun.items():
-                if begun.outcome.done():
-                    self._take(index, begun.outcome.result())
-        if self.ledger.stopped_by is None and not self.ledger.proved:
-            self.ledger.stopped_by = StoppedBy.NO_BETTER_BOUND
-        self.seconds = time.perf_counter() - began_s
+        except (KeyboardInterrupt, GeneratorExit):
+            if self.ledger.stopped_by is not StoppedBy.TOO_SLOW:
+                # When an interrupt or a deadline comes is no matter of the search, so all counts that is known.
+                for index, begun in self._begun.items():
+                    if begun.outcome.done():
+                        self._take(index, begun.outcome.result())
+            raise
+        finally:
+            self.seconds = time.perf_counter() - began_s
+
+    @property
+    def left_open(self) -> StoppedBy:
+        """Why no effort is left, where the bound is not met."""
+        return StoppedBy.NO_BETTER_BOUND
 
     @property
     def learnt(self) -> Known:
@@ -254,87 +153,110 @@ class ChunkSearch:
         for node in self._nodes.values():
             here[node.task.key] = min(here.get(node.task.key, np.inf), node.lower_s, upper_s)
         for best in self._found.values():
-            found[best.task.key] = min(found.get(best.task.key, best), best, key=lambda x: x.batch_s)
+            found[best.task.key] = min(found.get(best.task.key, best), best, key=lambda x: x.value_s)
         for key, lower_s in here.items():
             proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
         return Known(proved_s, found)
 
-    def _search(self, pool: ThreadPoolExecutor) -> None:
-        """A quick plan of each node, those that look best first; of those that look far worse than the best plan when
-        their bound's turn comes. Then better plans, then bounds."""
+    def _plan_and_bound(self, pool: ThreadPoolExecutor) -> Generator[None, None, None]:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
-        self._plan(pool, _moved(0), ranked, self._is_hopeless)
+        yield from self._plan(pool, TurnKind.PLAN, 0, ranked, self._is_hopeless)
         for round_, (within, most, moves) in enumerate(_REFINED):
-            self._plan(pool, _moved(moves), self._promising(within)[:most])
+            yield from self._plan(pool, TurnKind.PLAN, moves, self._promising(within)[:most])
             if round_ == 0:
                 within, most = _DESCENDED
-                self._plan(pool, Node.descend, self._promising(within)[:most])
-        self._bound(pool)
+                yield from self._plan(pool, TurnKind.DESCEND, 0, self._promising(within)[:most])
+        yield from self._bound(pool)
 
     def _plan(
         self,
         pool: ThreadPoolExecutor,
-        effort: _Effort,
-        indices: Iterable[int],
+        kind: TurnKind,
+        moves: int,
+        indices: Sequence[int],
         ends_at: Callable[[Node], bool] = lambda _: False,
-    ) -> None:
-        """An effort for plans of each. ends_at: whether neither a node nor those after it are worth one."""
+    ) -> Generator[None, None, None]:
+        """A turn for plans of each. ends_at: whether neither a node nor those after it are worth one."""
+        phase = self._begin_phase(kind, moves, len(indices))
         turns = deque((index, self.ledger.upper_s) for index in indices)
-        while turns and not self.ledger.ends():
+        while turns:
             index, _ = turns[0]
             if ends_at(self._nodes[index]):
                 break
             if not self._is_over(self._nodes[index]):
-                outcome = self._outcome(pool, effort, turns)
-                if outcome is None:
-                    return
-                self._take(index, outcome)
+                self._take(index, (yield from self._outcome(pool, phase, turns)))
             turns.popleft()
+            self._tell_of_progress(phase, phase.turns - len(turns))
+            yield
         self._end_begun()
         wait([begun.outcome for begun in self._begun.values()])
-        if self.ledger.stopped_by is None:
-            self._begun.clear()
+        self._begun.clear()
+        self._tell_of_phase(phase)
+
+    def _begin_phase(self, kind: TurnKind, moves: int, turns: int) -> _Phase:
+        self._phases += 1
+        return _Phase(self._phases, kind, moves, turns)
 
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
         most_s = within * min(self.ledger.upper_s, self.ledger.within_s)
-        found = sorted((best.batch_s, index) for index, best in self._found.items())
-        return [index for batch_s, index in found if batch_s <= most_s]
+        found = sorted((best.value_s, index) for index, best in self._found.items())
+        return [index for value_s, index in found if value_s <= most_s]
 
-    def _bound(self, pool: ThreadPoolExecutor) -> None:
+    def _bound(self, pool: ThreadPoolExecutor) -> Generator[None, None, None]:
         """It is always the least bound's turn, with the best time known when the node's turn before was over."""
         waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
-        while waiting and not self._bounded():
+        phase = self._begin_phase(TurnKind.BOUND, 0, len(waiting))
+        while waiting and not self._is_near():
             node = self._nodes[waiting[0][1]]
             if node.exhausted or self._is_done(node):
-                return  # no other effort raises the least bound
+                break  # no other effort raises the least bound
             turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.threads, waiting)]
-            outcome = self._outcome(pool, Node.run, turns)
-            if outcome is None:
-                return
+            outcome = yield from self._outcome(pool, phase, turns)
             _, index, _ = heapq.heappop(waiting)
             self.bounded += node.whole and node.done == 0
             node.done += 1
             for entry in self._take(index, outcome):
                 heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
+            over = sum(self._is_done(node) for node in self._nodes.values())
+            self._tell_of_progress(replace(phase, turns=len(self._nodes)), over)
+            yield
+        self._tell_of_phase(phase)
 
-    def _outcome(self, pool: ThreadPoolExecutor, effort: _Effort, turns: Iterable[_Turn]) -> Outcome | None:
-        """Of the first turn. Threads that have nothing to do meanwhile begin those after it. None: the search ends."""
+    def _outcome(
+        self, pool: ThreadPoolExecutor, phase: _Phase, turns: Iterable[_Turn]
+    ) -> Generator[None, None, Outcome]:
+        """Of the first turn. Threads that have nothing to do meanwhile begin those after it."""
         turns = list(islice(turns, 2 * self.threads))
-        first, _ = turns[0]
+        first, first_s = turns[0]
+        first_turn = self._turn(phase, first, first_s)
+        if self.memo is not None and first not in self._begun and self.memo.has(self._nodes[first], first_turn):
+            return self.memo.outcome(self._nodes[first], first_turn)
         while True:
             for index, upper_s in turns:
+                if index in self._begun:
+                    continue
                 busy = sum(not begun.outcome.done() for begun in self._begun.values())
-                wanted = index == first or (busy < self.threads and not self._nodes[index].exhausted)
-                if index not in self._begun and wanted:
-                    control = np.array([upper_s, 0.0])
-                    self._begun[index] = _Begun(pool.submit(effort, self._nodes[index], control), control)
+                turn, control = self._turn(phase, index, upper_s), np.array([upper_s, 0.0])
+                if index == first or (busy < self.threads and self._is_worth_beginning(index, turn)):
+                    outcome = pool.submit(self._nodes[index].take, turn, control)
+                    self._begun[index] = _Begun(outcome, control)
             done, _ = wait([self._begun[first].outcome], timeout=_LOOK_S)
             if done:
-                return self._begun.pop(first).outcome.result()
-            if self.ledger.ends():
-                return None
+                found = self._begun.pop(first).outcome.result()
+                if self.memo is not None:
+                    self.memo.record(self._nodes[first], first_turn, found)
+                return found
+            yield
+
+    def _is_worth_beginning(self, index: int, turn: Turn) -> bool:
+        node = self._nodes[index]
+        return not node.exhausted and (self.memo is None or not self.memo.has(node, turn))
+
+    def _turn(self, phase: _Phase, index: int, target_s: float) -> Turn:
+        bounds = phase.kind is TurnKind.BOUND
+        return Turn(phase.kind, target_s, self._nodes[index].done if bounds else phase.moves)
 
     def _end_begun(self) -> None:
         for begun in self._begun.values():
@@ -355,17 +277,16 @@ class ChunkSearch:
             fewer and node.lower_s <= min(ledger.upper_s * (1.0 + TIE), ledger.within_s)
         )
 
-    def _bounded(self) -> bool:
+    def _is_near(self) -> bool:
         """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
-        ledger = self.ledger
-        return ledger.ends() or ledger.is_near(min(ledger.upper_s, ledger.within_s))
+        return self.ledger.is_near(min(self.ledger.upper_s, self.ledger.within_s))
 
     def _take(self, index: int, outcome: Outcome) -> list[int]:
         """The nodes to go on with."""
         found, node = outcome.best, self._nodes[index]
         node.lower_s = max(node.lower_s, outcome.lower_s)
         if found is not None:
-            if index not in self._found or found.batch_s < self._found[index].batch_s:
+            if index not in self._found or found.value_s < self._found[index].value_s:
                 self._found[index] = found
             self.ledger.offer(found, "search")
         if not outcome.children:
@@ -378,6 +299,16 @@ class ChunkSearch:
         self._set_nodes(nodes)
         return list(added)
 
+    def _tell_of_progress(self, phase: _Phase, done: int) -> None:
+        ledger, seconds = self.ledger, time.perf_counter() - phase.began_s
+        threshold_s, running = ledger.sample_s(ledger.upper_s), len(self._begun)
+        ledger.listener(DegreesAdvanced(phase.index, threshold_s, done, phase.turns, running, ledger.bounds(), seconds))
 
-def _moved(moves: int) -> _Effort:
-    return lambda node, control: node.plan(moves, control)
+    def _tell_of_phase(self, phase: _Phase) -> None:
+        ledger, seconds = self.ledger, time.perf_counter() - phase.began_s
+        threshold_s, feasible = ledger.sample_s(ledger.upper_s), ledger.best is not None
+        ledger.listener(DegreesSearched(phase.index, threshold_s, feasible, phase.turns, seconds, ledger.bounds()))
+
+
+def _name(key: TaskKey) -> str:
+    return f"d={key.data_parallel_degree} t={key.tensor_parallel_degree} p={key.ranks} v={key.chunks}"

@@ -7,9 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.flush.cluster_crew import ClusterBackend, ClusterCrew
-from piper_ray.engine.flush.crew import Crew, ThreadCrew
+from piper_ray.engine.backends.calls import TakesCalls, ThreadWorkers, Workers
 from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.engine.request import SolveRequest
@@ -36,7 +34,10 @@ def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
         return found if cluster is None else replace(found, stats=replace(found.stats, cluster=cluster()))
 
     request.stop.offer(lambda: None if (found := part.answer()) is None else with_cluster(found))
-    with request.open_checkpoint(schedule, "searches of degrees") as checkpoint, _crew(request) as crew:
+    with (
+        request.open_checkpoint(schedule, kept="searches of degrees") as checkpoint,
+        _open_workers(request) as workers,
+    ):
         return with_cluster(
             solve_flush(
                 instance,
@@ -47,30 +48,28 @@ def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
                 stop=part,
                 listener=request.listener,
                 explain=True,
-                crew=crew,
+                workers=workers,
                 memo=None if checkpoint is None else TaskMemo(checkpoint),
             )
         )
 
 
 @contextmanager
-def _crew(request: SolveRequest) -> Iterator[Crew]:
-    """Threads, or the workers of the caller's backend, which stays open.
+def _open_workers(request: SolveRequest) -> Iterator[Workers]:
+    """Threads, or those of the caller's backend, which stays open.
 
-    Raises UsageError for a backend that has neither.
+    Raises UsageError for a backend that takes no calls.
     """
     backend = request.backend
-    crew: ThreadCrew | ClusterCrew
-    if backend is None or isinstance(backend, LocalBackend):
-        threads = request.options.threads if backend is None else backend.threads
-        crew = ThreadCrew(threads or usable_cores())
-    elif isinstance(backend, ClusterBackend):
+    if backend is None:
+        workers: Workers = ThreadWorkers(request.options.threads or usable_cores())
+    elif isinstance(backend, TakesCalls):
         backend.listen(request.listener)
-        crew = ClusterCrew(backend)
+        workers = backend.open_workers()
     else:
         raise UsageError(f"the backend {backend!r} evaluates levels alone, and no calls: leave it out for such a solve")
-    with closing(crew):
-        yield crew
+    with closing(workers):
+        yield workers
 
 
 def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:

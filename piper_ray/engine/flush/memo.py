@@ -49,7 +49,7 @@ def _row(result: TaskResult) -> dict[str, object]:
 
 def _stages_row(found: ChosenStages) -> dict[str, object]:
     return {
-        "batch_s": float(found.batch_s).hex(),
+        "batch_s": float(found.value_s).hex(),
         "variant": found.variant.tolist(),
         "options": [of_stage.tolist() for of_stage in found.options],
         "seconds": [[value.hex() for value in row] for row in found.seconds.tolist()],

@@ -23,8 +23,8 @@ _MOST_PASSES = 10_000_000
 
 @dataclass(frozen=True)
 class ChosenStages:
-    """Stages with all choices made. batch_s: simulated. seconds: float64[p, 3], each stage's forward and backward
-    seconds for a microbatch and its synchronisation, front to back.
+    """Stages with all choices made. value_s: of a batch, simulated. seconds: float64[p, 3], each stage's forward and
+    backward seconds for a microbatch and its synchronisation, front to back.
 
     options: for each stage int64[k, 2], its vertices, ascending, and for each the number of its option.
     """
@@ -33,7 +33,7 @@ class ChosenStages:
     variant: IndexArray
     options: tuple[IndexArray, ...]
     seconds: FloatArray
-    batch_s: float
+    value_s: float
 
     @property
     def stages(self) -> int:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
-from piper_ray.engine.flush.crew import Crew
+from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.plans import ChosenStages
-from piper_ray.engine.flush.task_search import TaskResult
+from piper_ray.engine.flush.task_search import TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.engine.ledger import TIE, Ledger
@@ -45,19 +45,21 @@ class Memo(Protocol):
 
 @dataclass
 class FlushSearch:
-    """One search, which keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its plans
-    takes less.
+    """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
+    plans takes less. origin: what finds its plans, as events tell it.
     """
 
     tables: FlushTables
     tasks: Sequence[DegreePair]
-    crew: Crew
+    workers: Workers
     ledger: Ledger[ChosenStages]
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
     memo: Memo | None = None
+    origin: str = "search"
 
     def __post_init__(self) -> None:
         self.states = 0
+        self.found: list[ChosenStages] = []  # in turn, from the chain too
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
         self._bound_s = np.inf  # that plans must beat
@@ -96,81 +98,82 @@ class FlushSearch:
         """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
         ledger = self.ledger
         chain = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
-        FlushSearch(tables, tasks, self.crew, chain).run("chain")
+        search = FlushSearch(tables, tasks, self.workers, chain, origin="chain")
+        chain.run(search)
+        self.found += search.found
 
-    def run(self, origin: str = "search") -> None:
-        """Until the bound is met, or the gap, the deadline or a wish to stop comes first; so does KeyboardInterrupt.
-
-        From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at that
-        takes more than the best plan, and what is not found is proved not to be there.
+    def efforts(self) -> Generator[None, None, None]:
+        """From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at
+        that takes more than the best plan, and what is not found is proved not to be there.
         """
         ledger, share, index = self.ledger, _FIRST_SHARE, 0
-        while self.tasks and not self._ends():
-            index += 1
-            began_s, upper_s = time.perf_counter(), ledger.upper_s
-            cutoff_s = min(upper_s, ledger.lower_s * (1.0 + share))
-            tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
-            round_ = _Round(index, cutoff_s, len(tasks), began_s)
-            try:
-                self._seek(tasks, round_, origin)
+        try:
+            while self.tasks and not self._is_near():
+                index += 1
+                began_s, upper_s = time.perf_counter(), ledger.upper_s
+                cutoff_s = min(upper_s, ledger.lower_s * (1.0 + share))
+                tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
+                round_ = _Round(index, cutoff_s, len(tasks), began_s)
+                yield from self._seek(tasks, round_)
                 if ledger.stopped_by is None:
                     self._tell_of_round(round_)
-            except KeyboardInterrupt:
-                ledger.stopped_by = StoppedBy.INTERRUPT
-            if ledger.proved or cutoff_s >= upper_s:
-                break
-            share = 2.0 * share if share < _LARGE_SHARE else np.inf
-        self._ended_s = time.perf_counter()
+                if ledger.proved or cutoff_s >= upper_s:
+                    break
+                share = 2.0 * share if share < _LARGE_SHARE else np.inf
+        finally:
+            self._ended_s = time.perf_counter()
 
-    def _ends(self) -> bool:
-        return self.ledger.ends() or self.ledger.is_near(self.ledger.upper_s)
+    def _is_near(self) -> bool:
+        return self.ledger.is_near(self.ledger.upper_s)
 
-    def _seek(self, tasks: Sequence[DegreePair], round_: _Round, origin: str) -> None:
+    def _seek(self, tasks: Sequence[DegreePair], round_: _Round) -> Generator[None, None, None]:
         """One round: plans of at most ``cutoff_s``."""
-        crew = self.crew
+        workers = self.workers
         self._bound_s = round_.cutoff_s
         waiting = list(reversed(tasks))
         running = 0
         try:
-            while (waiting or running) and not self._ends():
-                while waiting and running < crew.width:
+            while (waiting or running) and not self._is_near():
+                while waiting and running < workers.width:
                     task = waiting.pop()
                     known = None if self.memo is None else self.memo.result(task, round_.cutoff_s)
                     if known is not None:
-                        self._take(task, known, origin)
+                        self._take(task, known)
                         continue
-                    crew.give(self.tables, task, self._bound_s)
+                    workers.give(call_of(self.tables, task, self._bound_s))
                     running += 1
                 self._tell_of_progress(round_, len(tasks) - len(waiting) - running, running)
-                for task, result in crew.done(_LOOK_S):
+                for finished in workers.done(_LOOK_S):
                     running -= 1
-                    proved_s = self._take(task, result, origin)
+                    proved_s = self._take(finished.call.key, finished.result)
                     if self.memo is not None:
-                        self.memo.record(task, round_.cutoff_s, replace(result, lower_s=proved_s))
-                self._lower_bound(crew.heard_s())
+                        self.memo.record(finished.call.key, round_.cutoff_s, replace(finished.result, lower_s=proved_s))
+                self._lower_bound(workers.heard_s())
+                yield
         finally:
-            for task, result in crew.recall():
-                self._take(task, result, origin)
+            for finished in workers.recall():
+                self._take(finished.call.key, finished.result)
 
     def _lower_bound(self, bound_s: float) -> None:
         if bound_s < self._bound_s:
             self._bound_s = bound_s
-            self.crew.tell(bound_s)
+            self.workers.tell(bound_s)
 
-    def _take(self, task: DegreePair, result: TaskResult, origin: str) -> float:
+    def _take(self, task: DegreePair, result: TaskResult) -> float:
         """Returns what is proved of all plans of the task: no batch takes less, in s."""
         case = self._cases[task.order]
         self.states += result.states
         case.searched |= result.states > 0
         case.looked_through |= result.looked_through
         if result.found is not None:
-            self._lower_bound(result.found.batch_s)
+            self._lower_bound(result.found.value_s)
         # What is proved holds for the bound that the task had; that was never below the one that there is now.
         proved_s = min(result.lower_s, self._bound_s)
         case.lower_s = max(case.lower_s, proved_s)
         case.left_open = result.left_open or case.left_open
         if result.found is not None:
-            self.ledger.offer(result.found, origin)
+            self.found.append(result.found)
+            self.ledger.offer(result.found, self.origin)
         return proved_s
 
     def _tell_of_progress(self, round_: _Round, done: int, running: int) -> None:

@@ -10,15 +10,14 @@ from types import MappingProxyType
 from typing import Any
 
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.flush.crew import Crew, ThreadCrew
+from piper_ray.engine.backends.calls import ThreadWorkers, Workers
 from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
-from piper_ray.engine.ledger import Ledger, NothingProved
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.ledger import Bounded, Ledger, Limits, no_plan
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.divided import can_use_all, reason_against_all
 from piper_ray.model.events import Listener, silent
@@ -29,7 +28,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.step import StepTerms
-from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.model.stop import Stop
 
 _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""
@@ -44,14 +43,14 @@ def solve_flush(
     options: SolveOptions = SolveOptions(),
     stop: Stop[Any] | None = None,
     listener: Listener = silent,
-    crew: Crew | None = None,
+    workers: Workers | None = None,
     memo: Memo | None = None,
     explain: bool = False,
 ) -> Solution:
     """The plan whose simulated batch takes the least under the schedule, with proof; or the best one found when a limit
     or a wish to stop comes first.
 
-    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. crew: who does the work; None: threads.
+    Of ``options`` gap, time_limit_s, threads and memory_limit_bytes count. workers: who does the work; None: threads.
     memo: knows what was searched before. explain: where there is no plan, look for the memory that would do. Of
     ``restrictions`` those on the plan as a whole that are not kept by one d and one t for all stages are the caller's.
 
@@ -63,12 +62,12 @@ def solve_flush(
     if not isinstance(prepared, FlushPreparation):
         return without_plan(instance, schedule, step, prepared)
     problem = FlushProblem(prepared, schedule, step)
-    with opened_crew(crew, options.threads) as opened:
+    with opened_workers(workers, options.threads) as opened:
         limits = Limits.of(options, started_s, stop)
         search = problem.search(instance.devices, opened, limits, listener, started_s, memo=memo)
         stop.offer(lambda: problem.solution(search))
         problem.improve(search, instance.devices)
-        search.run()
+        search.ledger.run(search)
         found = problem.solution(search)
         if found.status is not Status.INFEASIBLE or not explain:
             return found
@@ -78,12 +77,12 @@ def solve_flush(
 
 
 @contextmanager
-def opened_crew(crew: Crew | None, threads: int | None) -> Iterator[Crew]:
+def opened_workers(workers: Workers | None, threads: int | None) -> Iterator[Workers]:
     """The caller's, which stays, or threads of our own, which end with the solve."""
-    if crew is not None:
-        yield crew
+    if workers is not None:
+        yield workers
         return
-    with closing(ThreadCrew(threads or usable_cores())) as own:
+    with closing(ThreadWorkers(threads or usable_cores())) as own:
         yield own
 
 
@@ -98,7 +97,7 @@ class FlushProblem:
     def search(
         self,
         devices: int,
-        crew: Crew,
+        workers: Workers,
         limits: Limits,
         listener: Listener,
         started_s: float,
@@ -108,7 +107,7 @@ class FlushProblem:
         """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
         workload = self.prepared.workload
         ledger = self._ledger(limits, listener, started_s)
-        return FlushSearch(workload.arrays, self._tasks(workload, devices), crew, ledger, proved_s, memo)
+        return FlushSearch(workload.arrays, self._tasks(workload, devices), workers, ledger, proved_s, memo)
 
     def improve(self, search: FlushSearch, devices: int) -> None:
         """Gives the search a plan to begin with, where its lattice is large."""
@@ -116,35 +115,34 @@ class FlushProblem:
         if chain is not None:
             search.improve(chain.arrays, self._tasks(chain, devices))
 
-    def fits(self, memory_bytes: float, crew: Crew, limits: Limits) -> bool | None:
+    def fits(self, memory_bytes: float, workers: Workers, limits: Limits) -> bool | None:
         """Whether there is a plan with so much memory on each device; None: a limit came first."""
         roomy = replace(self.prepared, instance=self.prepared.instance.replace(memory_bytes=memory_bytes))
         problem, devices = replace(self, prepared=roomy), roomy.instance.devices
-        search = problem.search(devices, crew, limits, silent, time.perf_counter())
+        search = problem.search(devices, workers, limits, silent, time.perf_counter())
         problem.improve(search, devices)
-        search.run()
+        search.ledger.run(search)
         if search.ledger.best is not None:
             return True
         return None if search.ledger.stopped_by is not None or search.ledger.lower_s < float("inf") else False
 
     def solution(self, search: FlushSearch) -> Solution:
         """What the search has found, at whatever moment."""
-        return self._answer(search.ledger, self._stats(search), search.left_open)
+        return self._answer(search.ledger, self._stats(search))
 
     def without_proof(self, chosen: ChosenStages | None) -> Solution:
         """A plan that is known, if any, before there is a search."""
         ledger = self._ledger(Limits(), silent, time.perf_counter())
-        ledger.best, ledger.cases = chosen, {0: NothingProved()}
-        return self._answer(ledger, self._lattice_stats(), None)
+        ledger.best, ledger.cases = chosen, {0: Bounded()}
+        return self._answer(ledger, self._lattice_stats())
 
-    def _answer(self, ledger: Ledger[ChosenStages], stats: SolveStats, left_open: StoppedBy | None) -> Solution:
+    def _answer(self, ledger: Ledger[ChosenStages], stats: SolveStats) -> Solution:
         instance, workload = self.prepared.instance, self.prepared.workload
         return ledger.answer(
             lambda chosen: build_flush_plan(instance, workload, chosen),
             lambda _: named_schedule(self.schedule),
             stats,
             self.step,
-            left_open,
         )
 
     def _ledger(self, limits: Limits, listener: Listener, started_s: float) -> Ledger[ChosenStages]:
@@ -168,7 +166,7 @@ class FlushProblem:
 
     def _stats(self, search: FlushSearch) -> SolveStats:
         degrees = DegreeStats(len(search.tasks), search.searched, search.looked_through, search.states)
-        return replace(self._lattice_stats(), threads=search.crew.width, search_s=search.seconds, degrees=degrees)
+        return replace(self._lattice_stats(), threads=search.workers.width, search_s=search.seconds, degrees=degrees)
 
 
 def stats_of(instance: Instance) -> SolveStats:
@@ -197,7 +195,4 @@ def explained(found: Solution, instance: Instance, restrictions: Restrictions, l
 
 def without_plan(instance: Instance, schedule: FlushSchedule, step: StepTerms, why: Infeasibility) -> Solution:
     """That there is none is proved."""
-    return Solution(
-        Status.INFEASIBLE, None, float("inf"), None, stats_of(instance), why,
-        schedule=named_schedule(schedule), step=step,
-    )  # fmt: skip
+    return no_plan(why, stats_of(instance), named_schedule(schedule), step)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.flush.plans import ChosenStages, choose
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_ahead import AheadArrays
@@ -22,6 +21,9 @@ from piper_ray.model.stop import StoppedBy
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
+_STATES_BYTES = 500e6
+"""Of a worker, for the states of a task's tails; few have as many."""
+
 _LEVELS = 24
 _LEAST_LEVEL = 0.4
 _MOST_LEVEL = 1.1
@@ -59,7 +61,7 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
     if state < 0:
         return TaskResult(np.inf, kept, False, None, None)
     found = choose(tables, task.arrays, best_stages(states, state))
-    control[0] = min(control[0], found.batch_s)
+    control[0] = min(control[0], found.value_s)
     looked_through = False
     for most_nodes in (_FEW_NODES, _MOST_NODES):
         if lower_s >= control[0] * (1.0 - PROOF):
@@ -75,13 +77,13 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
             lower_s = max(lower_s, least_s)
             if state >= 0:
                 found = _better(found, choose(tables, task.arrays, best_stages(states, state)))
-                control[0] = min(control[0], found.batch_s)
+                control[0] = min(control[0], found.value_s)
         looked_through = True
         status, least_s, better, stages = close_gap(tables, task.arrays, levels, states, most_nodes, control)
         lower_s = max(lower_s, least_s)
         if better:
             found = _better(found, choose(tables, task.arrays, stages))
-            control[0] = min(control[0], found.batch_s)
+            control[0] = min(control[0], found.value_s)
         if status != TOO_MANY:
             break
     if lower_s >= control[0] * (1.0 - PROOF):
@@ -90,17 +92,26 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
     return TaskResult(lower_s, kept, looked_through, found, left_open)
 
 
-def search_sent(
-    tables: Mapping[str, Any],
-    ahead: Mapping[str, Any],
-    arrays: tuple[Any, ...],
-    order: int,
-    lower_s: float,
-    control: FloatArray,
+def call_of(tables: FlushTables, task: DegreePair, bound_s: float) -> Call:
+    """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
+    d, t = task.degrees
+    shared_bytes = sum(array.nbytes for array in (*tables, *task.ahead))
+    return Call(
+        task,
+        _run_sent,
+        (tables, task.ahead),
+        (task.arrays, task.order, task.lower_s),
+        f"the search of d={d} t={t}",
+        bound_s,
+        PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
+    )
+
+
+def _run_sent(
+    tables: FlushTables, ahead: AheadArrays, arrays: FlushTask, order: int, lower_s: float, control: FloatArray
 ) -> TaskResult:
-    """``run_task`` for a process that gets everything as plain tuples and arrays, those of the tables by name."""
-    task = DegreePair(order, frozen(FlushTask(*arrays)), AheadArrays(**ahead), lower_s)
-    return run_task(FlushTables(**tables), task, control)
+    """``run_task``, of what is shared by many tasks and of what is not."""
+    return run_task(tables, DegreePair(order, frozen(arrays), ahead, lower_s), control)
 
 
 def _levels(found: ChosenStages) -> FloatArray:
@@ -110,4 +121,4 @@ def _levels(found: ChosenStages) -> FloatArray:
 
 
 def _better(one: ChosenStages, other: ChosenStages) -> ChosenStages:
-    return other if other.batch_s < one.batch_s else one
+    return other if other.value_s < one.value_s else one

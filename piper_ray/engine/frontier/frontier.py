@@ -1,28 +1,36 @@
-"""``frontier``: the least time for every number of devices. Only finds the way that the schedule asks for."""
+"""``frontier``: the least time for every number of devices. Only puts the parts together."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 
+from piper_ray.compiled.observers import compiling_told
+from piper_ray.cost.variants import layer_without_choice, stage_variants
 from piper_ray.engine.chunks.counts import chunk_schedules
-from piper_ray.engine.chunks.frontier import frontier_with_chunks
-from piper_ray.engine.flush.frontier import frontier_by_degrees
-from piper_ray.engine.frontier.along_curves import CurveFrontier
-from piper_ray.engine.frontier.curve_events import FrontierListener, silent
-from piper_ray.engine.frontier.on_levels import frontier_on_levels
-from piper_ray.engine.frontier.result import Frontier as Frontier
-from piper_ray.engine.frontier.result import Numbers as Numbers
-from piper_ray.engine.frontier.result import rising
-from piper_ray.engine.request import is_by_degrees
+from piper_ray.engine.frontier.events import FrontierListener, silent
+from piper_ray.engine.frontier.ranges import Numbers, rising
+from piper_ray.engine.frontier.result import Frontier
+from piper_ray.engine.frontier.shared import Shared
+from piper_ray.engine.frontier.walk import Walk
+from piper_ray.engine.levels import least_s, solve_on_levels
+from piper_ray.engine.preparation import PointShape
+from piper_ray.engine.request import SolveRequest, is_by_degrees
+from piper_ray.engine.restated import solve_restated
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import Note
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
+
+_OF_ONE_SOLVE = (DegreesSearched, EvaluationFinished, IncumbentFound, PartBegun)
+"""Points have rows, not what their solves come to on the way."""
 
 
 def frontier(
@@ -49,9 +57,9 @@ def frontier(
     takes them. A limit or an interrupt ends it with what is known until then. stop: ends it as an interrupt does, and
     is offered the frontier so far. schedule: as ``solve`` takes it.
 
-    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound,
+    Raises LimitError if the lattice does not fit, InputError with all faults of an instance that is not sound, and
     UsageError for arguments that make no sense, and for ``options.resume`` and ``contract=OPERATORS``, which a frontier
-    does not know, and StopSearch if ``stop`` asks before the search began.
+    does not know.
 
     >>> import piper_ray
     >>> found = piper_ray.frontier(piper_ray.estimate("bert-large", "A100-80"), devices="1..8", threads=1)
@@ -75,18 +83,82 @@ def frontier(
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
     asked = schedule or instance.schedule
-    planned_for = Schedule.first_of(asked)
-    most = instance.replace(devices=wanted[-1])
-    with_chunks = asked is not None and planned_for.name in CHUNKED
-    by_degrees = not with_chunks and is_by_degrees(planned_for, restrictions)
-    if not with_chunks and not by_degrees:
-        restrictions.require_stages_alone("frontier")
+    search = _Search(instance.replace(devices=wanted[-1]), restrictions, options, asked, listener, stop or Stop())
+    return search.along_devices(wanted)
 
-    def find(on: Instance, numbers: Sequence[int], within: SolveOptions, part: Stop[Frontier]) -> Frontier:
-        if asked is not None and with_chunks:
-            return frontier_with_chunks(on, numbers, restrictions, within, chunk_schedules(asked), listener, part)
-        if by_degrees:
-            return frontier_by_degrees(on, numbers, restrictions, within, planned_for, listener, part)
-        return CurveFrontier(on, numbers, restrictions, within, listener, part)
 
-    return frontier_on_levels(most, wanted, restrictions, options, planned_for, find, stop or Stop())
+@dataclass
+class _Search:
+    """All solves of one frontier. instance: on the most devices. asked: what the plans are to run under."""
+
+    instance: Instance
+    restrictions: Restrictions
+    options: SolveOptions
+    asked: Schedule | ScheduleName | str | None
+    listener: FrontierListener
+    stop: Stop[Frontier]
+    started_s: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._schedules = chunk_schedules(self.asked or Schedule.first_of(self.asked))
+        self._planned_for = self._schedules[0]
+        self._shared = Shared(self._schedules)
+
+    def along_devices(self, devices: tuple[int, ...]) -> Frontier:
+        walk = self._walk(devices, by_sum=False)
+        found = Frontier(self.instance, self.restrictions, self.options, self._planned_for, walk)
+        found.chunks_differ, found.reason = len(self._schedules) > 1, self._reason()
+        if self._planned_for.name not in CHUNKED and not is_by_degrees(self._planned_for, self.restrictions):
+            found.search_sums = self._along_sums
+        self.stop.offer(found.so_far)
+        self._run(walk)
+        return found
+
+    def _along_sums(self, sums: tuple[int, ...]) -> Walk:
+        """On all devices."""
+        walk = self._walk(sums, by_sum=True)
+        self._run(walk)
+        return walk
+
+    def _walk(self, positions: tuple[int, ...], *, by_sum: bool) -> Walk:
+        def on(position: int) -> Instance:
+            return self.instance if by_sum else self.instance.replace(devices=position)
+
+        def solve(position: int, stop: Stop[Solution]) -> Solution:
+            return self._solve(on(position), position if by_sum else None, stop)
+
+        def shape(position: int) -> Hashable:
+            """Of whatever else it depends which of equally good plans is preferred."""
+            instance = on(position)
+            return len(instance.cluster.levels()), PointShape.of(instance, self.restrictions)
+
+        falling = not self.restrictions.all_devices
+        return Walk(positions, by_sum, falling, solve, lambda position: self._unknown(on(position)), shape)
+
+    def _run(self, walk: Walk) -> None:
+        before_s = self._shared.preparation_s
+        with compiling_told(self.listener):
+            walk.run(self.listener, self.stop)
+        walk.preparation_s = self._shared.preparation_s - before_s
+
+    def _solve(self, instance: Instance, data_parallel_limit: int | None, stop: Stop[Solution]) -> Solution:
+        request = SolveRequest(instance, self.restrictions, self.options, None, self._told, stop)
+        request = replace(request, started_s=self.started_s, data_parallel_limit=data_parallel_limit)
+        return solve_restated(
+            request.in_time(), self._planned_for, lambda one: solve_on_levels(one, self._shared.solve)
+        )
+
+    def _told(self, event: Event) -> None:
+        if not isinstance(event, _OF_ONE_SOLVE):
+            self.listener(event)
+
+    def _reason(self) -> str | None:
+        """Why there is no plan on any number of devices, where that is known beforehand."""
+        variants = [x for x in stage_variants(self.instance, self.restrictions) if x.degree <= self.instance.devices]
+        impossible = layer_without_choice(self.instance, variants)
+        return None if impossible is None else impossible.reason
+
+    def _unknown(self, instance: Instance) -> Solution:
+        """Before its search."""
+        nothing = SolveStats(len(instance.layers), 0, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
+        return Solution(Status.UNKNOWN, None, least_s(instance), None, nothing, schedule=self._planned_for)

@@ -1,13 +1,31 @@
-"""Lists of numbers as a user writes them: ``8..2048``, ``8..2048:8``, ``8,16,32``."""
+"""Rising numbers, also as a user writes them: ``8..2048``, ``8..2048:8``, ``8,16,32``."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from itertools import pairwise
 
+from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+
+Numbers = Iterable[int] | str
+"""Rising, or a text such as "8..64" or "8,16,32"."""
 
 _PART = re.compile(r"(\d+)(?:\.\.(\d+)(?::(\d+))?)?")
 _MOST = 1_000_000
+
+
+def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
+    """Raises UsageError unless there are some, positive and strictly rising; a text is read as on the command line."""
+    if isinstance(numbers, str):
+        return parse_numbers(numbers, name)
+    found = arguments.whole_numbers(name, numbers)
+    if not found:
+        raise UsageError(f"expected {what} at least")
+    if found[0] < 1 or any(later <= earlier for earlier, later in pairwise(found)):
+        raise UsageError(f"{what} must be 1 or more and above the one before it, not {found[0]}, ...")
+    return found
 
 
 def parse_numbers(text: str, option: str) -> tuple[int, ...]:

@@ -1,37 +1,87 @@
-"""Optima along the number of devices, as they are asked for: whatever the schedule, and however they were found."""
+"""Optima along the number of devices, as they are asked for: whatever the schedule."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable
+from copy import copy
+from dataclasses import dataclass
 
-from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
-from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.frontier.ranges import Numbers, rising
+from piper_ray.engine.frontier.walk import Walk
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
+from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.notebook import html_table
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
+from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
 
-Numbers = Iterable[int] | str
-"""Rising, or a text such as "8..64" or "8,16,32"."""
+
+@dataclass(frozen=True)
+class FrontierPoint:
+    """The answer on ``devices`` devices with the sum of data-parallel degrees at most ``data_parallel_budget``.
+
+    time_per_sample_s: None where there is no plan or none is known. lower_bound_s: no plan is faster; inf
+    where there is none. is_step: less time than at the point before it on its curve.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> frontier = piper_ray.frontier(bert, devices="1..8", threads=1)
+    >>> frontier.points()[-1].devices
+    8
+    """
+
+    devices: int
+    data_parallel_budget: int
+    status: Status
+    time_per_sample_s: float | None
+    lower_bound_s: float
+    is_step: bool
+
+    time_per_sample = renamed("time_per_sample", "time_per_sample_s")
+    lower_bound = renamed("lower_bound", "lower_bound_s")
+
+    @property
+    def gap(self) -> float | None:
+        """(time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+        if self.time_per_sample_s is None:
+            return None
+        return relative_gap(self.time_per_sample_s, self.lower_bound_s)
 
 
-class Frontier(ABC):
+@dataclass(frozen=True)
+class FrontierStats:
+    """Figures of the lattice, threads, evaluations of all curves so far, and seconds.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> frontier = piper_ray.frontier(bert, devices="1..8", threads=1)
+    >>> frontier.stats.downsets
+    27
+    """
+
+    contracted_layers: int = 0
+    downsets: int = 0
+    levels: int = 0
+    threads: int = 0
+    evaluations: int = 0
+    preparation_s: float = 0.0
+    search_s: float = 0.0
+
+
+class Frontier:
     """Optima along the number of devices, and under Piper's schedule along the bound on the sum of data-parallel
     degrees at all of them.
 
-    instance: at the most devices asked for. schedule: what values and bounds are of. stopped_by: what ended a search
-    early, if anything did: then what is not proved has a gap. reason: why there is no plan at all, where that is known
-    beforehand. chunks_differ: the number of chunks on each rank is each solution's own. by_solves: ``stats`` counts
-    solves, and not evaluations of a threshold.
+    instance: at the most devices asked for. schedule: what values and bounds are of. reason: why there is no plan at
+    all, where that is known beforehand. chunks_differ: the number of chunks on each rank is each solution's own.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -40,16 +90,50 @@ class Frontier(ABC):
     [1, 2, 3, 4, 5, 6, 7, 8]
     """
 
-    by_solves = False
-
     def __init__(
-        self, instance: Instance, restrictions: Restrictions, options: SolveOptions, schedule: Schedule
+        self, instance: Instance, restrictions: Restrictions, options: SolveOptions, schedule: Schedule, walk: Walk
     ) -> None:
         self.instance, self.restrictions, self.options, self.schedule = instance, restrictions, options, schedule
-        self.stats = FrontierStats()
-        self.stopped_by: StoppedBy | None = None
         self.reason: str | None = None
         self.chunks_differ = False
+        self.search_sums: Callable[[tuple[int, ...]], Walk] | None = None
+        self._walk = walk
+        self._budgets: dict[tuple[int, ...], Walk] = {}
+
+    @property
+    def stopped_by(self) -> StoppedBy | None:
+        """What ended a search early, if anything did: then what is not proved has a gap."""
+        return next((walk.stopped_by for walk in self._walks if walk.stopped_by is not None), None)
+
+    @property
+    def by_solves(self) -> bool:
+        """Whether ``stats`` counts solves, as these evaluate no thresholds."""
+        return not any(found.stats.evaluations for found in self._walk.known().values())
+
+    @property
+    def stats(self) -> FrontierStats:
+        """Figures of all solves so far."""
+        found = [one.stats for one in self._walk.known().values()]
+        preparation_s = sum(walk.preparation_s for walk in self._walks)
+        return FrontierStats(
+            contracted_layers=max(one.contracted_layers for one in found),
+            downsets=max(one.downsets for one in found),
+            levels=max(one.levels for one in found),
+            threads=max(one.threads for one in found),
+            evaluations=sum(walk.evaluations for walk in self._walks),
+            preparation_s=preparation_s,
+            search_s=sum(walk.seconds for walk in self._walks) - preparation_s,
+        )
+
+    @property
+    def _walks(self) -> tuple[Walk, ...]:
+        return (self._walk, *self._budgets.values())
+
+    def so_far(self) -> Frontier:
+        """What is known at this moment, as if it ended now. For other threads too."""
+        known = copy(self)
+        known._walk = self._walk.so_far()
+        return known
 
     def __repr__(self) -> str:
         points = self.points()
@@ -89,14 +173,22 @@ class Frontier(ABC):
     def _without_plans(self) -> str:
         return self.reason or ("none known" if self.stopped_by is not None else "none fits")
 
-    @abstractmethod
     def points(self) -> tuple[FrontierPoint, ...]:
         """By rising number of devices."""
+        return _points(self._walk, [(k, min(k, self.instance.microbatches)) for k in self._walk.positions])
 
-    @abstractmethod
     def budget_points(self, budgets: Numbers | None = None) -> tuple[FrontierPoint, ...]:
         """By rising bound on the sum of data-parallel degrees. Raises UsageError for bounds above min(N, K), and where
         one d is the same for all stages."""
+        if self.search_sums is None:
+            raise UsageError("bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
+        limit = self.instance.data_parallel_limit
+        wanted = rising(range(1, limit + 1) if budgets is None else budgets, "budgets", "a bound on the sum of d")
+        if wanted[-1] > limit:
+            raise UsageError(f"no plan's data-parallel degrees may sum to more than min(N, K) = {limit}")
+        if wanted not in self._budgets:
+            self._budgets[wanted] = self.search_sums(wanted)
+        return _points(self._budgets[wanted], [(self.instance.devices, s) for s in wanted])
 
     def by_devices(self) -> dict[int, float | None]:
         """{K: least time per sample in s}; None where no plan fits, or none is known."""
@@ -114,42 +206,28 @@ class Frontier(ABC):
 
         None where no plan is known. Raises UsageError for a number of devices that was not asked for.
         """
-        return self._plan_at(self._asked_for(devices))
+        return self.solution(devices).plan
 
     def solution(self, devices: int) -> Solution:
-        """What ``solve`` gives on so many devices: ``plan``, its time and bound; the stats are the frontier's.
+        """What ``solve`` gives on so many devices, or on fewer where no more are of use.
 
         Raises UsageError as ``plan``.
         """
-        return self._solution_at(self._asked_for(devices))
-
-    @abstractmethod
-    def _plan_at(self, devices: int) -> Plan | None: ...
-
-    @abstractmethod
-    def _solution_at(self, devices: int) -> Solution: ...
-
-    @property
-    @abstractmethod
-    def _positions(self) -> Sequence[int]:
-        """The numbers of devices asked for."""
-
-    def _asked_for(self, devices: object) -> int:
         wanted = arguments.whole(devices)
         if wanted is None:
             raise UsageError(f"devices must be a whole number, not {arguments.shown(devices)}")
-        if wanted not in self._positions:
+        if wanted not in self._walk.positions:
             raise UsageError(f"the frontier was not asked for {wanted} devices")
-        return wanted
+        return self._walk.known()[wanted]
 
 
-def rising(numbers: Numbers, name: str, what: str) -> tuple[int, ...]:
-    """Raises UsageError unless there are some, positive and strictly rising; a text is read as on the command line."""
-    if isinstance(numbers, str):
-        return parse_numbers(numbers, name)
-    found = arguments.whole_numbers(name, numbers)
-    if not found:
-        raise UsageError(f"expected {what} at least")
-    if found[0] < 1 or any(later <= earlier for earlier, later in pairwise(found)):
-        raise UsageError(f"{what} must be 1 or more and above the one before it, not {found[0]}, ...")
-    return found
+def _points(walk: Walk, limits: Iterable[tuple[int, int]]) -> tuple[FrontierPoint, ...]:
+    """limits: devices and bound on the sum of d of each position."""
+    points: list[FrontierPoint] = []
+    before_s: float | None = None
+    for (devices, budget), found in zip(limits, walk.known().values(), strict=True):
+        value_s = found.time_per_sample_s
+        is_step = value_s is not None and (before_s is None or abs(value_s - before_s) > PROOF * before_s)
+        points.append(FrontierPoint(devices, budget, found.status, value_s, found.lower_bound_s, is_step))
+        before_s = value_s
+    return tuple(points)

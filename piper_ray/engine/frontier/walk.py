@@ -1,149 +1,134 @@
-"""A frontier by single solves, from the most devices down: what one proves the next ones take up."""
+"""One solve for each step of a curve, from its most devices down: each tells those after it what it has proved.
+
+More devices, and a larger bound on the sum of data-parallel degrees, hurt no plan. So a bound holds for all smaller
+positions, a plan for all larger ones, and an answer that leaves devices over is that of fewer devices too. With all
+devices in use positions have nothing to say of each other.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
 from copy import copy
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.frontier.curve_events import CurveAdvanced, FrontierListener, PointClosed
-from piper_ray.engine.frontier.points import FrontierPoint, FrontierStats
-from piper_ray.engine.frontier.result import Frontier, Numbers
-from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.engine.frontier.events import CurveAdvanced, FrontierListener, PointClosed
+from piper_ray.engine.ledger import status_of
+from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 _ENDING = (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT)
 _WORTH_A_ROW_S = 1.0
 
 
-class PointSolver(Protocol):
-    """Solves one number of devices after the other, each with what it knows from those before."""
+@dataclass
+class Walk:
+    """``run`` solves all ``positions``, which rise: numbers of devices, or ``by_sum`` bounds on the sum of d.
 
-    def solve(self, devices: int) -> Solution:
-        """As ``solve`` on so many devices."""
-        ...
+    falling: whether more hurts no plan. solve: the answer at a position, which it offers to the Stop on its way.
+    unknown: what is said of a position that nothing was searched of. alike: positions with the same answer prefer the
+    same plan if this is equal; it differs of no two between which it is equal.
+    """
 
-    def so_far(self, devices: int) -> Solution:
-        """What is known of them at this moment, for other threads too: of the solve under way, or of those before."""
-        ...
+    positions: tuple[int, ...]
+    by_sum: bool
+    falling: bool
+    solve: Callable[[int, Stop[Solution]], Solution]
+    unknown: Callable[[int], Solution]
+    alike: Callable[[int], Hashable]
+    evaluations: int = 0
+    seconds: float = 0.0
+    preparation_s: float = 0.0
+    stopped_by: StoppedBy | None = None
+    _solved: dict[int, Solution] = field(default_factory=dict)
+    _under_way: tuple[int, Stop[Solution]] | None = None
+    _settled: dict[int, Solution] | None = None
 
-    @property
-    def stats(self) -> FrontierStats:
-        """Figures of all solves so far."""
-        ...
-
-
-class WalkedFrontier(Frontier):
-    """``walk`` finds it. Until then, and where it ends early, points say what is known of them."""
-
-    by_solves = True
-
-    def __init__(
-        self,
-        instance: Instance,
-        devices: Sequence[int],
-        restrictions: Restrictions,
-        options: SolveOptions,
-        schedule: Schedule,
-        solver: PointSolver,
-    ) -> None:
-        super().__init__(instance, restrictions, options, schedule)
-        self._devices = tuple(devices)
-        self._solver = solver
-        # More devices never hurt: what is proved of some holds for fewer, and their plans for more.
-        self._falling = not restrictions.all_devices
-        self._solved: dict[int, Solution] = {}
-        self._settled: dict[int, Solution] | None = None
-
-    def walk(self, listener: FrontierListener, stop: Stop[Frontier]) -> None:
-        """Solves the points, or ends early as the solver does. stop: is offered the frontier so far."""
-        began_s = time.perf_counter()
-        stop.offer(self._so_far)
-        above: Solution | None = None
-        for devices in reversed(self._devices):
-            if above is None or not self._holds_for(above, devices):
-                since_s = time.perf_counter()
-                above = self._solver.solve(devices)
-                self.stats = self._solver.stats
-                ended = above.stopped_by in _ENDING
-                if ended or (above.stopped_by not in (None, StoppedBy.GAP) and self.stopped_by is None):
-                    self.stopped_by = above.stopped_by
-                if time.perf_counter() - since_s > _WORTH_A_ROW_S:
-                    listener(_closed(devices, above, time.perf_counter() - began_s))
-            self._solved[devices], self._settled = above, None
-            closed, searches = len(self._solved), self.stats.evaluations
-            listener(CurveAdvanced(False, closed, len(self._devices), searches, time.perf_counter() - began_s))
-            if above.stopped_by in _ENDING:
+    def run(self, listener: FrontierListener, stop: Stop[Any]) -> None:
+        """Until all is solved or a limit or a wish to stop comes first."""
+        began_s, index = time.perf_counter(), len(self.positions) - 1
+        while index >= 0 and self.stopped_by not in _ENDING:
+            position, part, since_s = self.positions[index], stop.part(), time.perf_counter()
+            self._under_way = position, part
+            try:
+                found = self.solve(position, part)
+            except StopSearch as ended:
+                self.stopped_by = ended.reason
                 break
+            except ChoiceTooHard:
+                self.stopped_by = StoppedBy.CHOICE_TOO_HARD
+                break
+            now_s = time.perf_counter()
+            first = self._first_with(found, index)
+            self._solved |= dict.fromkeys(self.positions[first : index + 1], found)
+            self._under_way, index = None, first - 1
+            evaluations = len(found.stats.evaluations) or 1
+            self.evaluations += evaluations
+            if found.stopped_by in _ENDING or (found.stopped_by is not StoppedBy.GAP and self.stopped_by is None):
+                self.stopped_by = found.stopped_by
+            if now_s - since_s > _WORTH_A_ROW_S:
+                value_s = math.inf if found.time_per_sample_s is None else found.time_per_sample_s
+                bounds_s = found.lower_bound_s, value_s
+                listener(PointClosed(self.by_sum, position, *bounds_s, evaluations, now_s - began_s))
+            closed = len(self._solved)
+            listener(CurveAdvanced(self.by_sum, closed, len(self.positions), self.evaluations, now_s - began_s))
+        self.seconds, self._settled = time.perf_counter() - began_s, self._settle()
 
-    def points(self) -> tuple[FrontierPoint, ...]:
-        points: list[FrontierPoint] = []
-        before_s: float | None = None
-        for devices in self._devices:
-            found = self._solution_at(devices)
-            value_s = found.time_per_sample_s
-            is_step = value_s is not None and (before_s is None or abs(value_s - before_s) > PROOF * before_s)
-            budget = min(devices, self.instance.microbatches)
-            points.append(FrontierPoint(devices, budget, found.status, value_s, found.lower_bound_s, is_step))
-            before_s = value_s
-        return tuple(points)
+    def known(self) -> dict[int, Solution]:
+        """For each position the best plan and the bound that are known. For other threads too."""
+        return self._settle() if self._settled is None else self._settled
 
-    def budget_points(self, budgets: Numbers | None = None) -> tuple[FrontierPoint, ...]:  # noqa: ARG002
-        raise UsageError("bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
+    def so_far(self) -> Walk:
+        """What is known at this moment, as if it ended now."""
+        known = copy(self)
+        known._settled, known.stopped_by = self.known(), StoppedBy.INTERRUPT
+        return known
 
-    @property
-    def _positions(self) -> Sequence[int]:
-        return self._devices
-
-    def _plan_at(self, devices: int) -> Plan | None:
-        return self._solution_at(devices).plan
-
-    def _solution_at(self, devices: int) -> Solution:
-        if self._settled is None:
-            self._settled = self._settle()
-        return self._settled[devices]
+    def _first_with(self, found: Solution, index: int) -> int:
+        """The first position up to this one that has the same answer, with the same plan."""
+        if not self.falling:
+            return index
+        if found.plan is None:
+            return 0 if found.status is Status.INFEASIBLE else index
+        if found.status is not Status.OPTIMAL and found.stopped_by not in (
+            StoppedBy.GAP,
+            StoppedBy.NO_BETTER_BOUND,
+        ):
+            return index
+        plan = found.plan.by_rank(found.schedule)
+        fits = bisect_left(self.positions, plan.data_parallel_sum if self.by_sum else plan.devices, hi=index)
+        if fits == index:
+            return index
+        here = self.alike(self.positions[index])
+        return bisect_left(self.positions, True, fits, index, key=lambda position: self.alike(position) == here)
 
     def _settle(self) -> dict[int, Solution]:
-        """All points. Where more devices never hurt, bounds of more and plans of fewer count too."""
-        found = {devices: self._solved.get(devices) or self._solver.so_far(devices) for devices in self._devices}
-        if not self._falling:
+        """Where more never hurts, bounds of larger positions and plans of smaller ones count too."""
+        found, under_way = dict(self._solved), self._under_way
+        if under_way is not None and under_way[0] not in found:
+            so_far = under_way[1].answer()
+            if so_far is not None:
+                found[under_way[0]] = so_far
+        found = {position: found.get(position) or self.unknown(position) for position in self.positions}
+        if not self.falling:
             return found
         lower_s = 0.0
-        for devices in reversed(self._devices):
-            lower_s = max(lower_s, found[devices].lower_bound_s)
-            found[devices] = _bounded(found[devices], lower_s)
+        for position in reversed(self.positions):
+            lower_s = max(lower_s, found[position].lower_bound_s)
+            found[position] = _bounded(found[position], lower_s)
         best: Solution | None = None
-        for devices in self._devices:
-            here = found[devices]
+        for position in self.positions:
+            here = found[position]
             if best is not None and _is_faster(best, here):
                 here = replace(here, plan=best.plan, time_per_sample_s=best.time_per_sample_s, schedule=best.schedule)
-                found[devices] = _bounded(here, here.lower_bound_s)
-            best = found[devices] if here.plan is not None else best
+                here = found[position] = _bounded(here, here.lower_bound_s)
+            best = here if here.plan is not None else best
         return found
-
-    def _holds_for(self, above: Solution, devices: int) -> bool:
-        """Whether the answer on more devices is that on these."""
-        if not self._falling:
-            return False
-        if above.plan is None:
-            return above.status is Status.INFEASIBLE
-        ended = above.status is Status.OPTIMAL or above.stopped_by in (StoppedBy.GAP, StoppedBy.NO_BETTER_BOUND)
-        return ended and above.plan.by_rank(above.schedule).devices <= devices
-
-    def _so_far(self) -> Frontier:
-        known = copy(self)
-        known._solved, known._settled = dict(self._solved), None
-        known.stats, known.stopped_by = self._solver.stats, StoppedBy.INTERRUPT
-        return known
 
 
 def _is_faster(one: Solution, other: Solution) -> bool:
@@ -155,14 +140,8 @@ def _is_faster(one: Solution, other: Solution) -> bool:
 def _bounded(found: Solution, lower_s: float) -> Solution:
     """With another bound, and what both figures say."""
     value_s = found.time_per_sample_s
-    if value_s is None:
-        status = Status.INFEASIBLE if lower_s == float("inf") else Status.UNKNOWN
-    else:
-        lower_s = min(lower_s, value_s)
-        status = Status.OPTIMAL if lower_s >= value_s * (1.0 - PROOF) else Status.FEASIBLE
+    lower_s = lower_s if value_s is None else min(lower_s, value_s)
+    status = status_of(math.inf if value_s is None else value_s, lower_s)
+    if (lower_s, status) == (found.lower_bound_s, found.status):
+        return found
     return replace(found, lower_bound_s=lower_s, status=status)
-
-
-def _closed(devices: int, found: Solution, elapsed_s: float) -> PointClosed:
-    value_s = float("inf") if found.time_per_sample_s is None else found.time_per_sample_s
-    return PointClosed(False, devices, found.lower_bound_s, value_s, 1, elapsed_s)

@@ -49,7 +49,9 @@ class Phase(Enum):
 
 @dataclass
 class Bracket:
-    """lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
+    """The one case of a search for a threshold (``ledger.OpenCase``).
+
+    lower: the largest value proved infeasible, or a bound. upper: the best plan's value; None before there is one.
 
     ceiling: no plan is slower than this. Where a plan leaves devices over, all phases but CHALLENGING ask first for
     what these point to. work: what all layers take if nothing is wasted; 0 where nobody tells how far states reach.
@@ -67,6 +69,7 @@ class Bracket:
     _stride: float = 0.0
 
     def __post_init__(self) -> None:
+        self._first = self.lower
         if self.upper is not None and self.phase is Phase.DOUBTING:
             self.phase = Phase.STEPPING
 
@@ -80,6 +83,15 @@ class Bracket:
     def exhausted(self) -> bool:
         """The ceiling itself is infeasible: there is no plan."""
         return self.upper is None and self.lower >= self.ceiling
+
+    @property
+    def lower_s(self) -> float:
+        """What is proved of all plans; inf: there is none. Once closed it is the same whatever the search began with,
+        and whichever way it took.
+        """
+        if self.exhausted:
+            return float("inf")
+        return max(self._first, self.upper * (1.0 - PROOF)) if self.closed and self.upper is not None else self.lower
 
     def gap(self) -> float:
         return float("inf") if self.upper is None else relative_gap(self.upper, self.lower)
@@ -176,6 +188,14 @@ class Bracket:
             self.upper = value
         if self.phase is Phase.DOUBTING:
             self.phase = Phase.STEPPING
+
+    def settle(self, value: float) -> None:
+        """The plan preferred among the best takes so much: as much as these, but for rounding."""
+        self.upper, self.lower = value, max(self.lower, value * (1.0 - PROOF))
+
+    def forget(self) -> None:
+        """All bounds but the first one: sums of many layers may have ruled out what is there."""
+        self.lower = self._first
 
     def descend(self, stride: float = 0.0) -> None:
         """From the best plan. stride: how far each time, relative, if not from just below it on."""

@@ -28,7 +28,20 @@ class ValuedPlan(NamedTuple):
     """A plan, and its time per sample by ``evaluate``, in s."""
 
     plan: Plan
-    time_per_sample_s: float
+    value_s: float
+
+    @property
+    def devices(self) -> int:
+        return self.plan.devices
+
+    @property
+    def stages(self) -> int:
+        return len(self.plan.stages)
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """The faster one is preferred, by however little."""
+        return (self.value_s,)
 
     @classmethod
     def of(cls, instance: Instance, plan: Plan) -> ValuedPlan:

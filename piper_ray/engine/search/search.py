@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
@@ -20,6 +18,7 @@ from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold
 from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
 from piper_ray.engine.kernels.types import BitArray
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import (
     is_worth_a_chain,
@@ -29,16 +28,14 @@ from piper_ray.engine.search.chain import (
 )
 from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.corridor import around
-from piper_ray.engine.search.inexact import Inexact
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.search.inexact import keeping_known
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.search.watch import EvaluationWatch
 from piper_ray.engine.tables.problem import Problem, chain_problem
-from piper_ray.model.errors import ChoiceTooHard
-from piper_ray.model.events import Bounds, EvaluationFinished, IncumbentFound, Listener, Note, silent
+from piper_ray.model.events import EvaluationFinished
 from piper_ray.model.solution import EvaluationStats
-from piper_ray.model.stop import StoppedBy, StopSearch
+from piper_ray.model.stop import StoppedBy
 
 _COARSE_GAP = 1e-4
 
@@ -76,91 +73,65 @@ as many."""
 
 @dataclass
 class Search:
-    """One search on one problem. ``run`` may end early; ``incumbent`` and ``bracket`` are valid at every moment, for
-    other threads too.
+    """The rule of a search on one problem that keeps ``ledger``, and begins with its plan.
 
-    known: a plan to begin with. started_s: what events count from, by ``time.perf_counter``.
+    lower_s: what no plan is faster than, by another search. is_likely: whether the ledger's plan is likely to be the
+    best.
     """
 
     planning: Planning
     problem: Problem
     evaluations: Evaluations
-    limits: Limits = field(default_factory=Limits)
-    listener: Listener = silent
-    started_s: float = field(default_factory=time.perf_counter)
-    known: ValuedPlan | None = None
+    ledger: Ledger[ValuedPlan]
+    lower_s: float = 0.0
+    is_likely: bool = False
 
     def __post_init__(self) -> None:
-        self._first_bound_s = self.problem.lower_bound_s()
         self.bracket = Bracket(
-            lower=self._first_bound_s, ceiling=ceiling_s(self.planning.instance), work=self.problem.work_s()
+            lower=self.problem.lower_bound_s(), ceiling=ceiling_s(self.planning.instance), work=self.problem.work_s()
         )
-        self.incumbent = self.known
-        self.proved = False  # the incumbent is optimal
-        self.stopped_by: StoppedBy | None = None
         self.stats: list[EvaluationStats] = []
+        self.found: list[ValuedPlan] = []  # in turn, each better than those before
         self._completion: Completion | None = None
         self._preferred: tuple[float, Outcome] | None = None  # of all plans as fast: fewest devices, then stages
         self._borders: BitArray | None = None  # of the incumbent: downsets where its stages end
         self._live_in_vain = 0  # downsets with states in infeasible evaluations since then
-        self._pricing = Pricing(self.problem, self.limits.check)
-        if self.known is not None:
-            self.bracket.record_plan(self.known.time_per_sample_s)
-
-    def begin_with(self, known: ValuedPlan | None, lower_s: float) -> None:
-        """A plan that is likely to be the best, and a bound that is proved: from another search."""
-        self.bracket.lower = max(self.bracket.lower, lower_s)
+        self._pricing = Pricing(self.problem, self.ledger.check)
+        known = self.ledger.best
+        if self.is_likely:
+            self.bracket.lower = max(self.bracket.lower, self.lower_s)
+        else:
+            self.bracket.record_bound(self.lower_s)
         if known is not None:
-            self.incumbent = known
-            self.bracket.record_plan(known.time_per_sample_s)
-            self.bracket.phase = Phase.CHALLENGING
+            self.bracket.record_plan(known.value_s)
+            if self.is_likely:
+                self.bracket.phase = Phase.CHALLENGING
+        self.ledger.cases, self.ledger.may_prefer = {0: self.bracket}, True
 
-    def begin_within(self, known: ValuedPlan | None, lower_s: float) -> None:
-        """A plan and a bound as well, of which it is not known how good they are."""
-        self.bracket.record_bound(lower_s)
-        if known is not None:
-            self.incumbent = known
-            self.bracket.record_plan(known.time_per_sample_s)
-
-    def proved_s(self, optimal: ValuedPlan) -> float:
-        """What no plan is faster than, once it is proved: the same whatever the search began with."""
-        time_s = optimal.time_per_sample_s
-        return min(max(self._first_bound_s, time_s * (1.0 - PROOF)), time_s)
-
-    def run(self) -> None:
-        """Closes the bracket, or stops at the gap, the deadline or an interrupt; then picks the preferred plan.
+    def efforts(self) -> Generator[None, None, None]:
+        """Closes the bracket, or stops at the gap; then picks the preferred plan.
 
         A TMPC choice that is too hard to make exactly ends the search too, and so do figures too far apart for sums.
         Raises ChoiceTooHard and Inexact where no plan is known.
         """
-        try:
+        with keeping_known(self.ledger, self.bracket.forget):
             if self._has_chains:
                 self._improve_on_chain(order_of_graph(self.problem))
             self._begin_coarsely()
-            while not self.bracket.is_done(self.limits.gap):
-                if self.bracket.lower > self.limits.within_s:
-                    raise StopSearch(StoppedBy.TOO_SLOW)
+            while not self.bracket.is_done(self._gap):
+                yield
                 self._try(self.bracket.propose())
             if self.bracket.closed:
-                self.proved = True
                 self._prefer_small()
-            elif not self.bracket.exhausted:
-                self.stopped_by = StoppedBy.GAP
-        except StopSearch as stop:
-            self.stopped_by = stop.reason
-        except KeyboardInterrupt:
-            self.stopped_by = StoppedBy.INTERRUPT
-        except ChoiceTooHard:
-            if self.incumbent is None:
-                raise
-            self.stopped_by = StoppedBy.CHOICE_TOO_HARD
-        except Inexact as found:
-            if self.incumbent is None:
-                raise
-            # Sums of many layers may have ruled out what is there; the first bound takes the least of each layer.
-            self.bracket.lower = self._first_bound_s
-            self.stopped_by = StoppedBy.INEXACT
-            self.listener(Note(str(found)))
+
+    @property
+    def left_open(self) -> StoppedBy:
+        """Why no effort is left, where the bound is not met."""
+        return StoppedBy.GAP
+
+    @property
+    def _gap(self) -> float:
+        return self.ledger.limits.gap
 
     def _try(self, threshold_s: float) -> None:
         bound_s = self._pricing.lower_bound_s(threshold_s)
@@ -203,7 +174,7 @@ class Search:
         one_degree = has_one_degree(self.problem.tables)
         self._improve_near_borders(_FEW_BORDERS, _MORE_BORDERS)
         threshold_s = self.bracket.upper
-        if threshold_s is None or self.bracket.is_done(self.limits.gap):
+        if threshold_s is None or self.bracket.is_done(self._gap):
             return
         outcome = self._evaluate(threshold_s, fewest_stages=one_degree)
         if one_degree:
@@ -248,7 +219,7 @@ class Search:
         """
         borders, upper_s = within(allowed, self.problem.cluster.devices), self._upper_s
         bracket = Bracket(self.bracket.lower, upper_s, phase=Phase.DOUBTING)
-        while not bracket.is_done(max(self.limits.gap, _NEARLY)):
+        while not bracket.is_done(max(self._gap, _NEARLY)):
             threshold_s, reached = bracket.propose(), list[StateTables]()
             outcome = self._evaluate_within(borders, threshold_s, reached.append)
             if not outcome.feasible:
@@ -257,7 +228,7 @@ class Search:
             bracket.record_feasible(threshold_s, self._take(self.problem, outcome.stages, "near"))
             if threshold_s == upper_s:
                 bracket.descend(_STRIDE)
-            found = Completion.of(threshold_s, reached[-1], self.problem.scratch, self.limits.check)
+            found = Completion.of(threshold_s, reached[-1], self.problem.scratch, self.ledger.check)
             borders = Completion(np.inf, found.device_limit)
 
     @property
@@ -270,7 +241,7 @@ class Search:
         def learn(states: StateTables) -> None:
             live = states.fronts.states
             if live[-1] > 0 and self._tells_more(threshold_s, int(np.count_nonzero(live))):
-                found = Completion.of(threshold_s, states, self.problem.scratch, self.limits.check)
+                found = Completion.of(threshold_s, states, self.problem.scratch, self.ledger.check)
                 self._completion = found.within(self._completion)
                 self._live_in_vain = 0
 
@@ -291,12 +262,16 @@ class Search:
         upper_s = self.bracket.upper
         assert upper_s is not None
         if self._preferred is not None and self._preferred[0] == upper_s:
-            self.incumbent = self.planning.valued(self.problem, self._preferred[1].stages, self.incumbent)
+            self._settle(self._preferred[1])
             return
         potentials = self._pricing.potentials(upper_s)
-        outcome = self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True)
-        self.incumbent = self.planning.valued(self.problem, outcome.stages, self.incumbent)
+        self._settle(self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True))
         self._report()
+
+    def _settle(self, outcome: Outcome) -> None:
+        found = self.planning.valued(self.problem, outcome.stages, self.ledger.best)
+        self.bracket.settle(found.value_s)
+        self.ledger.settle(found)
 
     @property
     def _has_chains(self) -> bool:
@@ -307,16 +282,17 @@ class Search:
         workload, degrees = self.problem.workload, self.problem.cluster.divisors.tolist()
         graph, options = workload.lattice.graph, workload.options
         chain = chain_problem(self.planning.instance, graph, options, order, degrees)
+        chain = chain.with_cluster(self.problem.cluster)  # whose limit on the sum of d may be another
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         take = partial(self._take, origin="chain")
-        search_chain(chain, self.evaluations.backend, bracket, take, self.limits.gap, self.check)
+        search_chain(chain, self.evaluations.backend, bracket, take, self._gap, self.ledger.check)
         if bracket.upper is None:
             self.bracket.doubt()
 
     def _begin_coarsely(self) -> None:
         """On a long chain: a plan with few borders to choose from, then with those near its own."""
         lattice = self.problem.workload.lattice
-        if self.incumbent is not None or not is_long_chain(lattice):
+        if self.ledger.best is not None or not is_long_chain(lattice):
             return
         spacing, stages = first_spacing(lattice), None
         while spacing > 1 or (spacing and stages is not None):
@@ -330,7 +306,7 @@ class Search:
         """The best plan whose stages end at these, if it is better than all before."""
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         stages = None
-        while not bracket.is_done(max(self.limits.gap, _COARSE_GAP)):
+        while not bracket.is_done(max(self._gap, _COARSE_GAP)):
             threshold_s = bracket.propose()
             outcome = self._evaluate_within(borders, threshold_s)
             if outcome.feasible:
@@ -351,7 +327,7 @@ class Search:
             self.problem,
             self.evaluations.backend,
             threshold_s,
-            on_progress=self.check,
+            on_progress=self.ledger.check,
             on_finished=on_finished,
             completion=completion,
         )
@@ -359,13 +335,12 @@ class Search:
     def _take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
         found = self.planning.valued(problem, stages)
-        value_s, plan = found.time_per_sample_s, found.plan
-        if self.incumbent is None or value_s < self.incumbent.time_per_sample_s:
-            self.incumbent = found
+        if found.value_s < self._upper_s:
             self._borders = problem.lattice.bits[[stage.inner for stage in stages]]
-            self.bracket.record_plan(value_s)
-            self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, self._bounds()))
-        return value_s
+            self.bracket.record_plan(found.value_s)
+            self.found.append(found)
+            self.ledger.offer(found, origin)
+        return found.value_s
 
     def _evaluate(
         self,
@@ -414,23 +389,16 @@ class Search:
             index=len(self.stats) + 1,
             threshold_s=threshold_s,
             level_start=self.problem.lattice.level_start,
-            limits=self.limits,
-            listener=self.listener,
-            bounds=self._bounds,
+            ledger=self.ledger,
             display=self.evaluations.backend,
         )
 
     def _report(self) -> None:
         """Tells of the last evaluation, once its answer is on record."""
         last = self.stats[-1]
-        self.listener(
+        bounds = self.ledger.bounds()
+        self.ledger.listener(
             EvaluationFinished(
-                len(self.stats), last.threshold_s, last.feasible, last.seconds, last.live_downsets, self._bounds()
+                len(self.stats), last.threshold_s, last.feasible, last.seconds, last.live_downsets, bounds
             )
         )
-
-    def check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
-        self.limits.check()
-
-    def _bounds(self) -> Bounds:
-        return Bounds(self.bracket.lower, self.bracket.upper, time.perf_counter() - self.started_s)

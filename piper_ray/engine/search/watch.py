@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.kernels.types import IndexArray
-from piper_ray.engine.search.limits import Limits
-from piper_ray.model.events import Bounds, EvaluationAdvanced
+from piper_ray.engine.ledger import Ledger
+from piper_ray.model.events import EvaluationAdvanced
 
 
 @dataclass(frozen=True)
 class EvaluationWatch:
-    """Called with the downsets done. index: of the evaluation, from 1. bounds: of the search, at the moment.
+    """Called with the downsets done. index: of the evaluation, from 1.
 
-    level_start: int64[levels + 1], first downset of each level. Raises StopSearch as ``Limits.check``.
+    level_start: int64[levels + 1], first downset of each level. Raises StopSearch as ``Ledger.check``.
     """
 
     index: int
     threshold_s: float
     level_start: IndexArray
-    limits: Limits
-    listener: Callable[[EvaluationAdvanced], None]
-    bounds: Callable[[], Bounds]
+    ledger: Ledger[Any]
     display: Display
     began_s: float = field(default_factory=time.perf_counter)
 
@@ -36,15 +34,15 @@ class EvaluationWatch:
         return time.perf_counter() - self.began_s
 
     def __call__(self, done: int) -> None:
-        self.limits.check()
+        self.ledger.check()
         activity = self.display.activity()
-        self.listener(
+        self.ledger.listener(
             EvaluationAdvanced(
                 index=self.index,
                 threshold_s=self.threshold_s,
                 done=done,
                 total=int(self.level_start[-1]),
-                bounds=self.bounds(),
+                bounds=self.ledger.bounds(),
                 seconds=self.seconds,
                 level=int(np.searchsorted(self.level_start, done, side="right")) - 1,
                 levels=self.level_start.size - 1,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
@@ -19,15 +18,15 @@ from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import order_through, search_chain
-from piper_ray.engine.search.limits import Limits
+from piper_ray.engine.search.inexact import keeping_known
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem
 from piper_ray.engine.tables.tmpc_options import TmpcOptions
-from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
-from piper_ray.model.stop import StoppedBy, StopSearch
+from piper_ray.model.stop import StoppedBy
 
 CELLS, _ROUNDS = 1024, 100
 """Of the grid of times, and of the search for potentials: more than elsewhere, where so much hangs on them."""
@@ -49,9 +48,11 @@ _FEW_STEPS, _SOME_STEPS, _MOST_STEPS = 40_000_000, 320_000_000, 3_000_000_000
 
 @dataclass
 class WideSearch:
-    """``bracket`` and ``incumbent`` are valid at every moment, for other threads too.
+    """The rule of a search that keeps ``ledger`` on downsets as they are wanted, ``most`` at a time.
 
-    outgrown: downsets that count were more than fit.
+    workload: downsets with all that plans as good as the ledger's can use; None where the bracket is as narrow as the
+    gap asked for, where these are more than ``most`` (then it is outgrown) or take too long to tell, or where the
+    layers are too entangled.
     """
 
     planning: Planning
@@ -59,57 +60,59 @@ class WideSearch:
     options: TmpcOptions
     degrees: Sequence[int]
     backend: Evaluator
-    limits: Limits = field(default_factory=Limits)
-    listener: Listener = silent
-    started_s: float = field(default_factory=time.perf_counter)
+    ledger: Ledger[ValuedPlan] = field(default_factory=Ledger)
+    most: int = 0
 
     def __post_init__(self) -> None:
         self._chain = self._on_chain(range(self.graph.size))
         self.bracket = Bracket(self._chain.lower_bound_s(), ceiling_s(self.planning.instance))
-        self.incumbent: ValuedPlan | None = None
+        self.workload: LatticeTables | None = None
         self.outgrown = False
+        self.ledger.cases = {0: self.bracket}
 
-    def live(self, most: int) -> LatticeTables | None:
-        """Downsets with all that plans as good as ``incumbent`` can use; None where the bracket is as narrow as the gap
-        asked for, where these are more than ``most`` or take too long to tell, or where the layers are too entangled.
-
-        Raises StopSearch once a limit is reached, ChoiceTooHard as ``evaluate_threshold``.
+    def efforts(self) -> Generator[None, None, None]:
+        """A chain, prices of layers, beams, and then all downsets that count. Raises ChoiceTooHard and Inexact where no
+        plan is known.
         """
-        search_chain(
-            self._chain, self.backend, self._copy(), partial(self.take, origin="chain"), self.limits.gap, self.check
-        )
-        cover = self.cover
-        if cover is None:
-            return None
-        reach, found = Reach(self._chain, cover), None
-        if not self.bracket.is_done(self.limits.gap):
+        with keeping_known(self.ledger, self.bracket.forget):
+            self._search_chain(self._chain)
+            yield
+            if self.cover is not None:
+                self.workload = self._live(self.cover)
+
+    @property
+    def left_open(self) -> StoppedBy:
+        """Why no effort is left, where the bound is not met."""
+        return StoppedBy.GAP if self.bracket.is_done(self._gap) else StoppedBy.TOO_MANY_DOWNSETS
+
+    def _live(self, cover: StageCover) -> LatticeTables | None:
+        reach, found, most = Reach(self._chain, cover), None, self.most
+        if not self.bracket.is_done(self._gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
-            bound_by_cover(cover, self._devices, lower_s, None, self.check, _ROUNDS, record)
+            bound_by_cover(cover, self._devices, lower_s, None, self.ledger.check, _ROUNDS, record)
             self._look_along_beams(cover, reach, most)
-        if not self.bracket.is_done(self.limits.gap):
+        if not self.bracket.is_done(self._gap):
             found = self._as_good(cover, reach, most, _SOME_STEPS) or self._step_up(cover, reach, most)
         if self.bracket.closed:
             found = found or self._as_good(cover, reach, most, _FEW_STEPS)
         return found
+
+    @property
+    def _gap(self) -> float:
+        return self.ledger.limits.gap
+
+    def _search_chain(self, chain: Problem) -> None:
+        bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
+        search_chain(chain, self.backend, bracket, partial(self.take, origin="chain"), self._gap, self.ledger.check)
 
     @cached_property
     def cover(self) -> StageCover | None:
         """Of the layers by stages; None where they are too entangled."""
         return StageCover.of(self._chain, CELLS)
 
-    def proved_s(self, time_s: float) -> float:
-        """As ``Search.proved_s``, of a plan that takes so long and is proved to be the best."""
-        return min(max(self._chain.lower_bound_s(), time_s * (1.0 - PROOF)), time_s)
-
-    def forget_bound(self) -> None:
-        """All but the first one, which takes the least of each layer: sums of many may have ruled out what is there."""
-        self.bracket.lower = self._chain.lower_bound_s()
-
     def improve_along(self, problem: Problem, stages: Sequence[TracedStage]) -> None:
         """Plans whose stages are runs of an order through those of one that was found."""
-        chain = self._on_chain(order_through(problem, stages))
-        take = partial(self.take, origin="chain")
-        search_chain(chain, self.backend, self._copy(), take, self.limits.gap, self.check)
+        self._search_chain(self._on_chain(order_through(problem, stages)))
 
     @property
     def _devices(self) -> int:
@@ -142,7 +145,7 @@ class WideSearch:
         if potentials.devices > self._devices * (1.0 + PROOF):
             self.bracket.record_bound(threshold_s)
             return False
-        found = reach.downsets(potentials, Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS), _BEAM, self.check)
+        found = reach.downsets(potentials, Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS), _BEAM, self.ledger.check)
         if found is None or not self._is_whole(found):
             return False
         problem, outcome = self._evaluate(found, threshold_s)
@@ -157,11 +160,11 @@ class WideSearch:
         What takes longer than thresholds before it is tried at nearer ones first.
         """
         step, steps = _FIRST_STEP, _FEW_STEPS
-        while not self.bracket.is_done(self.limits.gap):
+        while not self.bracket.is_done(self._gap):
             most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
             # Where nothing takes any time there is no bound to step up from.
             threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
-            found = reach.downsets(self.potentials(cover, threshold_s), Room(most, steps), check=self.check)
+            found = reach.downsets(self.potentials(cover, threshold_s), Room(most, steps), check=self.ledger.check)
             if found is None:
                 step /= 4.0
                 if step < _LEAST_STEP:
@@ -189,13 +192,13 @@ class WideSearch:
         upper_s = self.bracket.upper
         if upper_s is None:
             return None
-        found = reach.downsets(self.potentials(cover, upper_s), Room(most, steps), check=self.check)
+        found = reach.downsets(self.potentials(cover, upper_s), Room(most, steps), check=self.ledger.check)
         return None if found is None else self._tables(found)
 
     def potentials(self, cover: StageCover, threshold_s: float) -> Potentials:
         """For plans that keep the threshold. Not from others on: these are no better, and take longer."""
         enough = self._devices * (1.0 + PROOF)
-        return cover.potentials(threshold_s, until=enough, rounds=_ROUNDS, check=self.check)
+        return cover.potentials(threshold_s, until=enough, rounds=_ROUNDS, check=self.ledger.check)
 
     def _is_whole(self, found: BitArray) -> bool:
         return int(np.bitwise_count(found).sum(axis=1).max()) == self.graph.size
@@ -205,7 +208,7 @@ class WideSearch:
 
     def _evaluate(self, found: BitArray, threshold_s: float) -> tuple[Problem, Outcome]:
         problem = self.problem_of(found)
-        return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self.check)
+        return problem, evaluate_threshold(problem, self.backend, threshold_s, on_progress=self.ledger.check)
 
     def problem_of(self, found: BitArray) -> Problem:
         """Of these downsets, among them the empty set and V."""
@@ -214,23 +217,10 @@ class WideSearch:
     def _on_chain(self, order: Sequence[int]) -> Problem:
         return chain_problem(self.planning.instance, self.graph, self.options, order, self.degrees)
 
-    def _copy(self) -> Bracket:
-        return Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
-
     def take(self, problem: Problem, stages: Sequence[TracedStage], origin: str) -> float:
         """Values the plan, in s, and keeps it if it is the best so far."""
         found = self.planning.valued(problem, stages)
-        value_s, plan = found.time_per_sample_s, found.plan
-        if self.incumbent is None or value_s < self.incumbent.time_per_sample_s:
-            self.incumbent = found
-            self.bracket.record_plan(value_s)
-            elapsed_s = time.perf_counter() - self.started_s
-            bounds = Bounds(self.bracket.lower, self.bracket.upper, elapsed_s)
-            self.listener(IncumbentFound(origin, value_s, len(plan.stages), plan.devices, bounds))
-        return value_s
-
-    def check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
-        """Raises StopSearch where a limit is reached."""
-        self.limits.check()
-        if self.bracket.lower > self.limits.within_s:
-            raise StopSearch(StoppedBy.TOO_SLOW)
+        if found.value_s < self.ledger.upper_s:
+            self.bracket.record_plan(found.value_s)
+            self.ledger.offer(found, origin)
+        return found.value_s

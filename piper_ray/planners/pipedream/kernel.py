@@ -17,9 +17,11 @@ _SLIGHTLY_LESS = 1.0 - 1e-12
 
 
 class PairArrays(NamedTuple):
-    """Pairs of tails, rest inside front, by front: see ``states.StateArrays``.
+    """Pairs of tails, rest inside front, by front.
 
-    whole_batch: N, which the replication of every stage must divide; 0 if any will do.
+    pair_start: int64[m + 1]; rest: int32[pairs], the tails inside tail i are at pair_start[i] .. pair_start[i + 1].
+    weights_bytes, activation_bytes, fixed_bytes, shared_bytes: float64[m], sums over the tail of w, a, b and what
+    replicas share out. whole_batch: N, which the replication of every stage must divide; 0 if any will do.
     memory_bytes: M, with the tolerance included; inf if it does not count.
     """
 

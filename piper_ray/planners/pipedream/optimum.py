@@ -52,7 +52,7 @@ class LevelTask:
 
 
 @dataclass(frozen=True)
-class Cut:
+class StageCut:
     """A stage: the layers of tail ``front`` that are not in tail ``rest``, ``degree`` times."""
 
     front: int
@@ -62,24 +62,16 @@ class Cut:
 
 def best_partition(
     states: TailTables, tasks: Sequence[LevelTask], microbatches: int | None, memory_bytes: float
-) -> tuple[float, list[Cut]] | None:
+) -> tuple[float, list[StageCut]] | None:
     """The recurrence's value in s, and its stages front to back; None if nothing fits.
 
     tasks: lowest level first. microbatches: N, that a stage's replication over all levels must divide; None: any.
     memory_bytes: M; counts with one level only. Raises LimitError if the tables of lower levels are too much work.
     """
-    pairs = PairArrays(
-        states.pair_start,
-        states.rest,
-        states.weights_bytes,
-        states.activation_bytes,
-        states.fixed_bytes,
-        states.shared_bytes,
-        whole_batch=microbatches or 0,
-        memory_bytes=memory_bytes * _FITS if len(tasks) == 1 else math.inf,
-    )
-    front = np.repeat(np.arange(states.size), np.diff(states.pair_start))
-    time_s = states.time_s[front] - states.time_s[states.rest]
+    limit_bytes = memory_bytes * _FITS if len(tasks) == 1 else math.inf
+    pairs = states.pairs._replace(whole_batch=microbatches or 0, memory_bytes=limit_bytes)
+    front = np.repeat(np.arange(states.size), np.diff(pairs.pair_start))
+    time_s = states.time_s[front] - states.time_s[pairs.rest]
     group = np.ones(0, np.int64)
     levels: list[LevelArrays] = []
     below = 1
@@ -97,7 +89,7 @@ def best_partition(
         below = task.machines
         if number < len(tasks) - 1:
             _check_work(states, task)
-            time_s, group = np.empty(states.pairs), np.empty(states.pairs, np.int64)
+            time_s, group = np.empty(pairs.rest.size), np.empty(pairs.rest.size, np.int64)
             fill_segments(pairs, level, time_s, group)
     found = _search(pairs, levels[-1])
     if found is None:
@@ -109,8 +101,8 @@ def best_partition(
 
 
 def _check_work(states: TailTables, task: LevelTask) -> None:
-    inside = np.diff(states.pair_start).astype(np.float64)
-    around = np.bincount(states.rest, minlength=states.size)
+    inside = np.diff(states.pairs.pair_start).astype(np.float64)
+    around = np.bincount(states.pairs.rest, minlength=states.size)
     if float(inside @ (around + 1)) * task.machines * len(task.degrees) > _SEGMENT_WORK_LIMIT:
         raise LimitError(
             f"PipeDream's planner with levels of machines has too many states, {states.size:,}; "
@@ -118,7 +110,7 @@ def _check_work(states: TailTables, task: LevelTask) -> None:
         )
 
 
-def _search(pairs: PairArrays, level: LevelArrays) -> tuple[float, list[Cut]] | None:
+def _search(pairs: PairArrays, level: LevelArrays) -> tuple[float, list[StageCut]] | None:
     """The least bottleneck, with what is proved below it closing in on the best partition seen.
 
     Passes are cheap where few machines may be wasted, so from below in doubling steps. Then by bisection, every second
@@ -147,30 +139,30 @@ def _search(pairs: PairArrays, level: LevelArrays) -> tuple[float, list[Cut]] | 
 
 def _partition_within(
     pairs: PairArrays, level: LevelArrays, threshold_s: float, machines: Integers
-) -> tuple[float, list[Cut]] | None:
+) -> tuple[float, list[StageCut]] | None:
     """The partition on the fewest machines with every stage at most ``threshold_s``, and its slowest stage's time."""
     if least_machines(pairs, level, threshold_s, machines) > level.machines:
         return None
-    cuts: list[Cut] = []
+    cuts: list[StageCut] = []
     slowest_s = 0.0
     whole = tail = len(machines) - 1
     while tail > 0:
         pair, degree = best_first_stage(pairs, level, tail, threshold_s, machines)
         rest = int(pairs.rest[pair])
-        cuts.append(Cut(tail, rest, degree))
+        cuts.append(StageCut(tail, rest, degree))
         slowest_s = max(slowest_s, stage_seconds(pairs, level, tail, pair, degree, tail == whole))
         tail = rest
     return slowest_s, cuts
 
 
-def _expand(pairs: PairArrays, level: LevelArrays, cut: Cut) -> list[Cut]:
+def _expand(pairs: PairArrays, level: LevelArrays, cut: StageCut) -> list[StageCut]:
     """A stage of the level above as the stages of this level, replicated as often."""
     segments = make_segments(len(pairs.pair_start) - 1, level.machines)
     fill_segments_from(pairs, level, cut.front, segments)
-    parts: list[Cut] = []
+    parts: list[StageCut] = []
     tail, machines = cut.rest, level.machines
     while tail != cut.front:
         front = int(segments.came_from[tail, machines])
-        parts.append(Cut(front, tail, int(segments.degree[tail, machines]) * cut.degree))
+        parts.append(StageCut(front, tail, int(segments.degree[tail, machines]) * cut.degree))
         tail, machines = front, int(segments.left[tail, machines])
     return parts[::-1]

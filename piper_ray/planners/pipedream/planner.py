@@ -162,7 +162,7 @@ class PipeDream:
         ]
         found = best_partition(states, tasks, microbatches, memory_bytes)
         if found is None:
-            return None, states.pairs
+            return None, states.pairs.rest.size
         time_s, cuts = found
         partition = Partition(
             stages=tuple(states.layers_between(cut.front, cut.rest) for cut in cuts),
@@ -170,7 +170,7 @@ class PipeDream:
             time_per_stage_s=time_s,
             states=states.size - 1,
         )
-        return partition, states.pairs
+        return partition, states.pairs.rest.size
 
 
 def _choices(instance: Instance, restrictions: Restrictions) -> list[UniformChoice]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.planners.order import topological_order
-from piper_ray.planners.pipedream.kernel import count_subsets, list_subsets
+from piper_ray.planners.pipedream.kernel import PairArrays, count_subsets, list_subsets
 from piper_ray.planners.pipedream.parameters import States
 
 Floats = npt.NDArray[np.float64]
@@ -32,30 +33,19 @@ class TailTables:
     """A state is told by its tail, the layers that are left: number 0 leaves none, the last one all.
 
     layer_ids: of each vertex, its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
-    its subsets. pair_start: int64[m + 1]; rest: int32[pairs], the tails inside tail i are at pair_start[i] ..
-    pair_start[i + 1]. time_s, weights_bytes, activation_bytes, fixed_bytes, shared_bytes: float64[m], sums over the
-    tail of p, w, a, b and what replicas share out. entering_bytes: float64[m], the activations that enter it, each
-    once.
+    its subsets. pairs: of nested tails, for any batch and memory. time_s: float64[m], the sum over the tail of p.
+    entering_bytes: float64[m], the activations that enter it, each once.
     """
 
     layer_ids: tuple[tuple[int, int], ...]
     bits: Bits
-    pair_start: Integers
-    rest: npt.NDArray[np.int32]
+    pairs: PairArrays
     time_s: Floats
-    weights_bytes: Floats
-    activation_bytes: Floats
-    fixed_bytes: Floats
-    shared_bytes: Floats
     entering_bytes: Floats
 
     @property
     def size(self) -> int:
         return len(self.bits)
-
-    @property
-    def pairs(self) -> int:
-        return len(self.rest)
 
     def layers_between(self, front: int, rest: int) -> tuple[int, ...]:
         """Ids of the layers in tail ``front`` and not in tail ``rest``, in file order."""
@@ -80,13 +70,17 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
     return TailTables(
         layer_ids=tuple((place[layer_id], layer_id) for layer_id in graph.layer_ids),
         bits=bits,
-        pair_start=pair_start,
-        rest=rest,
+        pairs=PairArrays(
+            pair_start,
+            rest,
+            weights_bytes=_sums(inside, [tmpc.weights_bytes for tmpc in chosen]),
+            activation_bytes=_sums(inside, [tmpc.activation_bytes for tmpc in chosen]),
+            fixed_bytes=_sums(inside, [tmpc.fixed_bytes for tmpc in chosen]),
+            shared_bytes=_sums(inside, [tmpc.shared_bytes for tmpc in chosen]),
+            whole_batch=0,
+            memory_bytes=math.inf,
+        ),
         time_s=_sums(inside, [tmpc.time_per_sample_s for tmpc in chosen]),
-        weights_bytes=_sums(inside, [tmpc.weights_bytes for tmpc in chosen]),
-        activation_bytes=_sums(inside, [tmpc.activation_bytes for tmpc in chosen]),
-        fixed_bytes=_sums(inside, [tmpc.fixed_bytes for tmpc in chosen]),
-        shared_bytes=_sums(inside, [tmpc.shared_bytes for tmpc in chosen]),
         entering_bytes=_entering_bytes(instance, graph, inside),
     )
 

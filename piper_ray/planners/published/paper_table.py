@@ -11,12 +11,11 @@ import numpy as np
 
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model import arguments
-from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.planners.published.arrays import Arrays, Floats, flatten
-from piper_ray.planners.published.downsets import enumerate_downsets
+from piper_ray.planners.published.arrays import Arrays, Floats, enumerate_downsets, flatten
 from piper_ray.workloads.formats.load import Source, instance_of
 
 if TYPE_CHECKING:
@@ -109,10 +108,7 @@ def paper_table(
 
 def checked_limit_bytes(given: object) -> int:
     """``table_limit_bytes`` as a whole number. Raises UsageError."""
-    limit_bytes = arguments.number(given)
-    if limit_bytes is None or not 1.0 <= limit_bytes < np.inf:
-        raise UsageError(f"table_limit_bytes must be a number of bytes of at least 1, not {arguments.shown(given)}")
-    return int(limit_bytes)
+    return int(arguments.number_from("table_limit_bytes", given, 1.0, "a number of bytes of at least 1"))
 
 
 def _cluster(instance: Instance, restrictions: Restrictions) -> Constants:

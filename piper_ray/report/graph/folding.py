@@ -13,20 +13,15 @@ _TIME_TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
-class Run:
+class LayerRun:
     """Layer ids, front to back; more than one if they are equal and each feeds the next."""
 
     layers: tuple[int, ...]
 
 
-def fold(instance: Instance) -> list[Run]:
+def fold(instance: Instance) -> list[LayerRun]:
     """Every layer in one run. Layers of a run have equal names but for digits, equal sizes, times about as equal as
     measured ones are, and the same other inputs, and all but the last feed the next one only."""
-    successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-    predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-    for edge in instance.edges:
-        successors[edge.source].append(edge.target)
-        predecessors[edge.target].append(edge.source)
     kind = {layer.id: (kind_name(layer.name), _sizes(layer)) for layer in instance.layers}
     times = {layer.id: _times_s(layer) for layer in instance.layers}
 
@@ -35,11 +30,11 @@ def fold(instance: Instance) -> list[Run]:
             abs(one - other) <= _TIME_TOLERANCE * max(one, other)
             for one, other in zip(times[before], times[after], strict=True)
         )
-        return alike and successors[before] == [after]
+        return alike and instance.neighbours[before][1] == (after,)
 
     follower: dict[int, int] = {}
     for layer in instance.layers:
-        for before in predecessors[layer.id]:
+        for before in instance.neighbours[layer.id][0]:
             if follows(before, layer.id) and before not in follower:
                 follower[before] = layer.id
     followed = {after: before for before, after in follower.items()}
@@ -50,17 +45,17 @@ def fold(instance: Instance) -> list[Run]:
         chain = [layer.id]
         while chain[-1] in follower:
             chain.append(follower[chain[-1]])
-        runs += [Run(tuple(piece)) for piece in _pieces(chain, predecessors)]
+        runs += [LayerRun(tuple(piece)) for piece in _pieces(chain, instance)]
     return runs
 
 
-def _pieces(chain: Sequence[int], predecessors: dict[int, list[int]]) -> list[list[int]]:
+def _pieces(chain: Sequence[int], instance: Instance) -> list[list[int]]:
     """The chain cut where the other inputs change; short pieces as single layers."""
     pieces: list[list[int]] = [[chain[0]]]
     others = None  # of the first layer they include what comes before the chain
     for before, layer in pairwise(chain):
-        of_layer = sorted(set(predecessors[layer]) - {before})
-        alike = set(of_layer) <= set(predecessors[before]) if others is None else of_layer == others
+        of_layer = sorted(set(instance.neighbours[layer][0]) - {before})
+        alike = set(of_layer) <= set(instance.neighbours[before][0]) if others is None else of_layer == others
         others = of_layer
         if alike:
             pieces[-1].append(layer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,11 +13,15 @@ import pygraphviz
 
 from piper_ray.engine.lattice.counting import count_cuts, count_downsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.preview import lattice_input
+from piper_ray.model import arguments
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import plural, printable, size_text, time_text
 from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.report.graph.folding import Run, fold, kind_name
+from piper_ray.model.options import Contract
+from piper_ray.report.graph.folding import LayerRun, fold, kind_name
 from piper_ray.storage.files import written_whole
+from piper_ray.workloads.formats.load import Source, instance_of
 
 FORMATS = (".svg", ".png", ".pdf", ".dot")
 
@@ -39,6 +44,23 @@ def check_path(path: Path) -> None:
         raise UsageError(f"{path}: there is no folder {path.parent}")
 
 
+def draw(instance: Instance | Source, path: str | os.PathLike[str], *, contract: Contract = Contract.SAFE) -> None:
+    """Write the layer graph as .svg, .png, .pdf or .dot, with the number of downsets at each cut.
+
+    contract: as in ``SolveOptions``; OPERATORS draws blocks. Raises LimitError for graphs that nobody could read,
+    UsageError for arguments that make no sense and for a file that cannot be written.
+
+    >>> import piper_ray
+    >>> piper_ray.draw(piper_ray.estimate("bert-large", "A100-80"), "graph.dot")
+    """
+    target = Path(arguments.location("path", path))
+    check_path(target)
+    contract = arguments.choice("contract", contract, Contract)
+    planned = lattice_input(instance_of(instance), contract)
+    members = planned.outline.contraction.members(planned.instance)
+    draw_graph(planned.instance, planned.outline.graph, members, target)
+
+
 def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], path: Path) -> None:
     """Writes the picture: layers front to back, runs of equal ones as one box, and on each edge the number of
     downsets that it crosses: the cuts through it.
@@ -59,7 +81,9 @@ def draw_graph(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequ
         file.write_bytes(drawn)
 
 
-def _picture(instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], runs: Sequence[Run]) -> Any:
+def _picture(
+    instance: Instance, graph: LayerGraph, members: Mapping[int, Sequence[int]], runs: Sequence[LayerRun]
+) -> Any:
     cuts = _cuts(instance, graph, members)
     picture = pygraphviz.AGraph(directed=True, name=instance.name or "layers")
     font = "DejaVu Sans,Helvetica,Arial,sans-serif"
@@ -119,7 +143,7 @@ def _caption(instance: Instance, graph: LayerGraph, cuts: Mapping[tuple[int, int
     return "\\l".join(map(_escaped, lines)) + "\\l"
 
 
-def _box(instance: Instance, run: Run, inner: Sequence[int | None]) -> dict[str, str]:
+def _box(instance: Instance, run: LayerRun, inner: Sequence[int | None]) -> dict[str, str]:
     layers = [instance.layer_by_id[layer] for layer in run.layers]
     name = printable(layers[0].name)
     short = name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…"

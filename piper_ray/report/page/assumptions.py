@@ -85,7 +85,7 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         *_SCHEDULES[simulation.schedule.name],
         *_in_flight(plan, simulation),
         *_times(instance, plan, simulation),
-        *_transfers(instance, plan, simulation),
+        *_transfers(instance, simulation),
         *_gradients(simulation),
         *_places(instance),
         "Not simulated: single kernels, the network's topology, contention between pipelines, loading of data, faults.",
@@ -120,8 +120,8 @@ def _times(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[s
         yield "Where the input does not say it, half of a backward pass computes gradients of weights."
 
 
-def _transfers(instance: Instance, plan: Plan, simulation: Simulation) -> Iterator[str]:
-    cluster = instance.cluster.holding(plan.by_rank(simulation.schedule).devices)
+def _transfers(instance: Instance, simulation: Simulation) -> Iterator[str]:
+    cluster = instance.cluster.holding(simulation.devices)
     bandwidth = f"{given_size_text(cluster.bandwidth_bytes_per_s)}/s"
     if simulation.options.overlap_transfers:
         yield f"Transfers between stages run beside the passes, at {bandwidth}."

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 
-from piper_ray.model.figures import plural, size_text, time_scale
+from piper_ray.model.figures import plural, share_text, size_text, time_scale
 from piper_ray.report.page import svg
 from piper_ray.report.page.tables import Group
+from piper_ray.report.simulation.findings import ranks_text
 from piper_ray.simulate.memory import MemorySteps
 from piper_ray.simulate.result import Simulation
 
@@ -43,7 +44,7 @@ def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPict
     highest peak where that is more, or far less."""
     until_s = simulation.window_s[1]
     limit_bytes = simulation.memory_limit_bytes
-    peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
+    peak_bytes = simulation.peak_memory_bytes
     top_bytes = peak_bytes if peak_bytes < _LITTLE * limit_bytes else max(limit_bytes, peak_bytes)
     names = [_name(simulation, group) for group in lanes]
     left = max(_LEAST_LABEL, 16.0 + _CHARACTER * max(map(len, names)))
@@ -75,19 +76,15 @@ def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64
     return np.maximum.reduceat(padded, np.stack([first, end], axis=1).ravel())[::2]
 
 
-def _ranks(group: Group) -> str:
-    return f"rank {group[0]}" if len(group) == 1 else f"ranks {group[0]}-{group[-1]}"
-
-
 def _name(simulation: Simulation, group: Group) -> str:
     """Of a lane, with the stages of its ranks where they are the same."""
     stages = {simulation.ranks[rank].stages for rank in group}
     if len(stages) > 1:
-        return _ranks(group)
+        return ranks_text(group)
     numbers = [str(stage + 1) for stage in stages.pop()]
     if len(numbers) > _MOST_STAGES:
         numbers[_MOST_STAGES - 1 : -1] = ["\N{HORIZONTAL ELLIPSIS}"]
-    return f"{_ranks(group)}: stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+    return f"{ranks_text(group)}: stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
 
 
 def _lane(
@@ -108,7 +105,7 @@ def _lane(
         return _LANE * min(1.0, size / top_bytes) if top_bytes > 0 else 0.0
 
     over = peak_bytes > limit_bytes * (1.0 + 1e-9)
-    share = f" ({100.0 * peak_bytes / limit_bytes:.1f} %)" if limit_bytes > 0 else ""
+    share = f" ({share_text(peak_bytes / limit_bytes)})" if limit_bytes > 0 else ""
     base = y + _LANE
     pieces = [
         svg.rect(left, y, plot, _LANE, "lane"),
@@ -126,7 +123,7 @@ def _lane(
         limit = Markup('<path d="M{} {}h{}" class="limit"/>')
         pieces.append(limit.format(svg.number(left), svg.number(base - height(limit_bytes)), svg.number(plot)))
     stages = ", ".join(dict.fromkeys(simulation.ranks[rank].name for rank in group))
-    title = f"{_ranks(group)}: {stages}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
+    title = f"{ranks_text(group)}: {stages}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
     return svg.titled(pieces, title)
 
 

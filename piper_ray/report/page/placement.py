@@ -29,7 +29,7 @@ _LABEL_CHARACTER = 6.4
 
 
 @dataclass(frozen=True)
-class Place:
+class StagePlace:
     """What holds one stage, or the chunks of one rank of each pipeline: neighbouring devices.
 
     stages: from 0. degree: t, devices of a replica.
@@ -46,7 +46,7 @@ class Place:
         return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
 
 
-def places_of(simulation: Simulation, cluster: Cluster) -> tuple[Place, ...]:
+def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...]:
     """Front to back, the devices of each beside those of the one before; where there are nodes, the stages that come in
     the largest blocks of these first, so that no block is cut by a node's border."""
     held = []
@@ -57,10 +57,10 @@ def places_of(simulation: Simulation, cluster: Cluster) -> tuple[Place, ...]:
     if len(cluster.links) > 1:
         blocks = [cluster.shared_blocks(x.data_parallel_degree, x.tensor_parallel_degree) for _, _, x in held]
         held = [place for _, place in sorted(zip(blocks, held, strict=True), key=lambda one: -max(one[0], default=0))]
-    found: list[Place] = []
+    found: list[StagePlace] = []
     first = 0
     for stages, devices, figures in held:
-        found.append(Place(stages, first, devices, figures.tensor_parallel_degree))
+        found.append(StagePlace(stages, first, devices, figures.tensor_parallel_degree))
         first += devices
     return tuple(found)
 
@@ -163,7 +163,7 @@ def _legend(node: int | None, cell_devices: int) -> str:
     return f"{cell}{of_nodes}. Numbers are those of stages."
 
 
-def _drawn(grid: _Grid, place: Place, colour: str) -> Markup:
+def _drawn(grid: _Grid, place: StagePlace, colour: str) -> Markup:
     """Replicas as boxes where a cell is a device, stretches where it is several; the stages' numbers on top."""
     end = place.first_device + place.devices
     boxes: list[Markup] = []

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from piper_ray.model.figures import percent_text, plural, printable, rate_text, size_text, time_text
+from piper_ray.model.figures import percent_text, plural, printable, rate_text, share_text, size_text, time_text
 from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.memory import memory_picture
 from piper_ray.report.page.placement import COLOURS, placement
@@ -27,6 +28,7 @@ from piper_ray.report.simulation.findings import findings
 from piper_ray.report.simulation.picture import timeline_element
 from piper_ray.report.speed import speed_document
 from piper_ray.report.summary import instance_lines, schedule_line
+from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 
 
@@ -77,15 +79,20 @@ def page_html(subject: Subject) -> str:
     )
 
 
+def write_page(subject: Subject, path: Path) -> None:
+    """Whole or not at all. Raises UsageError if the file cannot be written."""
+    write_atomically(path, page_html(subject))
+
+
 def key_figures(subject: Subject) -> list[KeyFigure]:
     """The step as it was proved, promised and simulated, and what is left unused."""
     found = subject.valued
-    simulation = found.simulation
+    instance, simulation = found.instance, found.simulation
     bound_s, promised_s = subject.lower_bound_s, simulation.promised_s
     kept = simulation.keeps_promise is not False
     shown = []
     if bound_s is not None:
-        shown.append(_step("Proved: no plan is faster", "lower_bound", found.instance.batch.step_s(bound_s), bound_s))
+        shown.append(_step("Proved: no plan is faster", "lower_bound", instance.batch.step_s(bound_s), bound_s))
     if promised_s is not None:
         shown.append(_step("Promised step", "promised", promised_s, found.value_s))
     shown.append(_step("Simulated step", "", simulation.step_s, simulation.time_per_sample_s, warns=not kept))
@@ -94,12 +101,12 @@ def key_figures(subject: Subject) -> list[KeyFigure]:
         shown.append(KeyFigure("gap", "Gap", subject.gap, percent_text(subject.gap), f"{of} against proved"))
     if promised_s is not None and promised_s > 0.0:
         slower = simulation.step_s / promised_s - 1.0
-        text = "kept" if kept else f"{100.0 * slower:.1f} % slower"
+        text = "kept" if kept else f"{share_text(slower)} slower"
         shown.append(KeyFigure("slower", "Promise", slower, text, "simulated against promised", warns=not kept))
-    peak_bytes = max(rank.peak_memory_bytes for rank in simulation.ranks)
+    peak_bytes = simulation.peak_memory_bytes
     return [
         *shown,
-        KeyFigure("bubble_share", "Idle", simulation.bubble_share, f"{100.0 * simulation.bubble_share:.1f} %"),
+        KeyFigure("bubble_share", "Idle", simulation.bubble_share, share_text(simulation.bubble_share)),
         KeyFigure(
             "peak_memory_bytes",
             "Peak memory",
@@ -108,7 +115,9 @@ def key_figures(subject: Subject) -> list[KeyFigure]:
             f"of {size_text(simulation.memory_limit_bytes)} a device",
             warns=bool(simulation.memory_violations),
         ),
-        KeyFigure("devices", "Devices", found.devices, f"{found.devices:,}", f"of {found.instance.devices:,}"),
+        KeyFigure(
+            "devices", "Devices", simulation.devices, f"{simulation.devices:,}", f"of {found.instance.devices:,}"
+        ),
         *_rates(found),
     ]
 

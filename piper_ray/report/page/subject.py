@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.errors import InvalidPlan, LimitError
 from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.step import StepTerms
-from piper_ray.report.page.comparison import Compared
+from piper_ray.planners import plan as planned
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
@@ -19,6 +20,26 @@ from piper_ray.workloads.formats.claims import PlanClaims
 
 _SAME_TIME = 1e-9
 """Relative. A plan is faster than a bound only beyond what sums round to."""
+
+
+COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-parallel", "pipedream")
+"""Those that answer at once whatever the workload, which leaves out the paper's own table."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """planner: its name. note: its own words on its plan, or why there is none that fits and runs so.
+
+    simulation: of its plan; None where there is none.
+    """
+
+    planner: str
+    note: str
+    simulation: Simulation | None = None
+
+
+OnPlanner = Callable[[int, int, str], None]
+"""Hears how many planners have planned, how many there are, and the name of the next one."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +61,6 @@ class Valued:
         if self.evaluation is not None and self.evaluation.schedule == PAPERS_SCHEDULE:
             return self.evaluation.time_per_sample_s
         return promised_s / self.simulation.microbatches
-
-    @property
-    def devices(self) -> int:
-        """That the plan uses; chunks of a rank share theirs."""
-        return self.plan.devices // self.simulation.schedule.v
 
 
 @dataclass(frozen=True)
@@ -93,3 +109,45 @@ def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]
             bound_s = None
             notes.append(f"The lower bound in the plan's file is left out: {why}.")
     return Subject(found, claims, bound_s, tuple(notes), compared)
+
+
+def report_subject(
+    instance: Instance,
+    plan: Plan,
+    schedule: Schedule,
+    claims: PlanClaims,
+    on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
+) -> Subject:
+    """Simulates the plan and those of other planners. Raises as ``simulate`` does for the plan itself.
+
+    Terms of a step are those that the plan was made with, as ``verify`` and ``simulate`` have them.
+    """
+    step = claims.step_under(schedule)
+    found = valued(instance, plan, schedule, step)
+    return subject_of(found, claims, compare(instance, schedule, step, on_planner=on_planner))
+
+
+def compare(
+    instance: Instance,
+    schedule: Schedule,
+    step: StepTerms = StepTerms(),
+    planners: Sequence[str] = COMPARED,
+    on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
+) -> tuple[Compared, ...]:
+    """In the order of ``planners``. step: the terms of a step that all are simulated with."""
+    found = []
+    for done, name in enumerate(planners):
+        on_planner(done, len(planners), name)
+        found.append(_compared(instance, schedule, step, name))
+    return tuple(found)
+
+
+def _compared(instance: Instance, schedule: Schedule, step: StepTerms, planner: str) -> Compared:
+    try:
+        result = planned(instance, planner, schedule=schedule)
+        if result.plan is None:
+            return Compared(planner, f"no plan: {result.note}")
+        simulation = simulate(instance, result.plan, schedule, options=SimulationOptions.of(step))
+        return Compared(planner, result.note, simulation)
+    except LimitError as error:
+        return Compared(planner, str(error))

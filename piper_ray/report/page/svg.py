@@ -25,10 +25,9 @@ def label(x: float, y: float, text: str, style: str) -> Markup:
     return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(number(x), number(y), style, text)
 
 
-def titled(pieces: Iterable[Markup], title: str, style: str = "") -> Markup:
+def titled(pieces: Iterable[Markup], title: str) -> Markup:
     """A group with what a pointer on it shows."""
-    kind = Markup(' class="{}"').format(style) if style else Markup()
-    return Markup("<g{}><title>{}</title>{}</g>").format(kind, title, Markup().join(pieces))
+    return Markup("<g><title>{}</title>{}</g>").format(title, Markup().join(pieces))
 
 
 def picture(width: float, height: float, pieces: Iterable[Markup], text: str, style: str) -> Markup:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
-from piper_ray.model.figures import plural, printable, range_text, size_scale, time_scale
+from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
 from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.stages import layers_text
@@ -33,7 +33,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Column:
+class PageColumn:
     """name: what machines know its cells by. help: a sentence."""
 
     name: str
@@ -43,10 +43,10 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Each row has a cell for each column."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[PageColumn, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
 
@@ -83,38 +83,40 @@ def stage_groups(found: Valued) -> list[Group]:
     )
 
 
-def stage_table(found: Valued, rows: Sequence[Group]) -> Table:
+def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     """A row for each group of stages: which layers, how many devices, and what a microbatch takes."""
     columns = [
-        Column("stage", "stage"),
-        Column("layers", "layers", numeric=False),
-        Column("tmpcs", "TMPCs", numeric=False, help="How each layer runs on the t devices of a replica"),
-        Column("d", "d", help="Data-parallel degree: replicas of the stage"),
-        Column("t", "t", help="Tensor-parallel degree: devices of a replica"),
-        Column("devices", "devices"),
+        PageColumn("stage", "stage"),
+        PageColumn("layers", "layers", numeric=False),
+        PageColumn("tmpcs", "TMPCs", numeric=False, help="How each layer runs on the t devices of a replica"),
+        PageColumn("d", "d", help="Data-parallel degree: replicas of the stage"),
+        PageColumn("t", "t", help="Tensor-parallel degree: devices of a replica"),
+        PageColumn("devices", "devices"),
     ]
     if found.evaluation is None:
         columns += [
-            Column("forward_s", "forward", help="Forward pass of one microbatch on one replica, without transfers"),
-            Column("backward_s", "backward", help="Backward pass of one microbatch on one replica, without transfers"),
-            Column("in_flight", "in flight", help="The most microbatches at once on one replica"),
+            PageColumn("forward_s", "forward", help="Forward pass of one microbatch on one replica, without transfers"),
+            PageColumn(
+                "backward_s", "backward", help="Backward pass of one microbatch on one replica, without transfers"
+            ),
+            PageColumn("in_flight", "in flight", help="The most microbatches at once on one replica"),
         ]
     else:
         columns += [
-            Column("time_s", "time", help="Of a microbatch: compute, communication and resync, divided by d"),
-            Column("compute_s", "compute"),
-            Column("communication_s", "comm."),
-            Column("resync_s", "resync", help="A microbatch's share of summing gradients over the replicas"),
-            Column("in_flight", "in flight", help="Microbatches that a replica keeps in flight"),
-            Column("memory_bytes", "memory", help="On each device"),
-            Column("memory_share", "%", help="Of a device's memory"),
-            Column("binds", "binds", numeric=False, help="What limits the stage: time, memory, or both"),
+            PageColumn("time_s", "time", help="Of a microbatch: compute, communication and resync, divided by d"),
+            PageColumn("compute_s", "compute"),
+            PageColumn("communication_s", "comm."),
+            PageColumn("resync_s", "resync", help="A microbatch's share of summing gradients over the replicas"),
+            PageColumn("in_flight", "in flight", help="Microbatches that a replica keeps in flight"),
+            PageColumn("memory_bytes", "memory", help="On each device"),
+            PageColumn("memory_share", "%", help="Of a device's memory"),
+            PageColumn("binds", "binds", numeric=False, help="What limits the stage: time, memory, or both"),
         ]
     figures = _stage_figures(found)
-    return Table(tuple(columns), tuple(_stage_row(found, group, figures) for group in rows))
+    return PageTable(tuple(columns), tuple(_stage_row(found, group, figures) for group in rows))
 
 
-def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tuple[Cell, ...]:
+def _stage_row(found: Valued, group: Group, figures: Sequence[_CellFigures]) -> tuple[Cell, ...]:
     stages = [found.plan.stages[number] for number in group]
     layers = tuple(layer for stage in stages for layer in stage.layers)
     kinds = Counter(printable(stage.tmpc_ids[layer]) for stage in stages for layer in stage.layers)
@@ -139,7 +141,7 @@ def _breakable(text: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Figures:
+class _CellFigures:
     """A column's values, how they are written, and the largest where they are drawn as bars."""
 
     values: Sequence[float]
@@ -147,19 +149,18 @@ class _Figures:
     largest: float | None = None
 
 
-def _times(values: Sequence[float], of: Iterable[float], *, bars: bool = False) -> _Figures:
+def _times(values: Sequence[float], of: Iterable[float], *, bars: bool = False) -> _CellFigures:
     """of: all values that are to have the same unit."""
     largest = max(of)
     scale = time_scale(largest)
-    return _Figures(values, lambda value: f"{scale.text(value)} {scale.unit}", largest if bars else None)
+    return _CellFigures(values, scale.with_unit, largest if bars else None)
 
 
-def _sizes(values: Sequence[float], largest_bytes: float) -> _Figures:
-    scale = size_scale(largest_bytes)
-    return _Figures(values, lambda value: f"{scale.text(value)} {scale.unit}")
+def _sizes(values: Sequence[float], largest_bytes: float) -> _CellFigures:
+    return _CellFigures(values, size_scale(largest_bytes).with_unit)
 
 
-def _stage_figures(found: Valued) -> list[_Figures]:
+def _stage_figures(found: Valued) -> list[_CellFigures]:
     simulation = found.simulation
     if found.evaluation is None:
         forward = [stage.forward_s for stage in simulation.stages]
@@ -169,7 +170,7 @@ def _stage_figures(found: Valued) -> list[_Figures]:
             for stage, held in zip(rank.stages, rank.in_flight, strict=True):
                 in_flight[stage] = max(in_flight[stage], held)
         both = [*forward, *backward]
-        return [_times(forward, both, bars=True), _times(backward, both, bars=True), _Figures(in_flight, _whole)]
+        return [_times(forward, both, bars=True), _times(backward, both, bars=True), _CellFigures(in_flight, _whole)]
     stages = found.evaluation.stages
     slowest = [stage.time_s for stage in stages]
     memory = [stage.memory_bytes for stage in stages]
@@ -179,9 +180,9 @@ def _stage_figures(found: Valued) -> list[_Figures]:
         _times([stage.compute_s for stage in stages], slowest),
         _times([stage.communication_s for stage in stages], slowest),
         _times([stage.resync_s for stage in stages], slowest),
-        _Figures([stage.in_flight_microbatches for stage in stages], _whole),
+        _CellFigures([stage.in_flight_microbatches for stage in stages], _whole),
         _sizes(memory, max(limit_bytes, *memory)),
-        _Figures([size / limit_bytes for size in memory], _percent),
+        _CellFigures([size / limit_bytes for size in memory], share_text),
     ]
 
 
@@ -190,34 +191,34 @@ def rank_groups(found: Valued) -> list[Group]:
     return groups([rank.stages for rank in found.simulation.ranks])
 
 
-def rank_table(found: Valued, rows: Sequence[Group]) -> Table:
+def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     """A row for each group of ranks: where their time goes, and their memory."""
     columns = (
-        Column("rank", "rank"),
-        Column("stages", "stages", numeric=False),
-        Column("devices", "devices", help="Each rank stands for the t devices of a replica, which go in step"),
-        Column("compute_s", "compute", help="Passes and the optimizer, without transfers"),
-        Column("communication_s", "comm.", help="Transfers that hold up passes, and all-reduce"),
-        Column("waiting_s", "waiting", help="Nothing to do while what is next is on its way"),
-        Column("bubble_s", "bubble", help="Nothing to do otherwise"),
-        Column("peak_memory_bytes", "peak memory", help="On each device"),
-        Column("unused_bytes", "unused", help="Of a device's memory; less than nothing where it does not do"),
+        PageColumn("rank", "rank"),
+        PageColumn("stages", "stages", numeric=False),
+        PageColumn("devices", "devices", help="Each rank stands for the t devices of a replica, which go in step"),
+        PageColumn("compute_s", "compute", help="Passes and the optimizer, without transfers"),
+        PageColumn("communication_s", "comm.", help="Transfers that hold up passes, and all-reduce"),
+        PageColumn("waiting_s", "waiting", help="Nothing to do while what is next is on its way"),
+        PageColumn("bubble_s", "bubble", help="Nothing to do otherwise"),
+        PageColumn("peak_memory_bytes", "peak memory", help="On each device"),
+        PageColumn("unused_bytes", "unused", help="Of a device's memory; less than nothing where it does not do"),
     )
     simulation = found.simulation
     ranks, limit_bytes = simulation.ranks, simulation.memory_limit_bytes
-    length_s = simulation.window_s[1] - simulation.window_s[0]
+    length_s = simulation.length_s
 
     def share(value: float) -> str:
-        return _percent(value / length_s) if length_s > 0 else "-"
+        return share_text(value / length_s) if length_s > 0 else "-"
 
     peak = [rank.peak_memory_bytes for rank in ranks]
     unused = [limit_bytes - size for size in peak]
     largest_bytes = max(limit_bytes, *peak)
     figures = [
-        _Figures([rank.compute_s for rank in ranks], share, length_s),
-        _Figures([rank.communication_s for rank in ranks], share),
-        _Figures([rank.waiting_s for rank in ranks], share),
-        _Figures([rank.bubble_s for rank in ranks], share),
+        _CellFigures([rank.compute_s for rank in ranks], share, length_s),
+        _CellFigures([rank.communication_s for rank in ranks], share),
+        _CellFigures([rank.waiting_s for rank in ranks], share),
+        _CellFigures([rank.bubble_s for rank in ranks], share),
         _sizes(peak, largest_bytes),
         _sizes(unused, largest_bytes),
     ]
@@ -236,47 +237,47 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> Table:
             ),
         ]
         found_rows.append(tuple(cells))
-    return Table(columns, tuple(found_rows))
+    return PageTable(columns, tuple(found_rows))
 
 
-def comparison_table(subject: Subject) -> Table:
+def comparison_table(subject: Subject) -> PageTable:
     """This plan first, then the others."""
     columns = (
-        Column("planner", "planner", numeric=False),
-        Column("step_s", "simulated step"),
-        Column("relative", "relative", help="Its step over this plan's"),
-        Column("stages", "stages"),
-        Column("devices", "devices"),
-        Column("bubble_share", "idle"),
-        Column("peak_memory_bytes", "peak memory", help="Of the rank that holds most, on each device"),
-        Column("note", "its plan", numeric=False),
+        PageColumn("planner", "planner", numeric=False),
+        PageColumn("step_s", "simulated step"),
+        PageColumn("relative", "relative", help="Its step over this plan's"),
+        PageColumn("stages", "stages"),
+        PageColumn("devices", "devices"),
+        PageColumn("bubble_share", "idle"),
+        PageColumn("peak_memory_bytes", "peak memory", help="Of the rank that holds most, on each device"),
+        PageColumn("note", "its plan", numeric=False),
     )
     own = subject.valued
     runs = [own.simulation, *(x.simulation for x in subject.compared if x.simulation is not None)]
     longest_s = max(run.step_s for run in runs)
     times = time_scale(longest_s)
-    sizes = size_scale(max(rank.peak_memory_bytes for run in runs for rank in run.ranks))
+    sizes = size_scale(max(run.peak_memory_bytes for run in runs))
 
-    def row(name: str, run: Simulation | None, stages: int, devices: int, note: str) -> tuple[Cell, ...]:
+    def row(name: str, run: Simulation | None, note: str) -> tuple[Cell, ...]:
         if run is None:
             return (Cell(name), *[Cell("-")] * 6, Cell(note, warns=True))
-        peak_bytes = max(rank.peak_memory_bytes for rank in run.ranks)
+        peak_bytes = run.peak_memory_bytes
         ratio = run.step_s / own.simulation.step_s if own.simulation.step_s > 0 else None
         share = run.step_s / longest_s if longest_s > 0 else None
         return (
             Cell(name),
-            Cell(f"{times.text(run.step_s)}{NO_BREAK}{times.unit}", run.step_s, share),
+            Cell(_unbroken(times.with_unit(run.step_s)), run.step_s, share),
             Cell("-" if ratio is None else f"{ratio:.3f}", ratio),
-            Cell(f"{stages:,}", stages),
-            Cell(f"{devices:,}", devices),
-            Cell(_percent(run.bubble_share).replace(" ", NO_BREAK), run.bubble_share),
-            Cell(f"{sizes.text(peak_bytes)}{NO_BREAK}{sizes.unit}", peak_bytes, warns=bool(run.memory_violations)),
+            Cell(f"{len(run.stages):,}", len(run.stages)),
+            Cell(f"{run.devices:,}", run.devices),
+            Cell(_unbroken(share_text(run.bubble_share)), run.bubble_share),
+            Cell(_unbroken(sizes.with_unit(peak_bytes)), peak_bytes, warns=bool(run.memory_violations)),
             Cell(note),
         )
 
-    rows = [row("this plan", own.simulation, len(own.plan.stages), own.devices, "")]
-    rows += [row(x.planner, x.simulation, x.stages, x.devices, printable(x.note)) for x in subject.compared]
-    return Table(columns, tuple(rows))
+    rows = [row("this plan", own.simulation, "")]
+    rows += [row(x.planner, x.simulation, printable(x.note)) for x in subject.compared]
+    return PageTable(columns, tuple(rows))
 
 
 def _numbered(group: Group, first: int) -> Cell:
@@ -292,7 +293,7 @@ def _spread(
     """One figure, or from the least to the largest."""
     least, largest = min(values), max(values)
     share = largest / bar if bar else None
-    from_text, to_text = (text(value).replace(" ", NO_BREAK) for value in (least, largest))
+    from_text, to_text = (_unbroken(text(value)) for value in (least, largest))
     if from_text == to_text:
         return Cell(to_text, largest if least == largest else None, share, warns)
     return Cell(f"{from_text} to {to_text}", None, share, warns)
@@ -305,18 +306,18 @@ def _sum_or_each(values: Sequence[int]) -> Cell:
     return Cell(each, sum(values))
 
 
+def _unbroken(text: str) -> str:
+    return text.replace(" ", NO_BREAK)
+
+
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.1f} %"
 
 
 def _shortened(text: str, width: int = 24) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-def count_text(table: Table, what: str, count: int) -> str:
+def count_text(table: PageTable, what: str, count: int) -> str:
     """What a grouped table says of itself."""
     return f"{plural(count, what)} in {plural(len(table.rows), 'row')}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from piper_ray.model.figures import plural, size_text, time_text
+from piper_ray.model.figures import plural, share_text, size_text, time_text
 from piper_ray.simulate.memory import VERSIONS_IN_FIXED
 from piper_ray.simulate.result import Simulation
 
@@ -36,10 +36,6 @@ def findings(simulation: Simulation) -> tuple[str, ...]:
     )
 
 
-def _length_s(simulation: Simulation) -> float:
-    return simulation.window_s[1] - simulation.window_s[0]
-
-
 def _promise(simulation: Simulation) -> Iterator[str]:
     promised_s, step_s = simulation.promised_s, simulation.step_s
     if promised_s is None or simulation.in_flight is None:
@@ -47,7 +43,7 @@ def _promise(simulation: Simulation) -> Iterator[str]:
     if simulation.keeps_promise:
         yield f"the promised {time_text(promised_s)} a batch are kept"
         return
-    slower = f"{_percent(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
+    slower = f"{share_text(step_s / promised_s - 1.0)} slower than the promised {time_text(promised_s)} a batch"
     least = simulation.sustaining
     if least is None:
         yield f"{slower}: transfers take too long to hide"
@@ -64,14 +60,14 @@ def _promise(simulation: Simulation) -> Iterator[str]:
 
 
 def _bound(simulation: Simulation) -> Iterator[str]:
-    length_s = _length_s(simulation)
+    length_s = simulation.length_s
     if length_s <= 0.0:
         return
     busiest = simulation.ranks[simulation.busiest]
     busy_s = busiest.compute_s + busiest.communication_s
     one = len(busiest.stages) == 1
     bounds, has = ("bounds", "has") if one else ("bound", "have")
-    yield f"{busiest.name} {bounds}: busy {_percent(busy_s / length_s)} of the time"
+    yield f"{busiest.name} {bounds}: busy {share_text(busy_s / length_s)} of the time"
     average_s = sum((r.compute_s + r.communication_s) * r.devices for r in simulation.ranks)
     average_s /= sum(rank.devices for rank in simulation.ranks)
     if average_s > 0.0 and busy_s > _UNEVEN * average_s:
@@ -82,7 +78,7 @@ def _bound(simulation: Simulation) -> Iterator[str]:
 def _bubble(simulation: Simulation) -> Iterator[str]:
     share = simulation.bubble_share
     places = simulation.timeline.layout.places
-    line = f"{_percent(share)} bubble"
+    line = f"{share_text(share)} bubble"
     if not simulation.schedule.asynchronous and share >= _WORTH_SAYING:
         ranks = len(set(places))
         chunks = simulation.timeline.microbatches * simulation.schedule.v / max(simulation.timeline.layout.replicas)
@@ -96,7 +92,7 @@ def _bubble(simulation: Simulation) -> Iterator[str]:
 
 
 def _communication(simulation: Simulation) -> Iterator[str]:
-    length_s = _length_s(simulation)
+    length_s = simulation.length_s
     if length_s <= 0.0:
         return
     devices = sum(rank.devices for rank in simulation.ranks)
@@ -110,13 +106,13 @@ def _communication(simulation: Simulation) -> Iterator[str]:
     share = transfers_s / (devices * length_s)
     if share >= _WORTH_SAYING:
         what = "transfers and all-reduce" if simulation.schedule.asynchronous else "transfers"
-        yield f"{what} take {_percent(share)} of the ranks' time"
+        yield f"{what} take {share_text(share)} of the ranks' time"
     longest_s = max(all_reduce_s)
     if longest_s >= _WORTH_SAYING * length_s:
         rank = all_reduce_s.index(longest_s)
         yield (
             f"the all-reduce of {simulation.ranks[rank].name} takes {time_text(longest_s, 4)} after its last backward "
-            f"pass, {_percent(longest_s / length_s)} of the step"
+            f"pass, {share_text(longest_s / length_s)} of the step"
         )
 
 
@@ -126,7 +122,7 @@ def _memory(simulation: Simulation) -> Iterator[str]:
     unused = [limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
     for short, ranks in _runs([x < -1e-9 * limit_bytes for x in unused]):
         if short:
-            yield f"{size_text(-min(unused[rank] for rank in ranks))} too little memory on {_ranks_text(ranks)}"
+            yield f"{size_text(-min(unused[rank] for rank in ranks))} too little memory on {ranks_text(ranks)}"
     alike = [
         (min(unused[rank] for rank in ranks), ranks)
         for step, ranks in _runs(
@@ -136,7 +132,7 @@ def _memory(simulation: Simulation) -> Iterator[str]:
     ]
     largest = sorted(alike, key=lambda found: -found[0] * len(found[1]))[:_MOST_UNUSED]
     for size, ranks in sorted(largest, key=lambda found: found[1]):
-        yield f"{size_text(size)} unused on {_ranks_text(ranks)}"
+        yield f"{size_text(size)} unused on {ranks_text(ranks)}"
 
 
 def _versions(simulation: Simulation) -> Iterator[str]:
@@ -165,7 +161,8 @@ def _runs(values: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         yield value, list(group)
 
 
-def _ranks_text(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 3``, ``ranks 3-5``."""
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
 
 
@@ -176,7 +173,3 @@ def _spread(numbers: Sequence[int]) -> str:
 def _listed(numbers: Sequence[int]) -> str:
     shown = [str(number) for number in numbers]
     return ", ".join(shown if len(shown) <= 12 else [*shown[:6], "...", *shown[-5:]])
-
-
-def _percent(share: float) -> str:
-    return f"{100.0 * share:.1f} %"

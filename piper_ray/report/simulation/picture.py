@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
+from matplotlib.axes._secondary_axes import SecondaryAxis
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from piper_ray.model.figures import size_scale, time_text
+from piper_ray.model.figures import share_text, size_scale, time_scale, time_text
 from piper_ray.model.schedule import V_SHAPED
 from piper_ray.report.plots.style import COLOURS, panels, refuse_other_formats, save, svg_element
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.result import Interval, Simulation
+from piper_ray.simulate.result import Simulation
 
 MOST_LANES = 64
 """Beyond it several ranks share a lane, as thin lines one above the other."""
@@ -78,23 +80,23 @@ def timeline_figure(simulation: Simulation) -> Figure:
     step = -(-ranks // _MOST_THIN_LANES)
     drawn = list(range(0, ranks, step))
     group = -(-len(drawn) // MOST_LANES)
-    lanes = -(-len(drawn) // group)
+    lanes = [drawn[first : first + group] for first in range(0, len(drawn), group)]
     windows = _windows_s(simulation)
     head = _subtitle(simulation, group * step)
     heads = [head] if len(windows) == 1 else [f"start; {head}", "end"]
     figure, panes = panels(_title(simulation), heads, alike=False)
-    figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, lanes * (0.42 if lanes <= 16 else 0.2))))
-    scale, unit = _time_unit(windows[-1][1])
+    figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, len(lanes) * (0.42 if len(lanes) <= 16 else 0.2))))
+    scale = time_scale(windows[-1][1])
     for axes, (from_s, until_s) in zip(panes, windows, strict=True):
         axes.grid(visible=False)
         axes.set_xlim(from_s, until_s)
-        axes.set_ylim(lanes, 0.0)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale:.6g}")
-        axes.set_xlabel(f"time ({unit})")
+        axes.set_ylim(len(lanes), 0.0)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value / scale.size:.6g}")
+        axes.set_xlabel(f"time ({scale.unit})")
         _lanes(axes, simulation, drawn, group, (from_s, until_s), _LANES_WIDTH_IN / len(windows))
         axes.set_yticks([])
-    _names(panes[0], simulation, drawn, group, step)
-    _figures_beside(panes[-1], simulation, drawn, group, step)
+    _names(panes[0], simulation, lanes, step)
+    _figures_beside(panes[-1], simulation, lanes, step)
     if not simulation.schedule.asynchronous:
         panes[-1].axvline(simulation.step_s, color="black", linewidth=0.8)
     with mpl.rc_context({"legend.frameon": False, "legend.fontsize": 8.0}):
@@ -109,7 +111,7 @@ def _title(simulation: Simulation) -> str:
 
 
 def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:
-    idle = f"{100 * simulation.bubble_share:.1f} % of the devices' time is idle"
+    idle = f"{share_text(simulation.bubble_share)} of the devices' time is idle"
     of = f"; one of {simulation.pipelines:,} equal pipelines" if simulation.pipelines > 1 else ""
     thin = f"; {ranks_in_lane} ranks in a lane" if ranks_in_lane > 1 else ""
     return idle + of + thin
@@ -127,12 +129,6 @@ def _windows_s(simulation: Simulation) -> list[tuple[float, float]]:
     return [(0.0, step_s)] if 3.0 * shown_s > step_s else [(0.0, shown_s), (step_s - shown_s, step_s)]
 
 
-def _time_unit(until_s: float) -> tuple[float, str]:
-    return next(
-        ((size, unit) for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")) if until_s >= size), (1e-9, "ns")
-    )
-
-
 def _lanes(
     axes: Axes,
     simulation: Simulation,
@@ -147,8 +143,26 @@ def _lanes(
     top = np.full(len(simulation.ranks), np.nan)
     top[drawn] = np.arange(len(drawn)) / group
     padding = 0.08 if group == 1 else 0.0
-    idle = [(lane / group + padding, (lane + 1) / group - padding) for lane in range(len(drawn))]
-    _boxes(axes, np.full(len(drawn), from_s), np.full(len(drawn), until_s), np.array(idle), _IDLE, raster=False)
+
+    def boxes(
+        start_s: Floats, end_s: Floats, ranks: Any, colour: str, *, raster: bool = False, edges: bool = False
+    ) -> None:
+        """In the lanes of these ranks."""
+        low, high = top[ranks] + padding, top[ranks] + height - padding
+        corners = np.array([[start_s, low], [end_s, low], [end_s, high], [start_s, high]]).transpose(2, 0, 1)
+        axes.add_collection(
+            PolyCollection(
+                list(corners),
+                facecolors=colour,
+                edgecolors="white" if edges else "none",
+                linewidths=0.4 if edges else 0.0,
+                antialiaseds=edges,
+                rasterized=raster,
+            ),
+            autolim=False,
+        )
+
+    boxes(np.full(len(drawn), from_s), np.full(len(drawn), until_s), drawn, _IDLE)
     rank = timeline.rank_of_action
     shown = ~np.isnan(top[rank]) & (timeline.start_s < until_s) & (timeline.end_s > from_s)
     shown &= timeline.end_s > timeline.start_s
@@ -158,59 +172,16 @@ def _lanes(
         for number in range(simulation.schedule.v):
             mine = shown & (timeline.kind == kind) & (chunk == number)
             if mine.any():
-                low = top[rank[mine]]
-                rows = np.stack([low + padding, low + height - padding], axis=1)
                 colour = _tinted(_PASS_COLOURS[kind], number, simulation.schedule.v)
                 edges = group == 1 and not raster
-                _boxes(axes, timeline.start_s[mine], timeline.end_s[mine], rows, colour, raster=raster, edges=edges)
+                boxes(timeline.start_s[mine], timeline.end_s[mine], rank[mine], colour, raster=raster, edges=edges)
     for intervals, colour in ((simulation.all_reduces, _PURPLE), (simulation.optimizer_steps, _SKY)):
-        _once_a_batch(axes, intervals, top, height, padding, colour)
+        there = [x for x in intervals if x.end_s > x.start_s and not np.isnan(top[x.rank])]
+        if there:
+            starts_s, ends_s = (np.array([getattr(x, end) for x in there]) for end in ("start_s", "end_s"))
+            boxes(starts_s, ends_s, [x.rank for x in there], colour)
     if group == 1:
         _microbatch_numbers(axes, simulation, shown, top, window_s, width_in / (until_s - from_s))
-
-
-def _once_a_batch(
-    axes: Axes, intervals: Sequence[Interval], top: Floats, height: float, padding: float, colour: str
-) -> None:
-    there = [x for x in intervals if x.end_s > x.start_s and not np.isnan(top[x.rank])]
-    if there:
-        low = top[[x.rank for x in there]]
-        rows = np.stack([low + padding, low + height - padding], axis=1)
-        starts_s, ends_s = np.array([x.start_s for x in there]), np.array([x.end_s for x in there])
-        _boxes(axes, starts_s, ends_s, rows, colour, raster=False)
-
-
-def _boxes(
-    axes: Axes,
-    start_s: Floats,
-    end_s: Floats,
-    rows: Floats,
-    colour: str,
-    *,
-    raster: bool,
-    edges: bool = False,
-) -> None:
-    """Boxes from start to end, rows[i] their lower and upper edge."""
-    corners = np.stack(
-        [
-            np.stack([start_s, rows[:, 0]], axis=1),
-            np.stack([end_s, rows[:, 0]], axis=1),
-            np.stack([end_s, rows[:, 1]], axis=1),
-            np.stack([start_s, rows[:, 1]], axis=1),
-        ],
-        axis=1,
-    )
-    axes.add_collection(
-        PolyCollection(
-            list(corners),
-            facecolors=colour,
-            edgecolors="white" if edges else "none",
-            linewidths=0.4 if edges else 0.0,
-            antialiaseds=edges,
-            rasterized=raster,
-        ),
-        autolim=False,
-    )
 
 
 def _chunk_of_action(simulation: Simulation) -> npt.NDArray[np.int64]:
@@ -224,8 +195,8 @@ def _chunk_of_action(simulation: Simulation) -> npt.NDArray[np.int64]:
 
 def _tinted(colour: str, chunk: int, chunks: int) -> str:
     white = _LATER_CHUNK * chunk / max(1, chunks - 1)
-    parts = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    return "#" + "".join(f"{round(part + (255 - part) * white):02x}" for part in parts)
+    red, green, blue = (part + (1.0 - part) * white for part in mpl.colors.to_rgb(colour))
+    return mpl.colors.to_hex((red, green, blue))
 
 
 def _microbatch_numbers(
@@ -259,41 +230,39 @@ def _microbatch_numbers(
         )
 
 
-def _names(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int, step: int) -> None:
-    names, ticks = [], []
-    for lane, first in enumerate(range(0, len(drawn), group)):
-        members = drawn[first : first + group]
+def _names(axes: Axes, simulation: Simulation, lanes: Sequence[Sequence[int]], step: int) -> None:
+    names = []
+    replicas = max(simulation.timeline.layout.replicas) > 1
+    for members in lanes:
         last = min(members[-1] + step - 1, len(simulation.ranks) - 1)
         rank = simulation.ranks[members[0]]
-        replica = f"/{rank.replica}" if max(simulation.timeline.layout.replicas) > 1 else ""
-        if last == members[0]:
-            names.append(f"{members[0]}: {rank.name}{replica}")
-        else:
-            names.append(f"{members[0]}-{last}")
-        ticks.append(lane + 0.5)
-    axes.set_yticks(ticks, names, fontsize=8.0 if len(ticks) <= 32 else 6.0)
-    axes.tick_params(axis="y", length=0)
-    axes.set_ylabel("rank: stage" + ("/replica" if max(simulation.timeline.layout.replicas) > 1 else ""))
+        replica = f"/{rank.replica}" if replicas else ""
+        names.append(f"{members[0]}: {rank.name}{replica}" if last == members[0] else f"{members[0]}-{last}")
+    _label_lanes(axes, names, "rank: stage" + ("/replica" if replicas else ""))
 
 
-def _figures_beside(axes: Axes, simulation: Simulation, drawn: Sequence[int], group: int, step: int) -> None:
+def _figures_beside(axes: Axes, simulation: Simulation, lanes: Sequence[Sequence[int]], step: int) -> None:
     """At the right of each lane the idle share and the peak memory: of several ranks the largest."""
-    length_s = simulation.window_s[1] - simulation.window_s[0]
-    scale = size_scale(max(rank.peak_memory_bytes for rank in simulation.ranks), 3)
-    beside = axes.secondary_yaxis("right")
-    ticks, texts = [], []
-    for lane, first in enumerate(range(0, len(drawn), group)):
-        last = drawn[min(first + group, len(drawn)) - 1] + step
-        members = simulation.ranks[drawn[first] : last]
+    length_s = simulation.length_s
+    scale = size_scale(simulation.peak_memory_bytes, 3)
+    texts = []
+    for lane in lanes:
+        members = simulation.ranks[lane[0] : lane[-1] + step]
         idle = max((rank.bubble_s + rank.waiting_s) / length_s if length_s > 0 else 0.0 for rank in members)
         memory_bytes = max(rank.peak_memory_bytes for rank in members)
         over = " !" if memory_bytes > simulation.memory_limit_bytes * (1 + 1e-9) else ""
-        ticks.append(lane + 0.5)
-        texts.append(f"{100 * idle:4.1f} %  {scale.text(memory_bytes)} {scale.unit}{over}")
-    beside.set_yticks(ticks, texts, fontsize=8.0 if len(ticks) <= 32 else 6.0)
-    beside.tick_params(axis="y", length=0)
-    beside.set_ylabel("idle, peak memory" + (" (!: too much)" if any(text.endswith("!") for text in texts) else ""))
+        texts.append(f"{100 * idle:4.1f} %  {scale.with_unit(memory_bytes)}{over}")
+    beside = axes.secondary_yaxis("right")
+    too_much = " (!: too much)" if any(text.endswith("!") for text in texts) else ""
+    _label_lanes(beside, texts, f"idle, peak memory{too_much}")
     beside.spines["right"].set_visible(False)
+
+
+def _label_lanes(axes: Axes | SecondaryAxis, texts: Sequence[str], what: str) -> None:
+    ticks = [lane + 0.5 for lane in range(len(texts))]
+    axes.set_yticks(ticks, texts, fontsize=8.0 if len(ticks) <= 32 else 6.0)
+    axes.tick_params(axis="y", length=0)
+    axes.set_ylabel(what)
 
 
 def _handles(simulation: Simulation) -> list[Patch]:

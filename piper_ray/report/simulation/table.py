@@ -7,12 +7,11 @@ from itertools import groupby
 
 from rich.console import Console
 
-from piper_ray.model.figures import size_scale, size_text, time_text
+from piper_ray.model.figures import share_text, size_scale, size_text, time_text
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.layout import Column, print_lines, print_table
 from piper_ray.report.simulation.findings import findings
 from piper_ray.report.speed import rates_text
-from piper_ray.report.stages import print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
 
 _WHAT = {
@@ -33,10 +32,9 @@ _HEADS = ("rank", "stages", "devices", "compute", "comm.", "waiting", "bubble", 
 def print_simulation(console: Console, simulation: Simulation) -> None:
     """At the console's width."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=24), *(Column(head, right=True) for head in _HEADS[2:])]
-    print_table(console, table_lines(columns, list(_rows(simulation))))
+    print_table(console, columns, list(_rows(simulation)))
     console.print()
-    for line in summary_lines(simulation):
-        console.print(line, soft_wrap=True)
+    print_lines(console, summary_lines(simulation))
 
 
 def summary_lines(simulation: Simulation) -> list[str]:
@@ -70,12 +68,12 @@ def _rows(simulation: Simulation) -> Iterator[list[str]]:
 
 
 def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
-    length_s = simulation.window_s[1] - simulation.window_s[0]
+    length_s = simulation.length_s
     parts_s = (rank.compute_s, rank.communication_s, rank.waiting_s, rank.bubble_s)
-    shares = [f"{100 * seconds / length_s:.1f} %" if length_s > 0 else "-" for seconds in parts_s]
-    scale = size_scale(max(other.peak_memory_bytes for other in simulation.ranks))
+    shares = [share_text(seconds / length_s) if length_s > 0 else "-" for seconds in parts_s]
+    scale = size_scale(simulation.peak_memory_bytes)
     unused_bytes = simulation.memory_limit_bytes - rank.peak_memory_bytes
     over = unused_bytes < -1e-9 * simulation.memory_limit_bytes
     unused = f"over by {size_text(-unused_bytes, 3)}" if over else size_text(max(0.0, unused_bytes), 3)
     in_flight = "+".join(str(count) for count in rank.in_flight)
-    return [str(rank.devices), *shares, in_flight, f"{scale.text(rank.peak_memory_bytes)} {scale.unit}", unused]
+    return [str(rank.devices), *shares, in_flight, scale.with_unit(rank.peak_memory_bytes), unused]

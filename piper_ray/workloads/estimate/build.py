@@ -12,9 +12,9 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.mode import Sharding
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.model.settings import Sharding
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
@@ -23,10 +23,14 @@ from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_by
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
-from piper_ray.workloads.estimate.modes import PLAIN, Mode, Offer, degrees_of, modes_of
-from piper_ray.workloads.estimate.offered import heads_handed_out, require_offered
+from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
+from piper_ray.workloads.estimate.offered import (
+    heads_handed_out,
+    offered_recomputations,
+    require_offered,
+    undominated,
+)
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
-from piper_ray.workloads.estimate.recomputations import offered_recomputations
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
@@ -37,7 +41,6 @@ from piper_ray.workloads.estimate.software import (
     software_named,
     stack_of,
 )
-from piper_ray.workloads.estimate.undominated import undominated
 from piper_ray.workloads.estimate.work import step_flop
 
 
@@ -90,7 +93,7 @@ class Estimate:
     instance: Instance
     architecture: Architecture
     setting: Setting
-    modes: dict[str, tuple[Mode, ...]]
+    modes: dict[str, tuple[LayerMode, ...]]
     devices: int
     model_flop: float
     hardware_flop: float
@@ -120,7 +123,7 @@ class Estimate:
         """No fewer have that memory."""
         return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
 
-    def costs(self, kind: LayerKind, mode: Mode) -> Costs:
+    def costs(self, kind: LayerKind, mode: LayerMode) -> Costs:
         return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
@@ -229,7 +232,7 @@ def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
-def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]], training: Training) -> float:
+def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training) -> float:
     """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
 
     Context parallelism divides what is needed there further, but not in a plan without it.
@@ -249,14 +252,14 @@ _GATHERED = 0.25
 
 
 def _gathering_little(
-    kinds: Sequence[LayerKind], modes: dict[str, tuple[Mode, ...]], training: Training, gpu: Gpu
-) -> tuple[dict[str, tuple[Mode, ...]], tuple[str, ...]]:
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, gpu: Gpu
+) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
     """Without sharded weights at degrees at which a layer's would fill too much of a device, and what is said of it.
 
     What is set aside is set aside for plans without them, too.
     """
 
-    def needed_bytes(kind: LayerKind, mode: Mode) -> float:
+    def needed_bytes(kind: LayerKind, mode: LayerMode) -> float:
         gathered = gathered_bytes(kind.on(mode.degree), mode, training)
         return gathered + working_bytes(kind.on(mode.degree), mode) if gathered else 0.0
 
@@ -269,7 +272,7 @@ def _gathering_little(
     if not large:
         return modes, ()
     kept = {
-        key: tuple(mode for mode in of_kind if mode.shares < Sharding.WEIGHTS or mode.degree not in large)
+        key: tuple(mode for mode in of_kind if mode.sharding < Sharding.WEIGHTS or mode.degree not in large)
         for key, of_kind in modes.items()
     }
     degrees = ", ".join(map(str, sorted(large)))
@@ -286,8 +289,8 @@ def _hands_out_heads(stack: Stack) -> bool:
 
 def _instance(
     architecture: Architecture,
-    modes: dict[str, tuple[Mode, ...]],
-    costs: dict[str, dict[Mode, Costs]],
+    modes: dict[str, tuple[LayerMode, ...]],
+    costs: dict[str, dict[LayerMode, Costs]],
     setting: Setting,
     devices: int,
     links: tuple[Link, ...],

@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.memory import (
     transient_bytes,
     working_bytes,
 )
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
 from piper_ray.workloads.estimate.software import Stack
@@ -131,7 +131,7 @@ class Costs:
         return self.state_bytes + self.excess_bytes
 
 
-def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
+def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> Costs:
     """The figures of one layer in one mode."""
     stack, software = setting.stack, setting.stack.software
     forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
@@ -182,7 +182,7 @@ def costs_of(kind: LayerKind, mode: Mode, setting: Setting) -> Costs:
         weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
         / software.efficiency,
         shared_bytes=shared_bytes(kind, mode, setting.training),
-        updated=sum(x.trained / mode.shards(x.routed) for x in numbers_on_device(kind, mode)),
+        updated=sum(x.trained / mode.state_parts(x.routed) for x in numbers_on_device(kind, mode)),
         unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
 
@@ -197,7 +197,7 @@ def idle_s(device_s: float, host_s: float) -> float:
     return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
 
 
-def _again(kind: LayerKind, mode: Mode, forward: Sequence[float]) -> tuple[float, int]:
+def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[float, int]:
     """Seconds of what the backward pass makes again, and its launches."""
     again_s, count = 0.0, 0
     for operator, pass_s in zip(kind.operators, forward, strict=True):
@@ -220,7 +220,7 @@ def edge_bytes(output_bytes: float, setting: Setting) -> float:
     return output_bytes / setting.largest_degree
 
 
-def sync_bytes(output_bytes: float, mode: Mode, setting: Setting) -> float:
+def sync_bytes(output_bytes: float, mode: LayerMode, setting: Setting) -> float:
     """fw or bw of an edge: what each of t devices sends or receives beyond ``edge_bytes``.
 
     t devices send 1/t of a tensor each, over their own network links (Narayanan et al. 2021, section 4.1). Without
@@ -237,7 +237,7 @@ def sync_bytes(output_bytes: float, mode: Mode, setting: Setting) -> float:
 
 
 def tmpc_of(
-    costs: Costs, mode: Mode, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float]
+    costs: Costs, mode: LayerMode, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float]
 ) -> Tmpc:
     """The TMPC. arriving, leaving: whole bytes of the tensors from and to each neighbour, by layer id."""
     return Tmpc(
@@ -251,6 +251,7 @@ def tmpc_of(
         recompute=mode.recomputation != Recomputation.NONE,
         shared_bytes=float(math.ceil(costs.shared_bytes)),
         least_data_parallel_degree=mode.least_data_parallel_degree,
+        mode=mode.beside_degree,
     )
 
 

@@ -9,13 +9,17 @@ from functools import cached_property
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Rules
 from piper_ray.workloads.estimate.architectures.experts import Experts
-from piper_ray.workloads.estimate.architectures.layers import Described
+from piper_ray.workloads.estimate.architectures.latent import LatentAttention
+from piper_ray.workloads.estimate.architectures.layers import Attention, Described
 from piper_ray.workloads.estimate.config import model_of_config
 
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
 _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
 _GPT_LIKE = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "gpt_neox", "starcoder2", "bloom", "phi"})
+_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "dots1"})
+_PLAIN_WEIGHTS = frozenset({"deepseek_v2", "qwen2_moe", "qwen3_moe", "dots1"})
+"""Where the config says nothing of how routers score, and of whether the chosen experts' weights are renormalised."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,16 @@ class Rotary:
     base: float
     share: float
     scaling: Mapping[str, object]
+
+    @property
+    def kind(self) -> str:
+        """How angles are stretched for longer contexts; ``default``: not at all."""
+        return str(self.scaling.get("rope_type", self.scaling.get("type", "default")))
+
+    def figure(self, key: str, usual: float) -> float:
+        """One of the stretching; the usual one where the config says none."""
+        found = _number(self.scaling.get(key))
+        return usual if found is None else found
 
 
 @dataclass(frozen=True)
@@ -51,9 +65,53 @@ class DecoderShape:
         return tuple(self.config.feeding(layer) for layer in range(self.config.layers))
 
     @property
+    def attends(self) -> bool:
+        """Whether attention alone mixes tokens."""
+        return all(isinstance(part, (Attention, LatentAttention)) for part in self.mixing)
+
+    @property
+    def latent(self) -> LatentAttention | None:
+        """Latent attention, of the layers that have it."""
+        return next((part for part in self.mixing if isinstance(part, LatentAttention)), None)
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Of each layer with plain attention: tokens that one looks back at; None: all."""
+        return tuple(part.window for part in self.mixing if isinstance(part, Attention))
+
+    @property
+    def gates_attention(self) -> bool:
+        """Whether a gate scales what attention gives."""
+        return any(isinstance(part, Attention) and part.output_gate for part in self.mixing)
+
+    @property
     def experts(self) -> Experts | None:
         """Those of the layers that have any."""
         return next((part for part in self.feeding if isinstance(part, Experts)), None)
+
+    @property
+    def sigmoid_router(self) -> bool:
+        """Whether a router scores each expert by a sigmoid, rather than all by a softmax."""
+        said = self.said("scoring_func")
+        return said == "sigmoid" if said in ("sigmoid", "softmax") else self.model_type in _SIGMOID_ROUTERS
+
+    @property
+    def renormalised_router(self) -> bool:
+        """Whether the weights of a token's experts add up to one."""
+        said = self.said("norm_topk_prob")
+        return said if isinstance(said, bool) else self.model_type not in _PLAIN_WEIGHTS
+
+    @property
+    def router_scale(self) -> float:
+        """By which the weights of a token's experts are multiplied."""
+        found = self._number("routed_scaling_factor")
+        return 1.0 if found is None else found
+
+    @property
+    def router_groups(self) -> tuple[int, int] | None:
+        """Groups of experts, and of how many a token may have experts; None where it chooses among all."""
+        groups, chosen = self.said("n_group"), self.said("topk_group")
+        return (groups, chosen) if isinstance(groups, int) and groups > 1 and isinstance(chosen, int) else None
 
     @property
     def norm_epsilon(self) -> float | None:

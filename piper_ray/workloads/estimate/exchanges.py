@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
 from piper_ray.workloads.estimate.roofline import forward_s as one_s
 from piper_ray.workloads.estimate.software import ContextExchange, Stack
@@ -21,7 +21,7 @@ class ExchangeSeconds:
     again_s: float
 
 
-def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
+def exchanges_of(kind: LayerKind, mode: LayerMode, stack: Stack) -> ExchangeSeconds:
     """All exchanges of a layer in a mode.
 
     An exchange of tensor parallelism is an all-reduce; with sequence parallelism a reduce-scatter and an all-gather.
@@ -55,18 +55,18 @@ def exchanges_of(kind: LayerKind, mode: Mode, stack: Stack) -> ExchangeSeconds:
     return ExchangeSeconds(forward_s, backward_s, forward_s if mode.recomputation == Recomputation.FULL else again_s)
 
 
-def regathers(exchange: Exchange, mode: Mode) -> bool:
+def regathers(exchange: Exchange, mode: LayerMode) -> bool:
     """Whether the backward pass gathers a product's input again."""
     whole = not mode.sequence_parallel or mode.gathered or is_all_to_all(exchange, mode)
     return not whole and exchange.forward > 0.0 and exchange.backward > 0.0
 
 
-def is_all_to_all(exchange: Exchange, mode: Mode) -> bool:
+def is_all_to_all(exchange: Exchange, mode: LayerMode) -> bool:
     """Whether tokens are sent to their experts: where devices have shards of them, or experts lie on others, too."""
     return bool(exchange.expert_bytes) and (mode.sequence_parallel or mode.experts is not None)
 
 
-def exchange_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """One exchange, once, on each device."""
     gpu, per_node = stack.gpu, stack.gpus_per_node
     group = Group(mode.degree)
@@ -80,13 +80,13 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) ->
     return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
 
 
-def regather_s(exchange: Exchange, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def regather_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """Sequence parallelism's all-gather of the backward pass, for one exchange."""
     size_bytes = kind.value(exchange.bytes) / mode.context
     return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.gpus_per_node)
 
 
-def context_s(kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def context_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """Context parallelism over c groups, in a forward pass.
 
     Keys and values of all tokens go around a ring, while attention works on those that are there, or are gathered

@@ -14,10 +14,10 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Edge, Instance, Layer
+from piper_ray.model.mode import Sharding
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.settings import Sharding
 from piper_ray.model.step import StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import transfer_bytes_per_s
 from piper_ray.workloads.estimate.memory import working_bytes
-from piper_ray.workloads.estimate.modes import Mode, recomputation_of
+from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
 from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s
@@ -71,14 +71,14 @@ class Layout:
         return self.tensor * self.context * self.data * self.pipeline
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> LayerMode:
         """Of each layer that can be recomputed; of others likewise, without recomputation."""
         shards = self.shards or self.data * self.context
-        return Mode(
+        return LayerMode(
             degree=self.tensor,
             sequence_parallel=self.sequence_parallel and self.tensor > 1,
             recomputation=self.recomputation,
-            zero_shards=shards if self.sharding is not Sharding.NONE else 1,
+            optimizer_shards=1 if self.sharding is Sharding.NONE else shards,
             sharding=self._sharding_of_passes,
             context=self.context,
             experts=self.expert,
@@ -162,7 +162,7 @@ def _on(architecture: Architecture, degree: int) -> Architecture:
 
 
 def _rank_layouts(
-    architecture: Architecture, chosen: dict[str, Mode], chunks: Sequence[Sequence[int]], layout: Layout
+    architecture: Architecture, chosen: dict[str, LayerMode], chunks: Sequence[Sequence[int]], layout: Layout
 ) -> tuple[RankLayout, ...]:
     nodes = architecture.nodes
     of_stage = [[(nodes[layer].kind, chosen[nodes[layer].kind.key]) for layer in layers] for layers in chunks]
@@ -182,7 +182,7 @@ def _rank_layouts(
     )
 
 
-def _mode_of(kind: LayerKind, layout: Layout) -> Mode:
+def _mode_of(kind: LayerKind, layout: Layout) -> LayerMode:
     """Layers that no heads' split fits run at t like all others; what cannot be recomputed is not."""
     mode = layout.mode
     if not any(operator.routed for operator in kind.operators):
@@ -195,7 +195,7 @@ def _mode_of(kind: LayerKind, layout: Layout) -> Mode:
 
 def _instance(
     architecture: Architecture,
-    chosen: dict[str, Mode],
+    chosen: dict[str, LayerMode],
     costs: dict[str, Costs],
     setting: Setting,
     layout: Layout,
@@ -291,7 +291,7 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
     return sizes
 
 
-def _synchronisation_s(kind: LayerKind, mode: Mode, layout: Layout, setting: Setting) -> float:
+def _synchronisation_s(kind: LayerKind, mode: LayerMode, layout: Layout, setting: Setting) -> float:
     """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
     return sum(one.ring_s(layout.data, setting.stack) for one in reduced(kind, mode, setting.stack, setting.training))
 
@@ -322,7 +322,7 @@ def _optimizer_s(rank: Sequence[str], costs: dict[str, Costs], setting: Setting)
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)
 
 
-def _tied_s(architecture: Architecture, chosen: dict[str, Mode], setting: Setting) -> float:
+def _tied_s(architecture: Architecture, chosen: dict[str, LayerMode], setting: Setting) -> float:
     """The first and the last stage sum the gradients of weights that both have, after all else (Megatron)."""
     stack = setting.stack
     tied = [(node.kind, node.kind.value(node.kind.tied)) for node in architecture.nodes]

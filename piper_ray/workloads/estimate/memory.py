@@ -5,37 +5,37 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from piper_ray.model.mode import ALL_REPLICAS, Sharding
 from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
-from piper_ray.model.settings import ALL_REPLICAS, Sharding
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Split
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime
 from piper_ray.workloads.estimate.working import backward_bytes, result_bytes
 
 
-def parameters_on_device(kind: LayerKind, mode: Mode) -> float:
+def parameters_on_device(kind: LayerKind, mode: LayerMode) -> float:
     """Parameters that each device holds."""
     return _numbers_on_device(kind.operators, kind, mode)
 
 
-def routed_on_device(kind: LayerKind, mode: Mode) -> float:
+def routed_on_device(kind: LayerKind, mode: LayerMode) -> float:
     """Those of them that are experts'."""
     return _numbers_on_device((operator for operator in kind.operators if operator.routed), kind, mode)
 
 
-def trained_on_device(kind: LayerKind, mode: Mode) -> float:
+def trained_on_device(kind: LayerKind, mode: LayerMode) -> float:
     """Those of them that have gradients and optimizer state."""
     return _numbers_on_device((operator for operator in kind.operators if not operator.frozen), kind, mode)
 
 
-def trained_routed_on_device(kind: LayerKind, mode: Mode) -> float:
+def trained_routed_on_device(kind: LayerKind, mode: LayerMode) -> float:
     """Those of them that are experts'."""
     trained = (operator for operator in kind.operators if operator.routed and not operator.frozen)
     return _numbers_on_device(trained, kind, mode)
 
 
-def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: Mode) -> float:
+def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: LayerMode) -> float:
     return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in operators)
 
 
@@ -48,44 +48,44 @@ class Numbers:
     trained: float
 
 
-def numbers_on_device(kind: LayerKind, mode: Mode) -> tuple[Numbers, Numbers]:
+def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
     """Dense parameters, and experts'."""
     routed, trained = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
     dense = Numbers(False, parameters_on_device(kind, mode) - routed, trained_on_device(kind, mode) - trained)
     return dense, Numbers(True, routed, trained)
 
 
-def state_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+def state_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
     """Weights, gradients and optimizer state, less what all replicas share (``shared_bytes``)."""
     total = 0.0
     for numbers in numbers_on_device(kind, mode):
-        shards = mode.shards(numbers.routed)
-        weights = training.weight_bytes / (shards if mode.shares >= Sharding.WEIGHTS else 1.0)
-        gradients = training.gradient_bytes / (shards if mode.shares >= Sharding.GRADIENTS else 1.0)
-        optimizer = 0.0 if mode.zero_shards == ALL_REPLICAS else training.optimizer_bytes / shards
+        shards = mode.state_parts(numbers.routed)
+        weights = training.weight_bytes / (shards if mode.sharding >= Sharding.WEIGHTS else 1.0)
+        gradients = training.gradient_bytes / (shards if mode.sharding >= Sharding.GRADIENTS else 1.0)
+        optimizer = 0.0 if mode.optimizer_shards == ALL_REPLICAS else training.optimizer_bytes / shards
         total += numbers.held * weights + numbers.trained * (gradients + optimizer)
     return total
 
 
-def shared_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+def shared_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
     """Of which each of d replicas of a stage holds a d-th: optimizer state that all of them share."""
-    if mode.zero_shards != ALL_REPLICAS:
+    if mode.optimizer_shards != ALL_REPLICAS:
         return 0.0
     return training.optimizer_bytes * sum(
         numbers.trained / mode.replicas(numbers.routed) for numbers in numbers_on_device(kind, mode) if numbers.trained
     )
 
 
-def gathered_bytes(kind: LayerKind, mode: Mode, training: Training) -> float:
+def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
     """Of a layer whose weights are sharded (FSDP), while its passes run: weights of it and of the next one in half
     precision, its gradients in half precision and as they are reduced."""
-    if mode.shares < Sharding.WEIGHTS:
+    if mode.sharding < Sharding.WEIGHTS:
         return 0.0
     held, trained = parameters_on_device(kind, mode), trained_on_device(kind, mode)
     return 2.0 * training.weight_bytes * held + (training.weight_bytes + training.gradient_bytes) * trained
 
 
-def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
     Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what the
@@ -99,7 +99,7 @@ def kept_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float
     return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
 
 
-def needed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
     """All that a microbatch's backward pass through the layer reads: kept, or made again."""
     kept = sum(
         _kept_bytes(operator, saved, kind, mode, runtime) for operator in kind.operators for saved in operator.saved
@@ -107,7 +107,7 @@ def needed_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> flo
     return kept + _sent_attention_bytes(kind, mode, runtime)
 
 
-def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
     """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
 
     Recomputation: all that was not kept; full recomputation also makes anew what it kept, the layer's result.
@@ -122,17 +122,17 @@ def transient_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> 
     return again + (2.0 * kept if mode.offload else 0.0)
 
 
-def working_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+def working_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
     """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
     return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, runtime.loss)
 
 
-def activation_bytes(kind: LayerKind, mode: Mode, runtime: Runtime = DEFAULT) -> float:
+def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
     """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
-def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+def _made_again_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
     """What selective recomputation makes again."""
     return sum(
         _kept_bytes(operator, saved, kind, mode, runtime)
@@ -142,11 +142,11 @@ def _made_again_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
     )
 
 
-def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
     return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
 
 
-def kept_parts(operator: Operator, saved: KeptBytes, mode: Mode) -> int:
+def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:
     """By how many what an operator keeps is divided; what products read may be kept as it was gathered."""
     whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
@@ -174,14 +174,14 @@ def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: 
     return 1.5 if place and kind.operators[place - 1].on_chip else 0.5
 
 
-def _sent_attention_bytes(kind: LayerKind, mode: Mode, runtime: Runtime) -> float:
+def _sent_attention_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
     """Context parallelism by all-to-all: attention keeps its result, and the projection keeps it sorted by tokens."""
     if mode.context == 1 or not runtime.context_all_to_all:
         return 0.0
     return sum(_attention_result_bytes(kind, mode))
 
 
-def _attention_result_bytes(kind: LayerKind, mode: Mode) -> list[float]:
+def _attention_result_bytes(kind: LayerKind, mode: LayerMode) -> list[float]:
     """Of each attention core: what the operator behind it keeps."""
     pairs = zip(kind.operators, kind.operators[1:], strict=False)
     return [
@@ -191,14 +191,14 @@ def _attention_result_bytes(kind: LayerKind, mode: Mode) -> list[float]:
     ]
 
 
-def _alternate_bytes(kind: LayerKind, mode: Mode) -> float:
+def _alternate_bytes(kind: LayerKind, mode: LayerMode) -> float:
     """The results of attention and of every second product."""
     products = [operator for operator in kind.operators if operator.products and not operator.on_chip]
     results = sum(result_bytes(operator, kind, mode) for operator in products)
     return results / 2.0 + sum(_attention_result_bytes(kind, mode))
 
 
-def gradient_shapes(kind: LayerKind, mode: Mode) -> dict[tuple[int, int], float]:
+def gradient_shapes(kind: LayerKind, mode: LayerMode) -> dict[tuple[int, int], float]:
     """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
     found: dict[tuple[int, int], float] = {}
     for operator in kind.operators:
@@ -209,7 +209,7 @@ def gradient_shapes(kind: LayerKind, mode: Mode) -> dict[tuple[int, int], float]
     return found
 
 
-def _weight_shapes(operator: Operator, kind: LayerKind, mode: Mode) -> list[tuple[float, float]]:
+def _weight_shapes(operator: Operator, kind: LayerKind, mode: LayerMode) -> list[tuple[float, float]]:
     parts = float(mode.degree if operator.parameters_split is Split.TENSOR and not operator.routed else 1)
     shapes = []
     for product in operator.products:

@@ -3,52 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
 from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
-from piper_ray.model.settings import ALL_REPLICAS, Sharding
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Split
 
 
 @dataclass(frozen=True)
-class Mode:
-    """One way to run a layer on ``degree * context`` devices.
+class LayerMode(Mode):
+    """A mode on ``degree * context`` devices, and what it divides there. degree: t of tensor parallelism."""
 
-    degree: t of tensor parallelism. context: so many groups of t devices share a sequence's tokens. experts: ranks
-    over which a layer's experts are spread; None: its t devices. expert_tensor: devices that share one expert.
-    zero_shards: replicas (of weights, so d c in all) that share out what ``sharding`` says; 1: none, ALL_REPLICAS:
-    however many there are, of the optimizer's state alone. gathered: with sequence parallelism, what a norm hands to a
-    product is kept whole and not gathered again.
-    """
-
-    degree: int
-    sequence_parallel: bool = False
-    recomputation: Recomputation = Recomputation.NONE
-    zero_shards: int = 1
-    offload: bool = False
-    context: int = 1
-    experts: int | None = None
-    expert_tensor: int = 1
-    sharding: Sharding = Sharding.OPTIMIZER
-    gathered: bool = False
+    degree: int = 1
 
     @property
-    def id(self) -> str:
-        """``plain``, ``sp+selective``, ``full+zero8+offload``: the TMPC's id (``model.settings`` reads it)."""
-        parts = ["sp"] if self.sequence_parallel else []
-        parts += ["gathered"] if self.gathered else []
-        parts += [f"cp{self.context}"] if self.context > 1 else []
-        parts += [f"ep{self.experts}"] if self.experts is not None else []
-        parts += [f"etp{self.expert_tensor}"] if self.expert_tensor > 1 else []
-        if self.recomputation != Recomputation.NONE:
-            parts.append(self.recomputation.id)
-        parts = parts or ["plain"]
-        if self.zero_shards == ALL_REPLICAS:
-            parts.append("zero")
-        elif self.zero_shards > 1:
-            parts.append(f"{_SHARDED[self.sharding]}{self.zero_shards}")
-        parts += ["offload"] if self.offload else []
-        return "+".join(parts)
+    def beside_degree(self) -> Mode:
+        """What a TMPC says of it, whose place in its layer says t."""
+        return Mode(**{one.name: getattr(self, one.name) for one in fields(Mode)})
 
     @property
     def devices(self) -> int:
@@ -60,19 +31,14 @@ class Mode:
         """Over which experts are spread."""
         return self.degree if self.experts is None else self.experts
 
-    @property
-    def shares(self) -> Sharding:
-        """What replicas share out, if anything."""
-        return Sharding.NONE if self.zero_shards == 1 else self.sharding
-
-    def shards(self, routed: bool) -> float:
+    def state_parts(self, routed: bool) -> float:
         """Into how many parts a weight's state is divided; experts', of which there are fewer replicas, into fewer.
 
         1 where all replicas share, of which there may be any number.
         """
-        if self.zero_shards in (1, ALL_REPLICAS) or not routed:
-            return max(1, self.zero_shards)
-        return max(1.0, self.zero_shards * self.degree / (self.expert_ranks * self.expert_tensor))
+        if self.optimizer_shards in (1, ALL_REPLICAS) or not routed:
+            return max(1, self.optimizer_shards)
+        return max(1.0, self.optimizer_shards * self.degree / (self.expert_ranks * self.expert_tensor))
 
     def replicas(self, routed: bool) -> float:
         """Of a weight for each replica of a stage: below 1 for experts that are spread over several of these."""
@@ -82,7 +48,7 @@ class Mode:
     def least_data_parallel_degree(self) -> int:
         """What shards and experts need: c replicas of the weights, or T ranks, for each replica of a stage."""
         spread = self.expert_ranks * self.expert_tensor
-        return max(1, -(-self.zero_shards // self.context), -(-spread // self.devices))
+        return max(1, -(-self.optimizer_shards // self.context), -(-spread // self.devices))
 
     def does_again(self, step: Operator | KeptBytes | Exchange) -> bool:
         """Whether selective recomputation does a step again, or makes again what the layer would keep."""
@@ -103,9 +69,6 @@ class Mode:
         if operator.routed:
             return self.expert_ranks * self.expert_tensor
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
-
-
-_SHARDED = {Sharding.OPTIMIZER: "zero", Sharding.GRADIENTS: "zero2x", Sharding.WEIGHTS: "fsdp"}
 
 
 @dataclass(frozen=True)
@@ -165,12 +128,12 @@ def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tupl
     }  # fmt: skip
 
 
-def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Mode]:
+def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[LayerMode]:
     """Every mode of a kind at a degree, the plainest first."""
     for context in offer.contexts:
         for experts in (None, *(ranks for ranks in offer.experts if _spreads(kind, ranks, offer.expert_tensor))):
-            plain = Mode(
-                degree,
+            plain = LayerMode(
+                degree=degree,
                 context=context,
                 experts=experts,
                 expert_tensor=1 if experts is None else offer.expert_tensor,
@@ -178,7 +141,7 @@ def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Mod
             yield from _with_memory_saved(kind, plain, offer)
 
 
-def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[Mode]:
+def _with_memory_saved(kind: LayerKind, plain: LayerMode, offer: Offer) -> Iterator[LayerMode]:
     for sequence_parallel in (False, True) if plain.degree > 1 and _has_sequence(kind) else (False,):
         for recomputation in dict.fromkeys(recomputation_of(kind, one) for one in offer.recomputations):
             shardings = offer.shardings(plain.degree)
@@ -187,7 +150,7 @@ def _with_memory_saved(kind: LayerKind, plain: Mode, offer: Offer) -> Iterator[M
                     plain,
                     sequence_parallel=sequence_parallel,
                     recomputation=recomputation,
-                    zero_shards=shards,
+                    optimizer_shards=shards,
                     sharding=sharding,
                 )
                 yield mode

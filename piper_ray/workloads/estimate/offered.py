@@ -1,10 +1,21 @@
-"""Which of the further ways to run layers a model has: attention for context parallelism, experts to spread."""
+"""Which further ways to run layers a model is offered: those that it can have, that save memory worth naming, and that
+may be the best choice somewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.modes import Mode, Offer
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.model.mode import Sharding
+from piper_ray.model.recomputation import CHEAP, EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.workloads.estimate.costs import Costs
+from piper_ray.workloads.estimate.memory import kept_bytes
+from piper_ray.workloads.estimate.modes import LayerMode, Offer, recomputation_of
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode
+from piper_ray.workloads.estimate.roofline import forward_s
+from piper_ray.workloads.estimate.software import Stack
 
 
 def require_offered(architecture: Architecture, offer: Offer) -> None:
@@ -41,6 +52,112 @@ def attends(kind: LayerKind) -> bool:
     return core and {"s", "b", "a", "g", "d"} <= kind.symbols.keys()
 
 
-def heads_handed_out(kind: LayerKind, mode: Mode) -> bool:
+def heads_handed_out(kind: LayerKind, mode: LayerMode) -> bool:
     """Whether an all-to-all can give each device whole heads in place of tokens."""
     return mode.context == 1 or all(heads % mode.devices == 0 for heads in kind.heads[:1])
+
+
+_LEAST_SAVED = 0.01
+"""Of what a microbatch keeps in all layers: parts that save less are not offered by themselves."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """saved_bytes, again_s: of a microbatch in all layers on one device."""
+
+    name: str
+    saved_bytes: float
+    again_s: float
+
+
+def offered_recomputations(
+    architecture: Architecture, stack: Stack, asked: Sequence[Recomputation] = ()
+) -> tuple[Recomputation, ...]:
+    """None, full, what is asked for, and selective ones that each save more than the one before, and cost more.
+
+    A runtime takes one list of parts for all layers. Of n parts that matter n lists are offered, the parts in the
+    order of time for the memory that they save: those near the best trade-offs, where all 2^n would each be priced.
+    """
+    nodes = [node for node in architecture.nodes if node.kind.recomputable]
+    found: list[Recomputation] = []
+    if EVERY_SECOND_PRODUCT in stack.software.selective:
+        found.append(Recomputation((EVERY_SECOND_PRODUCT,)))
+    else:
+        found += _growing(nodes, stack)
+        if not found and stack.software.selective and any(CHEAP in node.kind.parts for node in nodes):
+            found.append(Recomputation.SELECTIVE)  # a model that no runtime here has such switches for
+    return tuple(dict.fromkeys((Recomputation.NONE, *asked, *found, Recomputation.FULL)))
+
+
+def _growing(nodes: Sequence[LayerNode], stack: Stack) -> list[Recomputation]:
+    kinds = [node.kind for node in nodes]
+    least_bytes = _LEAST_SAVED * sum(kept_bytes(kind, LayerMode(degree=1)) for kind in kinds)
+    parts = [_part(name, kinds, stack) for name in stack.software.selective]
+    worth = sorted((part for part in parts if part.saved_bytes > least_bytes), key=lambda x: x.again_s / x.saved_bytes)
+    found: list[Recomputation] = []
+    names: list[str] = []
+    for part in worth:
+        if any(_covers(name, part.name, kinds) for name in names):
+            continue
+        names = [name for name in names if not _covers(part.name, name, kinds)] + [part.name]
+        found.append(Recomputation.of_parts(names))
+    return found
+
+
+def _part(name: str, kinds: Sequence[LayerKind], stack: Stack) -> _Part:
+    saved_bytes = again_s = 0.0
+    for kind in kinds:
+        mode = LayerMode(degree=1, recomputation=recomputation_of(kind, Recomputation((name,))))
+        saved_bytes += kept_bytes(kind, LayerMode(degree=1)) - kept_bytes(kind, mode)
+        again_s += sum(mode.share_again(x) * forward_s(x, kind, mode, stack) for x in kind.operators)
+    return _Part(name, saved_bytes, again_s)
+
+
+def _covers(one: str, other: str, kinds: Sequence[LayerKind]) -> bool:
+    """Whether the first part makes all again that the second does."""
+    made = [saved.again for kind in kinds for operator in kind.operators for saved in operator.saved]
+    return all(one in again for again in made if other in again)
+
+
+_figures = attrgetter(
+    "forward_pass_s",
+    "planned_s",
+    "weight_s",
+    "synchronised_bytes",
+    "activation_bytes",
+    "fixed_bytes",
+    "shared_bytes",
+)
+
+
+def undominated(costs: Mapping[LayerMode, Costs]) -> dict[LayerMode, Costs]:
+    """Of a kind's modes those that may be the best choice somewhere, and all of one further option, or of none."""
+    return {
+        mode: found
+        for mode, found in costs.items()
+        if _options(mode) < 2 or not any(_never_loses(other, costs[other], mode, found) for other in costs)
+    }
+
+
+def _options(mode: LayerMode) -> int:
+    further = (mode.context > 1, mode.experts is not None, mode.offload, mode.gathered)
+    return sum((*further, mode.sharding > Sharding.OPTIMIZER))
+
+
+def _never_loses(one: LayerMode, of_one: Costs, other: LayerMode, of_other: Costs) -> bool:
+    """In any stage that layers divided in the same way run in; the earlier of equals stays."""
+    divided = (one.degree, one.context, one.experts, one.expert_tensor)
+    if one == other or divided != (other.degree, other.context, other.experts, other.expert_tensor):
+        return False
+    if one.least_data_parallel_degree > other.least_data_parallel_degree:
+        return False
+    if other.sequence_parallel and not one.sequence_parallel:
+        return False  # which hands more on
+    mine, theirs = ((*_figures(costs), *_backward(costs)) for costs in (of_one, of_other))
+    return mine != theirs and all(x <= y for x, y in zip(mine, theirs, strict=True))
+
+
+def _backward(costs: Costs) -> tuple[float, float]:
+    """The whole pass, and its gradients of inputs."""
+    whole_s = costs.planned_s - costs.forward_pass_s
+    return whole_s, whole_s - costs.weight_s

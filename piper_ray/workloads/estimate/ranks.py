@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from piper_ray.model.settings import Sharding
+from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
     gradient_shapes,
@@ -20,11 +20,11 @@ from piper_ray.workloads.estimate.memory import (
     trained_routed_on_device,
     working_bytes,
 )
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind, Split
 from piper_ray.workloads.estimate.runtimes import Runtime
 
-Chunk = Sequence[tuple[LayerKind, Mode]]
+Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""
 
 

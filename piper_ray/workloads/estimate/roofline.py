@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.hardware import Gpu
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Product
 from piper_ray.workloads.estimate.software import Precision, Stack
 
@@ -33,7 +33,7 @@ class MatrixProducts:
         return _NUMBER_BYTES * self.count * (rows * depth + depth * columns + rows * columns)
 
 
-def shape_on(product: Product, kind: LayerKind, mode: Mode) -> MatrixProducts:
+def shape_on(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProducts:
     """The share of one device. Of context parallelism each has as many of the rows, and of causal attention's work."""
     if product.count == "E":
         return experts_shape(product, kind, mode)
@@ -47,7 +47,7 @@ def shape_on(product: Product, kind: LayerKind, mode: Mode) -> MatrixProducts:
     return MatrixProducts(**{**sides, "rows": sides["rows"] / mode.context})
 
 
-def experts_shape(product: Product, kind: LayerKind, mode: Mode) -> MatrixProducts:
+def experts_shape(product: Product, kind: LayerKind, mode: LayerMode) -> MatrixProducts:
     """Each device has its experts, and of their tokens as many as all others have of theirs on average."""
     count = kind.value(product.count) / mode.expert_ranks
     whole = kind.value(product.rows) * kind.value(product.count)
@@ -92,18 +92,18 @@ def traffic_s(size_bytes: float, gpu: Gpu) -> float:
     return size_bytes / (gpu.memory_bytes_per_s * gpu.memory_fraction)
 
 
-def forward_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def forward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """One operator's forward pass on each device."""
     return _products_s(operator, kind, mode, stack) + _traffic_s(operator.forward_bytes, operator, kind, mode, stack)
 
 
-def backward_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def backward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """The same for the backward pass: the gradients of a product are products of the same three sides."""
     products = operator.backward_products * _products_s(operator, kind, mode, stack)
     return products + _traffic_s(operator.backward_bytes, operator, kind, mode, stack)
 
 
-def weight_gradients_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def weight_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
     learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
     return _products_s(operator, kind, mode, stack) if learns else 0.0
@@ -120,7 +120,7 @@ def in_fp8(operator: Operator, stack: Stack) -> bool:
     return stack.precision is Precision.FP8 and (linear or operator.routed) and operator.parameters != "0"
 
 
-def _products_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def _products_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     fp8 = in_fp8(operator, stack)
     total_s = 0.0
     for product in operator.products:
@@ -132,7 +132,7 @@ def _products_s(operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -
     return total_s
 
 
-def _traffic_s(formula: str, operator: Operator, kind: LayerKind, mode: Mode, stack: Stack) -> float:
+def _traffic_s(formula: str, operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     size_bytes = kind.value(formula) / mode.parts(operator.split)
     if operator.name == "loss":
         size_bytes *= stack.software.loss_traffic

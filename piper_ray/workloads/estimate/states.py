@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.settings import Sharding
+from piper_ray.model.mode import Sharding
 
 
 @dataclass(frozen=True)

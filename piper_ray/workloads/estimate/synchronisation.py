@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
-from piper_ray.model.settings import Sharding
+from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.links import Group, all_gather_s, ring_bytes_per_s
 from piper_ray.workloads.estimate.memory import numbers_on_device
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.software import Stack
 
@@ -43,7 +43,7 @@ class Reduced:
         return 2.0 * (group.size - 1) / group.size * self.size_bytes / rate
 
 
-def reduced(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> Iterator[Reduced]:
+def reduced(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> Iterator[Reduced]:
     """Gradients are all-reduced, which takes them around twice; or scattered, and updated weights gathered (ZeRO-1,
     Rajbhandari et al. 2020). Where gradients are scattered in each pass, weights alone are gathered (ZeRO-2), or
     nothing is (ZeRO-3); then groups of replicas that share them out reduce their shards among each other (HSDP)."""
@@ -51,39 +51,39 @@ def reduced(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> It
     for numbers in numbers_on_device(kind, mode):
         if not numbers.trained:
             continue
-        replicas, shards = mode.replicas(numbers.routed), mode.shards(numbers.routed)
+        replicas, shards = mode.replicas(numbers.routed), mode.state_parts(numbers.routed)
         stride = mode.expert_ranks * mode.expert_tensor if numbers.routed else mode.degree
         once_bytes = {
             Sharding.NONE: gradient_bytes,
             Sharding.OPTIMIZER: (gradient_bytes + training.weight_bytes) / 2.0,
             Sharding.GRADIENTS: training.weight_bytes / 2.0,
             Sharding.WEIGHTS: 0.0,
-        }[mode.shares]
+        }[mode.sharding]
         if once_bytes:
             yield Reduced(numbers.trained * once_bytes, replicas, stride)
-        if mode.shares >= Sharding.GRADIENTS:
+        if mode.sharding >= Sharding.GRADIENTS:
             yield Reduced(numbers.trained / shards * gradient_bytes, replicas / shards, round(stride * shards))
 
 
-def passes_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> tuple[float, float]:
+def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> tuple[float, float]:
     """In each forward and backward pass: sharded weights are gathered for both, gradients scattered in the latter."""
     forward_s = backward_s = 0.0
-    if mode.shares < Sharding.GRADIENTS:
+    if mode.sharding < Sharding.GRADIENTS:
         return forward_s, backward_s
     gradient_bytes = stack.software.reduced_bytes(stack.precision, training)
     for numbers in numbers_on_device(kind, mode):
         if not numbers.held:
             continue
         stride = mode.expert_ranks * mode.expert_tensor if numbers.routed else mode.degree
-        group = Group(round(mode.shards(numbers.routed)), stride)
+        group = Group(round(mode.state_parts(numbers.routed)), stride)
         backward_s += all_gather_s(numbers.trained * gradient_bytes, group, stack.gpu, stack.gpus_per_node)
-        if mode.shares is Sharding.WEIGHTS:
+        if mode.sharding is Sharding.WEIGHTS:
             gather_s = all_gather_s(numbers.held * training.weight_bytes, group, stack.gpu, stack.gpus_per_node)
             forward_s, backward_s = forward_s + gather_s, backward_s + gather_s
     return forward_s, backward_s
 
 
-def unsaid_s(kind: LayerKind, mode: Mode, stack: Stack, training: Training, microbatches: int) -> float:
+def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training, microbatches: int) -> float:
     """For each of N microbatches: what ``synchronised_bytes`` does not say; below 0 where it says too much.
 
     Where it says too much, that is taken back at the fastest rate that the planner may have charged: of as many
@@ -108,6 +108,6 @@ def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
     return ring_through_nodes(group.size, group.in_node(stack.gpus_per_node), max(link, network), network)
 
 
-def synchronised_bytes(kind: LayerKind, mode: Mode, stack: Stack, training: Training) -> float:
+def synchronised_bytes(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> float:
     """w."""
     return sum(one.size_bytes for one in reduced(kind, mode, stack, training))

@@ -10,7 +10,7 @@ recomputed, but for what fused attention makes again within its kernel; HFU is t
 from __future__ import annotations
 
 from piper_ray.model.recomputation import Recomputation
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator
 
 _BACKWARD = 2.0
@@ -37,7 +37,7 @@ def hardware_flop(kind: LayerKind, recomputation: Recomputation) -> float:
     """These, and what such recomputation does again."""
     if not kind.recomputable:
         return model_flop(kind)
-    mode = Mode(1, recomputation=recomputation)
+    mode = LayerMode(degree=1, recomputation=recomputation)
     again = (mode.share_again(operator) * forward_flop(operator, kind) for operator in kind.operators)
     return model_flop(kind) + sum(again)
 

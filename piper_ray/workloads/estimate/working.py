@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Product, Split
 from piper_ray.workloads.estimate.runtimes import Loss
 
@@ -21,7 +21,7 @@ _INNER_COPIES = 6.0
 weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
 
 
-def backward_bytes(kind: LayerKind, mode: Mode, loss: Loss = Loss.IN_PLACE) -> float:
+def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE) -> float:
     """The most that the backward pass of a layer holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
     # What goes along the residual stream stays to the end; it is counted once while it is an operator's gradient, too.
@@ -44,12 +44,12 @@ def backward_bytes(kind: LayerKind, mode: Mode, loss: Loss = Loss.IN_PLACE) -> f
     return most
 
 
-def saved_bytes(operator: Operator, kind: LayerKind, mode: Mode) -> float:
+def saved_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
     """What an operator keeps of a microbatch for its backward pass, on each device."""
     return sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in operator.saved)
 
 
-def result_bytes(operator: Operator, kind: LayerKind, mode: Mode) -> float:
+def result_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
     """Of an operator's products, in half precision, on each device."""
     total = 0.0
     for product in operator.products:
@@ -60,7 +60,7 @@ def result_bytes(operator: Operator, kind: LayerKind, mode: Mode) -> float:
     return total
 
 
-def _gradient_bytes(operator: Operator, kind: LayerKind, mode: Mode, arriving: float) -> tuple[float, float]:
+def _gradient_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> tuple[float, float]:
     """Of the gradient of an operator's input, 0 if it is that of its output; and of all else that is there with it."""
     if operator.on_chip:
         moved = kind.value(operator.forward_bytes) / mode.parts(operator.split)
@@ -78,7 +78,7 @@ def _gradient_bytes(operator: Operator, kind: LayerKind, mode: Mode, arriving: f
 
 
 def _product_gradient_bytes(
-    operator: Operator, products: Sequence[Product], kind: LayerKind, mode: Mode
+    operator: Operator, products: Sequence[Product], kind: LayerKind, mode: LayerMode
 ) -> tuple[float, float]:
     handed = beside = 0.0
     for product in products:
@@ -104,7 +104,7 @@ def _product_gradient_bytes(
     return handed, beside
 
 
-def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: Mode, arriving: float) -> float:
+def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> float:
     """Of an experts' activation function: what is between their two products."""
     places = [place for place, one in enumerate(kind.operators) if one.routed]
     if not places or not places[0] < kind.operators.index(operator) < places[-1]:

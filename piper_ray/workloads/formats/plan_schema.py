@@ -8,26 +8,19 @@ end.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
-_ScheduleName = Literal["2bw", "pipedream", "gpipe", "1f1b", "interleaved", "looped-bfs", "zb-h1", "zb-v", "dualpipe-v"]
-_StoppedBy = Literal[
-    "gap",
-    "time limit",
-    "interrupt",
-    "TMPC choice too hard",
-    "blocks of operators",
-    "too many plans to look at",
-    "too many states to keep",
-    "TMPC choices merged",
-    "no better bound or plan found",
-    "no plan is fast enough",
-    "too many downsets to list",
-    "figures too far apart",
-    "process lost",
-]
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.stop import StoppedBy
+
+if TYPE_CHECKING:
+    _ScheduleName = str
+    _StoppedBy = str
+else:
+    _ScheduleName, _StoppedBy = (Literal[tuple(x.value for x in kind)] for kind in (ScheduleName, StoppedBy))
+"""The texts of these enums, as documents have them."""
 
 
 class _Documented(BaseModel):

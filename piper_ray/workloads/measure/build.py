@@ -13,7 +13,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.estimate.modes import Mode
+from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, software_named
 from piper_ray.workloads.measure.degrees import Way, estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.measure import Measured
@@ -148,4 +148,4 @@ def _edge_bytes(size: float, target: ProfileTarget, largest: int) -> float:
 
 
 def _sync_bytes(size: float, way: Way, target: ProfileTarget, largest: int) -> float:
-    return sync_bytes(size, Mode(way.degree), _setting(target, largest)) if largest > 1 else 0.0
+    return sync_bytes(size, LayerMode(degree=way.degree), _setting(target, largest)) if largest > 1 else 0.0

@@ -1,6 +1,7 @@
-"""Chunks of downsets on a Ray cluster, through any failure. ARCHITECTURE.md, "On a cluster", tells how.
+"""Chunks of downsets, and calls, on a Ray cluster, through any failure.
 
-backend -> dispatcher -> coordinator (no I/O), pool (actors), machines, publication (object store) -> worker, arrow
+docs/decisions/0021-levels-on-a-ray-cluster.md tells how. backend, calls -> dispatcher -> coordinator (no I/O), pool
+(actors), machines, publication (object store) -> worker, arrow
 """
 
 from piper_ray.engine.backends.ray.backend import RayBackend

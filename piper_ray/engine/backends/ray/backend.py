@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import numpy as np
 
+from piper_ray.engine.backends.calls import PROCESS_BYTES
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
+from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between
@@ -25,16 +28,14 @@ from piper_ray.model.events import Listener, Note, silent
 from piper_ray.model.solution import ClusterStats, NodeStats
 
 if TYPE_CHECKING:
-    from piper_ray.engine.backends.ray.call import Call
-    from piper_ray.engine.backends.ray.calls import Calls
-    from piper_ray.engine.backends.ray.dispatcher import ChunkBatch, Dispatcher
+    from piper_ray.engine.backends.ray.calls import ClusterWorkers
+    from piper_ray.engine.backends.ray.dispatcher import Dispatcher
+    from piper_ray.engine.backends.ray.machines import Machines
+    from piper_ray.engine.backends.ray.work import ChunkBatch
 
 _HEARTBEAT_S = 0.1
 _BUSY = 0.6
 """Share of the waiting that workers work; below it there is room for a second evaluation."""
-
-PROCESS_BYTES = 400e6
-"""Of a worker: Python, Ray and the kernels."""
 
 _WORTH_A_START_S = 2.0
 """Time that workers, had they been there, would have saved: from then on they are started, beside the search."""
@@ -99,8 +100,10 @@ class RayBackend:
             self._session = self._connected()
         self._lock = threading.Lock()
         self._starting: Future[Dispatcher | None] | None = None
-        self._cores_of_worker: int | None = None  # as the dispatcher was started with
+        self._size: WorkerSize | None = None  # as the dispatcher was started with
         self._needless: str | None = None  # why no worker was started, once that is settled
+        self._machines: Machines | None = None
+        self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listener: Listener = silent
         self._listening = threading.get_ident()
         self._told_of_room = self._told_of_start = False
@@ -193,7 +196,7 @@ class RayBackend:
     def _by_workers(
         self, states: StateTables, first: int, last: int, on_progress: OnProgress, ahead: ChunkBatch | None
     ) -> _Held:
-        dispatcher = self._started(_worker_bytes(states), self._cpus_per_worker)
+        dispatcher = self._started(self._size_for(states))
         self._tell_of_start()
         began_s = time.perf_counter()
         batch = ahead or self._submit(dispatcher, states, states.level, *self._span(states, first, last))
@@ -243,21 +246,19 @@ class RayBackend:
             return None
         return held
 
-    def calls(self, worker_bytes: float) -> Calls:
-        """For a search whose parts are calls of a function of arrays. worker_bytes: that one takes in a worker.
+    def open_workers(self, *, guarded: bool = False) -> ClusterWorkers:
+        """For calls of functions, see ``ClusterWorkers``. Close them after use; the backend stays."""
+        from piper_ray.engine.backends.ray.calls import ClusterWorkers
 
-        A call takes one thread, so a worker has one core if nothing else is asked for.
-        """
-        from piper_ray.engine.backends.ray.calls import Calls
+        return ClusterWorkers(self, guarded=guarded)
 
-        cores = self._cpus_per_worker or 1
-        return Calls(lambda: self._started(PROCESS_BYTES + worker_bytes, cores), self._count_call)
+    def start_for_calls(self, memory_bytes: float, *, guarded: bool) -> Dispatcher:
+        """memory_bytes: of a worker. A call takes one thread, so a worker has one core if nothing else is asked for."""
+        return self._started(WorkerSize(self._cpus_per_worker or 1, memory_bytes, guarded))
 
-    def _note(self, text: str) -> None:
-        self._listener(Note(text))
-
-    def _count_call(self, call: Call) -> None:
-        self._worked_s += call.worked_s
+    def count_call(self, worked_s: float) -> None:
+        """A call is answered."""
+        self._worked_s += worked_s
         self._batches += 1
         self._chunks += 1
 
@@ -290,11 +291,7 @@ class RayBackend:
 
     def close(self) -> None:
         """Ends the actors, and Ray if it was started here."""
-        if self._starting is not None:
-            with suppress(ClusterError):
-                dispatcher = self._starting.result()
-                if dispatcher is not None:
-                    dispatcher.close()
+        self.end_workers()
         if self._session is not None:
             self._session.close()
         self._local.close()
@@ -336,52 +333,56 @@ class RayBackend:
             return
         self._saved_s += max(0.0, self._pacing.gain_s(far_s, near_s, self._local.threads, self._threads_asked))
         if self._saved_s >= _WORTH_A_START_S:
-            self._start(_worker_bytes(states), self._cpus_per_worker)
+            self._start(self._size_for(states))
 
-    def _started(self, worker_bytes: float, cpus_per_worker: int | None) -> Dispatcher:
-        """Waits for the connection, not for workers. worker_bytes: that one may take, if this is the first to ask."""
-        if self._starting is not None and self._cores_of_worker != cpus_per_worker:
-            self._end_workers()
-        self._start(worker_bytes, cpus_per_worker, whatever_it_has=True)
+    def _size_for(self, states: StateTables) -> WorkerSize:
+        return WorkerSize(self._cpus_per_worker, _worker_bytes(states))
+
+    def _started(self, size: WorkerSize) -> Dispatcher:
+        """Waits for the connection, not for workers."""
+        if self._starting is not None and self._size is not None and not self._size.serves(size):
+            self.end_workers()
+        self._start(size, whatever_it_has=True)
         assert self._starting is not None
         dispatcher = self._starting.result()
         if dispatcher is None:
             self._starting = self._needless = None
-            return self._started(worker_bytes, cpus_per_worker)
+            return self._started(size)
         return dispatcher
 
-    def _end_workers(self) -> None:
-        dispatcher = self._starting.result() if self._starting is not None else None
-        if dispatcher is not None:
-            dispatcher.close()
-        self._starting = None
+    def end_workers(self) -> None:
+        """Others come with what is asked for next."""
+        starting, self._starting = self._starting, None
+        with suppress(ClusterError):
+            dispatcher = starting.result() if starting is not None else None
+            if dispatcher is not None:
+                dispatcher.close()
 
-    def _start(self, worker_bytes: float, cpus_per_worker: int | None, *, whatever_it_has: bool = False) -> None:
+    def _start(self, size: WorkerSize, *, whatever_it_has: bool = False) -> None:
         with self._lock:
             if self._starting is not None:
                 return
-            self._cores_of_worker = cpus_per_worker
+            self._size = size
             thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
-            self._starting = thread.submit(self._dispatching, worker_bytes, cpus_per_worker, whatever_it_has)
+            self._starting = thread.submit(self._dispatching, size, whatever_it_has)
             thread.shutdown(wait=False)
 
-    def _dispatching(
-        self, worker_bytes: float, cpus_per_worker: int | None, whatever_it_has: bool
-    ) -> Dispatcher | None:
+    def _dispatching(self, size: WorkerSize, whatever_it_has: bool) -> Dispatcher | None:
         """None if the cluster has too few cores to be of use."""
         if self._session is None:
             self._session = self._connected()
         from piper_ray.engine.backends.ray.dispatcher import Dispatcher
-        from piper_ray.engine.backends.ray.machines import RayView
+        from piper_ray.engine.backends.ray.machines import Machines, RayView
 
-        cores = int(sum(node.cpus for node in RayView().nodes()))
-        threads = cores if self._workers is None else min(cores, self._workers * (cpus_per_worker or cores))
+        session, view = self._session, RayView()
+        cores = int(sum(node.cpus for node in view.nodes()))
+        threads = cores if self._workers is None else min(cores, self._workers * (size.cpus or cores))
         if not whatever_it_has and cores > 0 and threads <= self._local.threads:
             self._needless = f"its workers would have {threads} threads, and there are {self._local.threads} here"
             return None
-        return Dispatcher(
-            self._session, self._workers, cpus_per_worker, self._local.threads, worker_bytes, self._without_workers
-        )
+        if self._machines is None:  # what they run stays known when other workers come
+            self._machines = Machines(view, self._notes.put, session.node, trusted=session.owned)
+        return Dispatcher(self._machines, self._notes, self._workers, size, self._local.threads, self._without_workers)
 
     def _connected(self) -> Session:
         if self._workers is None:
@@ -400,7 +401,7 @@ class RayBackend:
 
     def _submit(self, dispatcher: Dispatcher, states: StateTables, level: int, first: int, last: int) -> ChunkBatch:
         """Of the levels from ``level`` on, over all that are finished."""
-        from piper_ray.engine.backends.ray.dispatcher import ChunkBatch
+        from piper_ray.engine.backends.ray.work import ChunkBatch
 
         level_start = states.tables.lattice.level_start
         seconds = states.rates.far.seconds((last - first) * states.buckets_used)
@@ -454,14 +455,14 @@ class RayBackend:
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
             on_progress(batch.done)
-        return batch.answer.result()
+        found: LevelStates = batch.answer.result()
+        return found
 
     def _pass_notes_on(self) -> None:
-        dispatcher = self._dispatcher
-        if dispatcher is None or threading.get_ident() != self._listening:
+        if threading.get_ident() != self._listening:
             return  # an evaluation ahead of need: the listener's own thread comes by as well
-        while not dispatcher.notes.empty():
-            self._listener(Note(dispatcher.notes.get()))
+        while not self._notes.empty():
+            self._listener(Note(self._notes.get()))
 
     def _tell_of_start(self) -> None:
         if not self._told_of_start:

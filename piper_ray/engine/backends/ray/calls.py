@@ -1,18 +1,22 @@
-"""Calls of a function of arrays on the workers, for searches whose parts share a bound and little else."""
+"""Workers of a cluster that take calls, and a thread here that takes some before they are there."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
-from piper_ray.engine.backends.ray.call import Call, Shared
-from piper_ray.engine.backends.ray.worker import Function
+from piper_ray.engine.backends.calls import Call, Finished, ThreadWorkers
+from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
+from piper_ray.engine.backends.ray.machines import Overview
+from piper_ray.engine.backends.ray.work import CallLost, GivenCall, Shared
 
 if TYPE_CHECKING:
+    from piper_ray.engine.backends.ray.backend import RayBackend
     from piper_ray.engine.backends.ray.dispatcher import Dispatcher
 
 _TURNS = itertools.count()
@@ -20,57 +24,141 @@ _LEAST_EXPECTED_S = 1.0
 _UNTIL_LATE = 2.0
 """A call may take so many times as long as the longest one before it, and four times that before it is late."""
 
+_ALONE_S = 0.3
+"""What is done in less is not worth a worker."""
+_IN_FLIGHT = 2
+"""Calls for each worker: one in work, and one that waits there."""
+_END_WITHIN_S = 1.0
+"""For what was told to stop; nobody waits for the rest."""
+_LOOK_S = 0.02
 
-class Calls:
-    """Those of one search. started: the dispatcher, which is started with the first call."""
 
-    def __init__(self, started: Callable[[], Dispatcher], on_replied: Callable[[Call], None]) -> None:
-        self._started = started
-        self._on_replied = on_replied
+@final
+class ClusterWorkers:
+    """guarded: calls run in workers alone, never in this process, whose end none of them may be; a call that ends
+    several workers is answered as lost. Else a thread here takes calls too, and the search ends with such a call.
+    """
+
+    def __init__(self, backend: RayBackend, *, guarded: bool = False) -> None:
+        self._backend = backend
+        self._guarded = guarded
+        self._here = None if guarded else ThreadWorkers(1)
         self._dispatcher: Dispatcher | None = None
-        self._open: dict[Future[Any], Call] = {}
+        self._open: dict[Future[Any], GivenCall] = {}
+        self._shared: dict[int, Shared] = {}  # by identity of what each keeps
         self._turn = next(_TURNS)
         self._longest_s = 0.0
+        self._began_s: float | None = None
 
     @property
     def workers(self) -> int:
         """That are there at the moment."""
         return 0 if self._dispatcher is None else self._dispatcher.workers
 
-    def submit(
-        self, function: Function, shared: tuple[Shared, ...], arguments: tuple[object, ...], what: str, bound_s: float
-    ) -> Future[Any]:
-        """The call's answer to be, or ClusterError."""
-        if self._dispatcher is None:
-            self._dispatcher = self._started()
-        expected_s = max(_LEAST_EXPECTED_S, _UNTIL_LATE * self._longest_s)
-        call = Call(function, shared, arguments, what, self._turn, bound_s, expected_s)
-        self._open[call.answer] = call
-        self._dispatcher.submit(call)
-        return call.answer
+    @property
+    def width(self) -> int:
+        if self._here is None:  # who has one of seconds or minutes should not keep another one from others
+            return max(1, 0 if self._dispatcher is None else self._dispatcher.workers_asked_for)
+        if self._began_s is None or time.perf_counter() - self._began_s < _ALONE_S:
+            return self._here.width
+        return self._here.width + _IN_FLIGHT * max(1, self.workers)
 
-    def take(self, answer: Future[Any]) -> Any:
-        """The result of one that is done."""
-        call = self._open.pop(answer)
-        found = answer.result()
-        self._longest_s = max(self._longest_s, call.worked_s)
-        self._on_replied(call)
-        return found
+    def start(self, memory_bytes: float, within_s: float) -> Overview:
+        """Asks for workers with so much memory each; of machines that have answered within the time, one at least.
+
+        Raises ClusterError if there is no cluster, or none of its machines can work.
+        """
+        dispatcher = self._dispatcher = self._backend.start_for_calls(memory_bytes, guarded=self._guarded)
+        deadline_s = time.monotonic() + within_s
+        while (seen := dispatcher.overview()).asking and dispatcher.failure is None:
+            if seen.cpus and time.monotonic() >= deadline_s:
+                break
+            time.sleep(_LOOK_S)
+        self._backend.activity()
+        if dispatcher.failure is not None:
+            raise dispatcher.failure
+        return seen
+
+    def give(self, call: Call) -> None:
+        if self._began_s is None:
+            self._began_s = time.perf_counter()
+        if self._here is not None and not self._here.busy:
+            self._here.give(call)
+            return
+        if self._dispatcher is None:
+            self._dispatcher = self._backend.start_for_calls(call.memory_bytes, guarded=self._guarded)
+        given = GivenCall(
+            call=call,
+            shared=tuple(map(self._shared_of, call.shared)),
+            turn=self._turn,
+            bound_s=call.bound_s,
+            expected_s=call.expected_s or max(_LEAST_EXPECTED_S, _UNTIL_LATE * self._longest_s),
+            most_deaths=call.most_deaths or MOST_DEATHS,
+        )
+        self._open[given.answer] = given
+        self._dispatcher.submit(given)
+
+    def expect(self, expected_s: Callable[[Call], float | None]) -> None:
+        """It is better known now how long calls under way should take; None: of some it is not."""
+        for given in self._open.values():
+            seconds = expected_s(given.call)
+            if seconds is not None and self._dispatcher is not None:
+                self._dispatcher.expect(given, seconds)
 
     def tell(self, bound_s: float) -> None:
-        """Lowers the bound of all that is open, sooner or later."""
+        if self._here is not None:
+            self._here.tell(bound_s)
         if self._dispatcher is not None and self._open:
             self._dispatcher.tell(self._turn, bound_s, stop=False)
 
-    def stop(self) -> None:
-        """Ends all that is open, sooner or later, and begins a new turn."""
+    def heard_s(self) -> float:
+        return np.inf if self._here is None else self._here.heard_s()
+
+    def done(self, timeout_s: float) -> Sequence[Finished]:
+        here = () if self._here is None else self._here.futures
+        wait([*self._open, *here], timeout_s, FIRST_COMPLETED)
+        self._backend.activity()
+        return [*(() if self._here is None else self._here.done(0.0)), *self._replies()]
+
+    def recall(self) -> Sequence[Finished]:
         if self._dispatcher is not None and self._open:
             self._dispatcher.tell(self._turn, np.inf, stop=True)
         self._turn = next(_TURNS)
+        found = [] if self._here is None else self._here.recall()
+        wait(self._open, _END_WITHIN_S)
+        replies = self._replies()
+        self._forget()
+        return [*found, *replies]
 
-    def forget(self) -> None:
-        """What is still open: nobody waits for it any more."""
-        for call in self._open.values():
+    def close(self) -> None:
+        """Ends the thread, and forgets what was sent. Of the cluster's workers guarded ones end, others stay."""
+        self._forget()
+        self._shared.clear()
+        if self._here is not None:
+            self._here.close()
+        elif self._dispatcher is not None:
+            self._backend.end_workers()
+
+    def _forget(self) -> None:
+        for given in self._open.values():
             assert self._dispatcher is not None
-            self._dispatcher.cancel(call)
+            self._dispatcher.cancel(given)
         self._open.clear()
+
+    def _replies(self) -> list[Finished]:
+        return [self._reply(self._open.pop(answer)) for answer in [*self._open] if answer.done()]
+
+    def _reply(self, given: GivenCall) -> Finished:
+        error = given.answer.exception()
+        if self._guarded and isinstance(error, CallLost):
+            return Finished(given.call, None, error.deaths, error.cause)
+        result = given.answer.result()
+        self._longest_s = max(self._longest_s, given.worked_s)
+        self._backend.count_call(given.worked_s)
+        return Finished(given.call, result, given.attempts)
+
+    def _shared_of(self, value: object) -> Shared:
+        """What is given again and again is kept, so that its identity is its own."""
+        if id(value) not in self._shared:
+            self._shared[id(value)] = Shared(value)
+        return self._shared[id(value)]

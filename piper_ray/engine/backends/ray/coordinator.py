@@ -1,8 +1,7 @@
 """Who does which chunk of work, through losses and delays: a state machine without I/O and without a clock.
 
 Events come in as method calls with the time; what to do comes out as commands. A chunk is pure, so giving it to two
-workers is harmless: the first answer counts. A solve's chunks are downsets and its workers actors; a sweep's chunks are
-batches of points, and its workers the cores that the cluster has for them.
+workers is harmless: the first answer counts. A chunk is some downsets of a level, or a call.
 """
 
 from __future__ import annotations
@@ -82,13 +81,12 @@ class _Losses:
 class _Worker:
     """in_flight: chunks given and not answered, the one in work first. since: when that one's turn came.
 
-    told: that it is late with that one. leaving: it gets nothing more.
+    told: that it is late with that one.
     """
 
     in_flight: deque[int] = field(default_factory=deque)
     since: float = 0.0
     told: bool = False
-    leaving: bool = False
 
 
 class Coordinator:
@@ -129,11 +127,6 @@ class Coordinator:
     def open_chunks(self) -> int:
         return len(self._chunks)
 
-    @property
-    def waiting(self) -> int:
-        """Chunks that nobody has yet. As long as there is one, whoever becomes free has something to do."""
-        return len(self._queue)
-
     def add(self, chunks: Iterable[Chunk], now: float) -> list[Command]:
         for chunk in chunks:
             self._chunks[chunk.id] = chunk
@@ -148,27 +141,18 @@ class Coordinator:
             self._losses.pop(chunk, None)
         self._queue = deque(chunk for chunk in self._queue if chunk not in gone)
 
+    def deaths(self, chunk: int) -> int:
+        """Of workers that had the chunk in work."""
+        losses = self._losses.get(chunk, _Losses())
+        return losses.alone + losses.with_machine
+
     def expect(self, chunk: int, expected_s: float) -> None:
         """It is better known now how long the chunk should take."""
         if chunk in self._chunks:
             self._chunks[chunk] = replace(self._chunks[chunk], expected_s=expected_s)
 
     def joined(self, worker: int, now: float) -> list[Command]:
-        self._workers.setdefault(worker, _Worker(since=now)).leaving = False
-        return self._give(now)
-
-    def retire(self, worker: int) -> None:
-        """The worker gets no more chunks, and is one less once it has none."""
-        found = self._workers.get(worker)
-        if found is not None:
-            found.leaving = True
-            self._drop_retired(worker)
-
-    def began(self, worker: int, chunk: int, now: float) -> list[Command]:
-        """The worker has begun with the chunk only now; what it had to wait for is not its fault."""
-        found = self._workers.get(worker)
-        if found is not None and found.in_flight and found.in_flight[0] == chunk:
-            found.since, found.told = now, False
+        self._workers.setdefault(worker, _Worker(since=now))
         return self._give(now)
 
     def lost(self, worker: int, now: float, cause: str, *, with_machine: bool = False) -> list[Command]:
@@ -193,12 +177,6 @@ class Coordinator:
         self._requeue(chunk)
         return commands + self._give(now)
 
-    def returned(self, worker: int, chunk: int, now: float) -> list[Command]:
-        """The worker has given the chunk back, and neither is to blame."""
-        self._answered(worker, chunk, now)
-        self._requeue(chunk)
-        return self._give(now)
-
     def replied(self, worker: int, chunk: int, now: float) -> tuple[bool, list[Command]]:
         """Whether this is the first answer to the chunk, which counts. Comes from lost workers too."""
         self._answered(worker, chunk, now)
@@ -221,8 +199,9 @@ class Coordinator:
             losses.alone += 1
         if losses.alone < self._chunks[chunk].most_deaths and losses.with_machine < self.MOST_MACHINES:
             return []
+        deaths = self.deaths(chunk)
         self.cancel([chunk])
-        return [GiveUp(chunk, losses.alone + losses.with_machine, cause)]
+        return [GiveUp(chunk, deaths, cause)]
 
     def _requeue(self, chunk: int) -> None:
         """Back to the front, unless it is answered, given up, waiting, or still in somebody's hands."""
@@ -245,12 +224,6 @@ class Coordinator:
             if worker.in_flight[0] == chunk:  # the next one's turn comes: what is behind the first may overtake it
                 worker.since, worker.told = now, False
             worker.in_flight.remove(chunk)
-            self._drop_retired(name)
-
-    def _drop_retired(self, name: int) -> None:
-        worker = self._workers[name]
-        if worker.leaving and not worker.in_flight:
-            del self._workers[name]
 
     def _give(self, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -261,7 +234,7 @@ class Coordinator:
                     commands.append(self._send(name, self._queue.popleft(), now))
         commands += self._late(now)
         for chunk, times in self._overdue(now).items():
-            free = [name for name, worker in self._workers.items() if not (worker.in_flight or worker.leaving)]
+            free = [name for name, worker in self._workers.items() if not worker.in_flight]
             # Each copy more takes longer: a chunk that is hard, and no worker's fault, soon has no more of them.
             if free and times > sum(1 for _ in self._holders(chunk)):
                 # Where one worker hangs others may, unheard of as they have nothing to do.
@@ -272,7 +245,7 @@ class Coordinator:
         """Who is late gets no more. A chunk that a lost worker had is given alone: then it is known which one ends
         workers.
         """
-        if worker.leaving or self._lateness(worker, now) > 1:
+        if self._lateness(worker, now) > 1:
             return False
         return not worker.in_flight or not {chunk, *worker.in_flight} & self._losses.keys()
 

@@ -7,17 +7,16 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
+from weakref import WeakSet
 
 from ray.exceptions import RayError
 
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.backends.ray.arrow import array_table
-from piper_ray.engine.backends.ray.call import Call
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
@@ -29,13 +28,12 @@ from piper_ray.engine.backends.ray.coordinator import (
     Send,
     WithoutWorkers,
 )
-from piper_ray.engine.backends.ray.machines import Machines, RayView
-from piper_ray.engine.backends.ray.pool import Answered, Pool, Started
+from piper_ray.engine.backends.ray.machines import Machines, Overview
+from piper_ray.engine.backends.ray.placement import WorkerSize
+from piper_ray.engine.backends.ray.pool import Pool
 from piper_ray.engine.backends.ray.publication import Publisher
-from piper_ray.engine.backends.ray.session import Session
-from piper_ray.engine.backends.ray.worker import CallOrder, CallReply, ChunkOrder
-from piper_ray.engine.evaluation.state_tables import StateTables, joined
-from piper_ray.engine.kernels.types import LevelStates
+from piper_ray.engine.backends.ray.work import ChunkBatch, GivenCall, Shared, Work
+from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello
 from piper_ray.model.errors import ClusterError
 
 _TICK_S = 0.25
@@ -43,105 +41,52 @@ _TICK_S = 0.25
 _LONG_WAIT_S = 30.0
 """Without a worker, before the user is told."""
 
-
-@dataclass
-class ChunkBatch:
-    """Chunks whose answers belong together: of levels ``first_level`` .. end_level - 1, over the first ``buckets``
-    buckets, which are those of the levels below ``level``.
-
-    expected_s: of each chunk. answer: their states, once all are there. worked_s: of all threads together. answered_s:
-    when, by ``time.perf_counter``.
-    """
-
-    states: StateTables
-    first_level: int
-    end_level: int
-    level: int
-    buckets: int
-    edges: Sequence[int]
-    expected_s: float
-    answer: Future[LevelStates] = field(default_factory=Future)
-    found: dict[int, LevelStates] = field(default_factory=dict)
-    worked_s: float = 0.0
-    answered_s: float = 0.0
-    first_chunk: int = 0
-
-    @property
-    def done(self) -> int:
-        """Downsets answered. Asked for on another thread: ``list`` looks at the dict in one go."""
-        return sum(part.counts.size for part in list(self.found.values()))
-
-    def span(self, chunk: int) -> tuple[int, int]:
-        place = chunk - self.first_chunk
-        return self.edges[place], self.edges[place + 1]
-
-    @property
-    def chunks(self) -> range:
-        return range(self.first_chunk, self.first_chunk + len(self.edges) - 1)
-
-
-@dataclass(frozen=True)
-class _Added:
-    batch: ChunkBatch | Call
-
-
-@dataclass(frozen=True)
-class _Cancelled:
-    batch: ChunkBatch | Call
-
-
-@dataclass(frozen=True)
-class _Told:
-    turn: int
-    bound_s: float
-    stop: bool
-
-
-@dataclass(frozen=True)
-class _ComputedHere:
-    chunk: int
-    reply: Future[tuple[object, float]]  # states, or what a call returned, and the seconds that they took
-
-
-@dataclass(frozen=True)
-class _CountAnew:
-    done: threading.Event = field(default_factory=threading.Event)
-
-
-_Event = _Added | _Cancelled | _Told | _CountAnew | _ComputedHere | Started | Answered
+_Step = Callable[[], list[Command]]
 
 
 class Dispatcher:
-    """Owns coordinator, pool and publisher: only its thread touches them."""
+    """Owns coordinator, pool and publisher, and machines as long as it is there: only its thread touches them. What
+    others ask of it, and what it hears of workers, are steps that this thread takes in turn.
+
+    notes: for the user. failure: what ends all that is asked of it from now on. had_workers: whether there ever was
+    one. busy_s: of CPU, of the thread for ``chunks_sent`` chunks.
+    """
 
     def __init__(
         self,
-        session: Session,
+        machines: Machines,
+        notes: queue.SimpleQueue[str],
         workers: int | None,
-        cpus_per_worker: int | None,
+        size: WorkerSize,
         threads_here: int,
-        memory_bytes: float,
         without_workers: WithoutWorkers,
     ) -> None:
-        self.publisher = Publisher(session.node)
+        self.publisher = Publisher(machines.here)
         self.chunks_by_node: Counter[str] = Counter()
-        self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._events: queue.SimpleQueue[_Event | None] = queue.SimpleQueue()
-        self._coordinator = Coordinator(without_workers)
+        self._notes = notes
+        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._coordinator = Coordinator(WithoutWorkers.WAIT if size.guarded else without_workers)
         self._without_workers = without_workers
-        self._memory_bytes = memory_bytes
-        self._machines = Machines(RayView(), self.notes.put, session.node, trusted=session.owned)
-        self._pool = Pool(workers, cpus_per_worker, memory_bytes, self._machines, self._events.put)
+        self._size = size
+        self._machines = machines
+        self._pool = Pool(
+            workers,
+            size,
+            self._machines,
+            lambda worker, hello: self._steps.put(partial(self._start, worker, hello)),
+            lambda worker, chunk, reply: self._steps.put(partial(self._answer, worker, chunk, reply)),
+        )
         self._ids = itertools.count()
-        self._batches: dict[int, ChunkBatch | Call] = {}  # by chunk
+        self._work: dict[int, Work] = {}  # by chunk
+        self._shared: WeakSet[Shared] = WeakSet()
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(threads_here)
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
-        self._failure: Exception | None = None
-        self._had_workers = False
+        self.failure: Exception | None = None
+        self.had_workers = False
         self._slow: set[str] = set()  # machines that the user has been told of
         self._alone_since: float | None = None
-        self.busy_s, self.chunks_sent = 0.0, 0  # of CPU for chunks: these are what the driver does for each
+        self.busy_s, self.chunks_sent = 0.0, 0
         self._thread = threading.Thread(target=self._run, name="piper-ray-dispatcher", daemon=True)
         self._thread.start()
 
@@ -150,19 +95,14 @@ class Dispatcher:
         return self._coordinator.workers
 
     @property
+    def workers_asked_for(self) -> int:
+        """Those that are on their way, too."""
+        return self._pool.asked_for
+
+    @property
     def threads(self) -> int:
         """Of all workers."""
         return self._pool.threads
-
-    @property
-    def failure(self) -> Exception | None:
-        """What ends all that is asked of it from now on."""
-        return self._failure
-
-    @property
-    def had_workers(self) -> bool:
-        """Whether there ever was one."""
-        return self._had_workers
 
     @property
     def in_flight(self) -> int:
@@ -171,25 +111,35 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, batch: ChunkBatch | Call) -> None:
-        self._events.put(_Added(batch))
+    def submit(self, work: Work) -> None:
+        self._steps.put(partial(self._add, work))
 
-    def cancel(self, batch: ChunkBatch | Call) -> None:
-        self._events.put(_Cancelled(batch))
+    def cancel(self, work: Work) -> None:
+        self._steps.put(partial(self._forget, work))
+
+    def expect(self, work: Work, expected_s: float) -> None:
+        """Of each of its chunks."""
+        self._steps.put(partial(self._expect, work, expected_s))
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
         """To all calls of a turn, wherever they run."""
-        self._events.put(_Told(turn, bound_s, stop))
+        self._steps.put(partial(self._tell, turn, bound_s, stop))
+
+    def overview(self) -> Overview:
+        """Of its machines, as they are known by now."""
+        answer: Future[Overview] = Future()
+        self._steps.put(partial(self._look, answer))
+        return answer.result()
 
     def count_anew(self) -> None:
         """Of what is submitted from now on, chunks and traffic."""
-        anew = _CountAnew()
-        self._events.put(anew)
-        anew.done.wait(_TICK_S)
+        done = threading.Event()
+        self._steps.put(partial(self._count_anew, done))
+        done.wait(_TICK_S)
 
     def close(self) -> None:
         """Ends the thread and the actors; nothing is waited for."""
-        self._events.put(None)
+        self._steps.put(None)
         self._thread.join()
         self._here_thread.shutdown(wait=True, cancel_futures=True)
         self._here.close()
@@ -198,219 +148,205 @@ class Dispatcher:
         with closing(self._pool):
             while True:
                 try:
-                    event = self._events.get(timeout=_TICK_S)
+                    step = self._steps.get(timeout=_TICK_S)
                 except queue.Empty:
-                    self._guarded(partial(self._coordinator.tick, time.monotonic()))
+                    self._guarded(lambda: self._coordinator.tick(time.monotonic()))
                 else:
-                    if event is None:
+                    if step is None:
                         return
                     began_s = time.thread_time()
-                    self._guarded(partial(self._take, event))
+                    self._guarded(step)
                     self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
 
     def _keep_up(self) -> list[Command]:
         now = time.monotonic()
         self._pool.keep_up(now)
-        if not self._had_workers:
+        if not self.had_workers:
             self._machines.check()
         if self._alone_since is None and self._coordinator.workers == 0:
             self._alone_since = now
         if self._coordinator.workers > 0:
             self._alone_since = None
-            self._had_workers = True
+            self.had_workers = True
         elif self._alone_since is not None and now - self._alone_since > _LONG_WAIT_S:
             self._alone_since = float("inf")
-            self.notes.put(
+            self._notes.put(
                 f"no worker for {_LONG_WAIT_S:.0f} s: perhaps the cluster has neither CPUs nor memory free for one"
             )
+        if self._size.guarded:
+            begun = self.had_workers or self._alone_since == float("inf")
+            helps = begun and self._machines.memory_here_bytes() >= self._size.memory_bytes
+            self._coordinator.without_workers = WithoutWorkers.CONTINUE if helps else WithoutWorkers.WAIT
         return []
 
-    def _guarded(self, step: Callable[[], list[Command]]) -> None:
+    def _guarded(self, step: _Step) -> None:
         try:
             self._carry_out(step())
         except (RayError, ConnectionError) as error:
-            self._failure = ClusterError(f"the connection to the cluster is lost: {_last_line(error)}")
-            self._fail(self._failure)
+            self._fail(ClusterError(f"the connection to the cluster is lost: {_last_line(error)}"))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
             # What was to be sent may not have been: there is no going on from here.
-            self._failure = error
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
         """Nothing more can come of what is under way."""
-        for batch in {id(batch): batch for batch in self._batches.values()}.values():
-            self._forget(batch)
-            batch.answer.set_exception(error)
+        self.failure = error
+        for work in {id(work): work for work in self._work.values()}.values():
+            self._forget(work)
+            work.answer.set_exception(error)
 
-    def _forget(self, batch: ChunkBatch | Call) -> None:
-        self._coordinator.cancel(batch.chunks)
-        for chunk in batch.chunks:
-            self._batches.pop(chunk, None)
-
-    def _take(self, event: _Event) -> list[Command]:
-        now = time.monotonic()
-        if isinstance(event, _Added):
-            return self._add(event.batch, now)
-        if isinstance(event, _Cancelled):
-            self._forget(event.batch)
-            return []
-        if isinstance(event, _Told):
-            return self._tell(event)
-        if isinstance(event, _CountAnew):
-            self.chunks_by_node = Counter()
-            self.publisher.count_anew()
-            event.done.set()
-            return []
-        if isinstance(event, Started):
-            return self._start(event, now)
-        if isinstance(event, _ComputedHere):
-            fault = event.reply.exception()
-            if fault is not None:
-                return self._coordinator.failed(HERE, event.chunk, now, _last_line(fault))
-            return self._finish(HERE, event.chunk, *event.reply.result(), now)
-        return self._answer(event, now)
-
-    def _tell(self, told: _Told) -> list[Command]:
-        self._pool.tell(told.turn, told.bound_s, stop=told.stop)
-        for batch in self._batches.values():
-            if isinstance(batch, Call) and batch.turn == told.turn:
-                batch.tell(told.bound_s, stop=told.stop)
+    def _forget(self, work: Work) -> list[Command]:
+        self._coordinator.cancel(work.chunks)
+        for chunk in work.chunks:
+            self._work.pop(chunk, None)
         return []
 
-    def _add(self, batch: ChunkBatch | Call, now: float) -> list[Command]:
-        if self._failure is not None:
-            batch.answer.set_exception(self._failure)
+    def _add(self, work: Work) -> list[Command]:
+        now = time.monotonic()
+        if self.failure is not None:
+            work.answer.set_exception(self.failure)
             return []
-        count = 1 if isinstance(batch, Call) else len(batch.edges) - 1
-        chunks = [Chunk(next(self._ids), batch.expected_s) for _ in range(count)]
-        batch.first_chunk = chunks[0].id
-        self._batches |= dict.fromkeys(batch.chunks, batch)
+        chunks = [Chunk(next(self._ids), work.expected_s, work.most_deaths) for _ in range(work.count)]
+        work.first_chunk = chunks[0].id
+        self._work |= dict.fromkeys(work.chunks, work)
         self._pool.keep_up(now)
         return self._coordinator.add(chunks, now)
 
-    def _start(self, event: Started, now: float) -> list[Command]:
-        error = event.hello.exception()
+    def _expect(self, work: Work, expected_s: float) -> list[Command]:
+        for chunk in work.chunks:
+            self._coordinator.expect(chunk, expected_s)
+        return []
+
+    def _tell(self, turn: int, bound_s: float, stop: bool) -> list[Command]:
+        self._pool.tell(turn, bound_s, stop=stop)
+        for work in self._work.values():
+            if isinstance(work, GivenCall) and work.turn == turn:
+                work.tell(bound_s, stop=stop)
+        return []
+
+    def _count_anew(self, done: threading.Event) -> list[Command]:
+        self.chunks_by_node = Counter()
+        self.publisher.count_anew()
+        done.set()
+        return []
+
+    def _look(self, answer: Future[Overview]) -> list[Command]:
+        try:
+            self._machines.look(time.monotonic())
+        finally:  # what goes wrong is known as the failure
+            answer.set_result(self._machines.overview)
+        return []
+
+    def _start(self, worker: int, hello: Future[Hello]) -> list[Command]:
+        now, error = time.monotonic(), hello.exception()
         if error is not None:
-            self._pool.drop(event.worker, now)
+            self._pool.drop(worker, now)
             if self._pool.failures == 3:
                 host = self._machines.name_at(address_of(error))
-                self.notes.put(f"workers do not start: {cause_of(error, host, self._memory_bytes)}")
+                self._notes.put(f"workers do not start: {cause_of(error, host, self._size.memory_bytes)}")
             return []
-        if not self._pool.started(event.worker, event.hello.result(), now):
+        if not self._pool.started(worker, hello.result(), now):
             return []
-        self._known[event.worker] = {}
-        return self._coordinator.joined(event.worker, now)
+        self._known[worker] = {}
+        return self._coordinator.joined(worker, now)
 
-    def _answer(self, event: Answered, now: float) -> list[Command]:
-        error = event.reply.exception()
+    def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> list[Command]:
+        now, error = time.monotonic(), reply.exception()
         if error is None:
-            reply = event.reply.result()
-            if isinstance(reply, CallReply):
-                return self._finish(event.worker, event.chunk, reply.result, reply.seconds, now)
-            return self._finish(event.worker, event.chunk, reply.states, reply.worked_s, now)
+            answered = reply.result()
+            return self._finish(worker, chunk, answered.found, answered.worked_s)
         if not isinstance(error, RayError):
             raise error
-        if event.worker not in self._known:
+        if worker not in self._known and worker != HERE:
             return []  # its loss is known
-        node = self._pool.node_of(event.worker)
-        host = self._machines.name(node)
-        if not is_loss(error):
+        node = self._pool.node_of(worker)
+        host, wanted_bytes = self._machines.name(node), self._size.memory_bytes
+        failed = not is_loss(error)
+        if failed and not self._size.guarded:
             # It lives but cannot do it: it starts afresh with this evaluation's tables.
-            self._known[event.worker] = {}
-            cause = cause_of(error, host, self._memory_bytes)
-            return self._coordinator.failed(event.worker, event.chunk, now, cause)
-        self._pool.drop(event.worker, now)
-        del self._known[event.worker]
+            self._known[worker] = {}
+            return self._coordinator.failed(worker, chunk, now, cause_of(error, host, wanted_bytes))
+        self._pool.drop(worker, now)
         gone = not self._machines.is_alive(node, now)
-        cause = cause_of(error, host, self._memory_bytes, machine_gone=gone)
-        commands = self._coordinator.lost(event.worker, now, cause, with_machine=gone)
+        cause = cause_of(error, host, wanted_bytes, machine_gone=gone)
+        if failed:  # what goes wrong in such a call is its answer: so this is of the machine
+            self._machines.doubt(node, f"it cannot work: {cause}", now)
+            self._machines.check()
+        if worker == HERE:
+            return self._coordinator.failed(HERE, chunk, now, cause, with_machine=gone or failed)
+        del self._known[worker]
+        commands = self._coordinator.lost(worker, now, cause, with_machine=gone or failed)
         left = self._coordinator.workers
-        self.notes.put(f"a worker on {host} is lost, {left} left; its chunks go to others: {cause}")
-        if left == 0:
+        self._notes.put(f"a worker on {host} is lost, {left} left; what it had goes to others: {cause}")
+        if left == 0 and not self._size.guarded:
             goes_on = self._without_workers is WithoutWorkers.CONTINUE
-            self.notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
+            self._notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
         return commands
 
-    def _finish(self, worker: int, chunk: int, found: object, seconds: float, now: float) -> list[Command]:
-        first, commands = self._coordinator.replied(worker, chunk, now)
-        batch = self._batches.pop(chunk, None)
-        if first and batch is not None:
-            batch.worked_s += seconds
+    def _finish(self, worker: int, chunk: int, found: object, seconds: float) -> list[Command]:
+        deaths = self._coordinator.deaths(chunk)
+        first, commands = self._coordinator.replied(worker, chunk, time.monotonic())
+        work = self._work.pop(chunk, None)
+        if first and work is not None:
+            work.worked_s += seconds
+            work.attempts = 1 + deaths
             if worker in self._known:
                 self.chunks_by_node[self._pool.node_of(worker)] += 1
-            if isinstance(batch, Call):
-                batch.answer.set_result(found)
-                return commands
-            assert isinstance(found, LevelStates)
-            batch.found[chunk] = found
-            if len(batch.found) == len(batch.edges) - 1:
-                batch.answered_s = time.perf_counter()
-                batch.answer.set_result(joined([batch.found[chunk] for chunk in batch.chunks]))
+            work.take(chunk, found)
         return commands
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
-            batch = self._batches.get(command.chunk)
-            if batch is None:
+            work = self._work.get(command.chunk)
+            if work is None:
                 continue
             if isinstance(command, Late):
                 self._tell_of(command)
             elif isinstance(command, GiveUp):
-                self._give_up(command, batch)
-            elif command.worker == HERE:
-                self._compute_here(command.chunk, batch)
-            elif isinstance(batch, Call):
-                self._call(command, batch)
+                self._forget(work)
+                work.give_up(command.chunk, command.deaths, command.cause)
+            elif command.worker == HERE and not self._size.guarded:
+                self._compute_here(command.chunk, work)
+            elif isinstance(work, GivenCall):
+                self._call(command, work)
             else:
-                self._send(command, batch)
+                assert isinstance(work, ChunkBatch)
+                self._send(command, work)
 
     def _tell_of(self, late: Late) -> None:
         """Once for each machine."""
         host = self._machines.name(self._pool.node_of(late.worker))
         if host not in self._slow:
             self._slow.add(host)
-            self.notes.put(
-                f"{host} is slow or hangs: {late.kept_s:.1f} s for chunks of {late.expected_s:.2f} s, which now go to "
-                "others too"
+            self._notes.put(
+                f"{host} is slow or hangs: {late.kept_s:.1f} s for what should take {late.expected_s:.2f} s, which now "
+                "goes to others too"
             )
 
-    def _give_up(self, command: GiveUp, batch: ChunkBatch | Call) -> None:
-        if isinstance(batch, Call):
-            what, arrays = batch.what, [array for shared in batch.shared for array in shared.arrays.values()]
-        else:
-            first, last = batch.span(command.chunk)
-            what, arrays = f"downsets {first:,} to {last - 1:,}", batch.states.grown
-        size_bytes = sum(array.nbytes for array in arrays)
-        self._forget(batch)
-        batch.answer.set_exception(
-            ClusterError(
-                f"{what} ended {command.deaths} workers in turn, or failed on them; "
-                f"the last said: {command.cause}. Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if "
-                "memory ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
-            )
-        )
+    def _compute_here(self, chunk: int, work: Work) -> None:
+        def answered(reply: Future[tuple[Any, float]]) -> None:
+            self._steps.put(partial(self._take_from_here, chunk, reply))
 
-    def _compute_here(self, chunk: int, batch: ChunkBatch | Call) -> None:
-        def compute() -> tuple[object, float]:
-            if isinstance(batch, Call):
-                return batch.compute()
-            return self._here.evaluate(batch.states, *batch.span(chunk), _ignore, buckets=batch.buckets)
+        self._here_thread.submit(work.compute, chunk, self._here).add_done_callback(answered)
 
-        future = self._here_thread.submit(compute)
-        future.add_done_callback(lambda reply: self._events.put(_ComputedHere(chunk, reply)))
+    def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> list[Command]:
+        fault = reply.exception()
+        if fault is not None:
+            return self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault))
+        return self._finish(HERE, chunk, *reply.result())
 
-    def _call(self, command: Send, call: Call) -> None:
-        node, shared = self._pool.node_of(command.worker), []
-        for one in call.shared:
+    def _call(self, command: Send, given: GivenCall) -> None:
+        node, shared, call = self._pool.node_of(command.worker), [], given.call
+        for one in given.shared:
             if one.stored is None:
-                one.stored = self.publisher.put(array_table(dict(one.arrays)))
+                one.stored = self.publisher.put(one.value, one.size_bytes)
+                self._shared.add(one)
             self.publisher.sent(node, [one.stored])
             shared.append((one.key, [one.stored.ref]))
-        open_calls = [batch for batch in self._batches.values() if isinstance(batch, Call)]
-        in_use = tuple(sorted({one.key for other in open_calls for one in other.shared}))
-        order = CallOrder(call.function, tuple(shared), call.arguments, call.turn, call.bound_s, in_use)
-        self._pool.call(command.worker, command.chunk, order)
+        in_use = tuple(sorted(one.key for one in self._shared))
+        order = CallOrder(call.function, tuple(shared), call.arguments, given.turn, given.bound_s, in_use)
+        self._pool.call(command.worker, command.chunk, order, time.monotonic())
 
     def _send(self, command: Send, batch: ChunkBatch) -> None:
         states = batch.states
@@ -434,10 +370,6 @@ class Dispatcher:
         levels = [objects[-1].ref] if known_level < batch.level else []
         self._pool.send(command.worker, command.chunk, order, levels)
         self.chunks_sent += 1
-
-
-def _ignore(done: int) -> None:
-    pass
 
 
 def _last_line(error: BaseException) -> str:

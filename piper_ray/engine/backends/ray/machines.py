@@ -1,11 +1,11 @@
 """The machines of the cluster: each is asked what it runs before it is counted on, and left out if that is another.
 
-Work may reach a machine that has just joined before it has answered: who does the work says what it runs, too.
+What is placed anywhere may begin on a machine that has not answered yet: workers say what they run, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, final
 
@@ -42,6 +42,16 @@ class RayNode(NamedTuple):
         return self.host if self.host == self.address else f"{self.host} ({self.address})"
 
 
+class Overview(NamedTuple):
+    """Of the good machines: their cores, the memory of the one with cores that has most, whether others have yet to
+    answer.
+    """
+
+    cpus: int
+    memory_bytes: float
+    asking: bool
+
+
 class View(Protocol):
     """What can be seen of a cluster. Nothing here waits."""
 
@@ -64,10 +74,10 @@ class View(Protocol):
 
 @final
 class RayView:
-    """The cluster that this process is connected to. options: of the task that asks."""
+    """The cluster that this process is connected to."""
 
-    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
-        self._question: Any = ray.remote(num_cpus=0, max_retries=0, **(options or {}))(question())
+    def __init__(self) -> None:
+        self._question: Any = ray.remote(num_cpus=0, max_retries=0)(question())
         self._asked: dict[Any, str] = {}
 
     def nodes(self) -> list[RayNode]:
@@ -126,12 +136,10 @@ class Machines:
     Not for several threads.
     """
 
-    def __init__(
-        self, view: View, tell: Callable[[str], None], here: str | None = None, *, trusted: bool = False
-    ) -> None:
+    def __init__(self, view: View, tell: Callable[[str], None], here: str, *, trusted: bool = False) -> None:
         self._view = view
         self._tell = tell
-        self._here = here
+        self.here = here
         self._trusted = trusted
         self._machines: dict[str, _Machine] = {}
         self._names: dict[str, str] = {}  # of all nodes that ever were
@@ -139,14 +147,11 @@ class Machines:
         self._looked_at = float("-inf")
 
     @property
-    def cpus(self) -> int:
-        """Of all good machines."""
-        return int(sum(node.cpus for node in self._good()))
-
-    @property
-    def memory_bytes(self) -> float:
-        """Of the good machine with cores that has most."""
-        return max((node.memory_bytes for node in self._good() if node.cpus > 0), default=0.0)
+    def overview(self) -> Overview:
+        nodes = self.nodes
+        memory_bytes = max((node.memory_bytes for node in nodes), default=0.0)
+        asking = any(not machine.good and machine.fault is None for machine in self._of_interest())
+        return Overview(int(sum(node.cpus for node in nodes)), memory_bytes, asking)
 
     @property
     def nodes(self) -> list[RayNode]:
@@ -159,18 +164,13 @@ class Machines:
         return any(machine.node.cpus > 0 for machine in self._machines.values())
 
     @property
-    def asking(self) -> bool:
-        """Whether some have yet to answer."""
-        return any(not machine.good and machine.fault is None for machine in self._of_interest())
-
-    @property
     def left_out(self) -> dict[str, str]:
         """What keeps machines out, by node."""
         return {node: machine.fault for node, machine in self._machines.items() if machine.fault is not None}
 
     def memory_here_bytes(self) -> float:
         """Of the driver's own machine; 0 if that may not work."""
-        return next((node.memory_bytes for node in self._good() if node.id == self._here), 0.0)
+        return next((node.memory_bytes for node in self._good() if node.id == self.here), 0.0)
 
     def free_cpus(self, node: str) -> int:
         """Cores of a machine that nobody has asked for."""
@@ -179,19 +179,11 @@ class Machines:
     def name(self, node: str) -> str:
         return self._names.get(node, "an unknown machine")
 
-    def node_at(self, address: str | None) -> str | None:
-        """The machine with this IP address, or the only one that there is."""
-        found = [node for node, machine in self._machines.items() if machine.node.address == address]
-        return next(iter(found or (self._machines if len(self._machines) == 1 else ())), None)
-
     def name_at(self, address: str | None) -> str:
-        node = self.node_at(address)
+        """Of the machine with this IP address, or the only one that there is."""
+        found = [node for node, machine in self._machines.items() if machine.node.address == address]
+        node = next(iter(found or (self._machines if len(self._machines) == 1 else ())), None)
         return self.name(node) if node is not None else address or "an unknown machine"
-
-    def placement(self) -> dict[str, Any]:
-        """Options of tasks and actors: anywhere but on machines that are left out."""
-        out = ",".join(sorted(self.left_out))  # no spaces: Ray takes them for part of what follows
-        return {"label_selector": {"ray.io/node-id": f"!in({out})"}} if out else {}
 
     def leave_out(self, node: str, fault: str) -> None:
         """From now on, whatever it has answered."""
@@ -240,7 +232,7 @@ class Machines:
         return (machine.node for machine in self._machines.values() if machine.good)
 
     def _of_interest(self) -> Iterator[_Machine]:
-        return (m for m in self._machines.values() if m.node.cpus > 0 or m.node.id == self._here)
+        return (m for m in self._machines.values() if m.node.cpus > 0 or m.node.id == self.here)
 
     def _update(self) -> None:
         alive = {node.id: node for node in self._view.nodes()}
@@ -250,7 +242,7 @@ class Machines:
             self._names[node.id] = node.name
             machine = self._machines.setdefault(node.id, _Machine(node))
             machine.node = node
-            machine.good |= self._trusted and node.id == self._here
+            machine.good |= self._trusted and node.id == self.here
 
     def _answered(self, machine: _Machine, answer: Software | RayError, now: float) -> None:
         if isinstance(answer, RayError):

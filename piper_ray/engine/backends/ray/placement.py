@@ -1,12 +1,31 @@
-"""Where workers belong. No I/O."""
+"""What workers ask for, and where they belong. No I/O."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
-from piper_ray.engine.backends.ray.machines import RayNode
+if TYPE_CHECKING:
+    from piper_ray.engine.backends.ray.machines import RayNode
+
+
+@dataclass(frozen=True)
+class WorkerSize:
+    """What each worker asks for. cpus: None: the cores of its machine, shared out among the workers there.
+
+    guarded: the driver's process does none of their work: a further worker on its machine does, in its place.
+    """
+
+    cpus: int | None
+    memory_bytes: float
+    guarded: bool = False
+
+    def serves(self, wanted: WorkerSize) -> bool:
+        """Whether such workers will do for who wants the others. The memory is exact for guarded ones alone."""
+        alike = (self.cpus, self.guarded) == (wanted.cpus, wanted.guarded)
+        return alike and (self.memory_bytes == wanted.memory_bytes or not self.guarded)
 
 
 class Place(NamedTuple):
@@ -17,36 +36,32 @@ class Place(NamedTuple):
 
 
 def missing_places(
-    nodes: Sequence[RayNode],
-    held: Mapping[str, Sequence[int]],
-    wanted: int | None,
-    cpus_per_worker: int | None,
-    memory_bytes: float,
+    nodes: Sequence[RayNode], held: Mapping[str, Sequence[int]], wanted: int | None, size: WorkerSize
 ) -> list[Place]:
     """Where workers are missing: one on each machine with all of its cores, unless their number or size is given.
 
     held: the cores of each worker that is there or on its way, by machine. wanted: so many workers, spread over the
-    machines, and each machine's cores over its own. memory_bytes: that a machine must have.
+    machines, and each machine's cores over its own. None have places on machines with too little memory.
     """
-    room = {node.id: int(node.cpus) - sum(held.get(node.id, ())) for node in nodes if node.memory_bytes >= memory_bytes}
+    nodes = [node for node in nodes if node.memory_bytes >= size.memory_bytes]
+    room = {node.id: int(node.cpus) - sum(held.get(node.id, ())) for node in nodes}
     if wanted is None:
-        return list(_filling(room, cpus_per_worker))
-    of_one = cpus_per_worker or 1
+        return [place for node in nodes for place in _filling(node, room[node.id], len(held.get(node.id, ())), size)]
+    of_one = size.cpus or 1
     counts: Counter[str] = Counter()
     for _ in range(wanted - sum(map(len, held.values()))):
         open_nodes = [node for node in room if room[node] >= (counts[node] + 1) * of_one]
         if not open_nodes:
             break
         counts[min(open_nodes, key=lambda node: len(held.get(node, ())) + counts[node])] += 1
-    return [Place(node, cpus) for node in counts for cpus in _shares(room[node], counts[node], cpus_per_worker)]
+    return [Place(node, cpus) for node in counts for cpus in _shares(room[node], counts[node], size.cpus)]
 
 
-def _filling(room: Mapping[str, int], cpus_per_worker: int | None) -> Iterator[Place]:
-    for node, cores in room.items():
-        if cpus_per_worker is not None:
-            yield from [Place(node, cpus_per_worker)] * (cores // cpus_per_worker)
-        elif cores > 0:
-            yield Place(node, cores)
+def _filling(node: RayNode, cores: int, held: int, size: WorkerSize) -> list[Place]:
+    if size.cpus is None:
+        return [Place(node.id, cores)] if cores > 0 else []
+    in_memory = int(node.memory_bytes / max(1.0, size.memory_bytes)) - held
+    return [Place(node.id, size.cpus)] * min(cores // size.cpus, in_memory)
 
 
 def _shares(cores: int, workers: int, cpus_per_worker: int | None) -> list[int]:

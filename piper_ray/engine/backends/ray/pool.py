@@ -1,4 +1,4 @@
-"""The actors: starts them, replaces lost ones, takes in those that join late. Their events come through a queue."""
+"""The actors: starts them, replaces lost ones, takes in those that join late. Of their events its owner is told."""
 
 from __future__ import annotations
 
@@ -11,31 +11,15 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from piper_ray.engine.backends.ray.coordinator import HERE
 from piper_ray.engine.backends.ray.machines import Machines
-from piper_ray.engine.backends.ray.placement import Place, missing_places
+from piper_ray.engine.backends.ray.placement import Place, WorkerSize, missing_places
 from piper_ray.engine.backends.ray.software import difference
-from piper_ray.engine.backends.ray.worker import CallOrder, CallReply, ChunkOrder, ChunkReply, Hello, remote_worker
+from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 5.0
 _MACHINES_WITHIN_S = 5.0
-
-
-@dataclass(frozen=True)
-class Started:
-    """A worker's hello, or why there is none."""
-
-    worker: int
-    hello: Future[Hello]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A worker's answer to a chunk, or what became of it."""
-
-    worker: int
-    chunk: int
-    reply: Future[ChunkReply | CallReply]
 
 
 @dataclass
@@ -48,23 +32,25 @@ class _Actor:
 
 
 class Pool:
-    """wanted: actors to keep, spread over the good machines; None: one on each, as they come and go. cpus_per_worker:
-    cores of each; None: those of its machine, shared out among the actors there.
+    """wanted: actors to keep, spread over the good machines; None: as many as these have room for, as they come and go.
+
+    on_started: is told of a worker's hello, or why there is none; on_answered: of an answer to a chunk, or what became
+    of it. Both come in threads of Ray's.
     """
 
     def __init__(
         self,
         wanted: int | None,
-        cpus_per_worker: int | None,
-        memory_bytes: float,
+        size: WorkerSize,
         machines: Machines,
-        post: Callable[[Started | Answered], None],
+        on_started: Callable[[int, Future[Hello]], None],
+        on_answered: Callable[[int, int, Future[Any]], None],
     ) -> None:
         self._wanted = wanted
-        self._cpus_per_worker = cpus_per_worker
-        self._memory_bytes = memory_bytes
+        self._size = size
         self._machines = machines
-        self._post = post
+        self._on_started = on_started
+        self._on_answered = on_answered
         self._names = itertools.count()
         self._actors: dict[int, _Actor] = {}
         self._ready: dict[int, Hello] = {}
@@ -73,6 +59,11 @@ class Pool:
         self._not_before = float("-inf")
         self._began_s: float | None = None
         self._looked_s = float("-inf")
+
+    @property
+    def asked_for(self) -> int:
+        """Actors that are there or on their way. On any thread."""
+        return len(self._actors)
 
     @property
     def failures(self) -> int:
@@ -86,7 +77,7 @@ class Pool:
         return sum(actor.place.cpus for actor in actors if actor is not None)
 
     def node_of(self, worker: int) -> str:
-        return self._ready[worker].node
+        return self._machines.here if worker == HERE else self._ready[worker].node
 
     def keep_up(self, now: float) -> None:
         """Starts what is missing. Ray places an actor when there is room for it; nobody waits for that."""
@@ -101,24 +92,24 @@ class Pool:
             return
         self._make_room(now)
         for place in self._missing():
-            self._ask_for(place, now)
+            self._ask_for(next(self._names), place, now)
 
     def _spreads_later(self, now: float) -> bool:
         """Workers by number are spread over all machines: so these are waited for, a while."""
-        return self._machines.asking and now - (self._began_s or now) < _MACHINES_WITHIN_S
+        return self._machines.overview.asking and now - (self._began_s or now) < _MACHINES_WITHIN_S
 
     def _missing(self) -> list[Place]:
+        size = self._size
         if not self._machines.have_cores:  # one in any case: for clusters that grow when somebody waits
-            return [] if self._actors else [Place(None, self._cpus_per_worker or 1)]
-        return missing_places(
-            self._machines.nodes, self._held(), self._wanted, self._cpus_per_worker, self._memory_bytes
-        )
+            return [] if self._actors else [Place(None, size.cpus or 1)]
+        return missing_places(self._machines.nodes, self._held(), self._wanted, size)
 
     def _held(self) -> dict[str, list[int]]:
         held: dict[str, list[int]] = {}
         for name, actor in self._actors.items():
-            node = self._ready[name].node if name in self._ready else actor.place.node
-            held.setdefault(node or "", []).append(actor.place.cpus)
+            if name != HERE:
+                node = self._ready[name].node if name in self._ready else actor.place.node
+                held.setdefault(node or "", []).append(actor.place.cpus)
         return held
 
     def _make_room(self, now: float) -> None:
@@ -133,17 +124,18 @@ class Pool:
             if node is None:
                 if self._machines.have_cores:
                     self._end(name)
-            elif self._cpus_per_worker is None and 0 < (free := self._machines.free_cpus(node)) < actor.place.cpus:
+            elif self._size.cpus is None and 0 < (free := self._machines.free_cpus(node)) < actor.place.cpus:
                 self._end(name)
-                self._ask_for(Place(node, free), now)
+                self._ask_for(next(self._names), Place(node, free), now)
 
-    def _ask_for(self, place: Place, now: float) -> None:
-        name, where = next(self._names), {}
+    def _ask_for(self, name: int, place: Place, now: float) -> None:
+        where = {}
         if place.node is not None:
             where["scheduling_strategy"] = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        actor = remote_worker(place.cpus, self._memory_bytes, where).remote(place.cpus)
+        actor = remote_worker(place.cpus, self._size.memory_bytes, where).remote(place.cpus)
         self._actors[name] = _Actor(actor, place, now)
-        _when_done(actor.hello.remote(), lambda hello: self._post(Started(name, hello)))
+        if name != HERE:
+            _when_done(actor.hello.remote(), lambda hello: self._on_started(name, hello))
 
     def _end(self, worker: int) -> None:
         ray.kill(self._actors.pop(worker).handle, no_restart=True)
@@ -163,12 +155,16 @@ class Pool:
 
     def send(self, worker: int, chunk: int, order: ChunkOrder, finished: list[Any]) -> None:
         reply = self._actors[worker].handle.evaluate.remote(order, *finished)
-        _when_done(reply, lambda done: self._post(Answered(worker, chunk, done)))
+        _when_done(reply, lambda done: self._on_answered(worker, chunk, done))
 
-    def call(self, worker: int, chunk: int, order: CallOrder) -> None:
-        """As ``send``, of a call."""
+    def call(self, worker: int, chunk: int, order: CallOrder, now: float) -> None:
+        """As ``send``, of a call. HERE: a worker of last resort, which asks for no core, as those may be held by others
+        that get nothing done.
+        """
+        if worker == HERE and HERE not in self._actors:
+            self._ask_for(HERE, Place(self._machines.here, 0), now)
         reply = self._actors[worker].handle.call.remote(order)
-        _when_done(reply, lambda done: self._post(Answered(worker, chunk, done)))
+        _when_done(reply, lambda done: self._on_answered(worker, chunk, done))
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
         """To all workers that are ready; none is waited for."""
@@ -180,7 +176,8 @@ class Pool:
         if worker not in self._actors:
             return
         node = self._actors[worker].place.node
-        if self._ready.pop(worker, None) is None and (node is None or self._machines.is_alive(node, now)):
+        did_not_start = self._ready.pop(worker, None) is None and worker != HERE
+        if did_not_start and (node is None or self._machines.is_alive(node, now)):
             self._failures += 1
             self._not_before = now + min(2.0**self._failures, _LONGEST_PAUSE_S)
         self._end(worker)

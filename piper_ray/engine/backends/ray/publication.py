@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from piper_ray.engine.kernels.types import Tables
 class Stored:
     """An object that the driver owns: gone from the store when the last of these goes."""
 
-    ref: ray.ObjectRef[pa.Table]
+    ref: ray.ObjectRef[Any]
     size_bytes: int
 
 
@@ -28,7 +29,6 @@ class Stored:
 class Traffic:
     """put: by the driver. fetched: copied to another node, once for each object and node. held: most at a time."""
 
-    objects: int = 0
     put_bytes: int = 0
     fetched_bytes: Counter[str] = field(default_factory=Counter)
     held_bytes: Counter[str] = field(default_factory=Counter)
@@ -71,7 +71,7 @@ class Publisher:
         if states not in self._published:
             workload = self._workload_of(states.tables)
             target = states.target
-            limits = self.put(target_table(target))
+            limits = self._put(target_table(target))
             downsets, graph = workload.stored
             order = EvaluationOrder(
                 key=next(self._keys),
@@ -100,7 +100,7 @@ class Publisher:
             if span not in published.levels:
                 first = int(states.tables.lattice.level_start[span[0]])
                 table = state_table(first, states.finished(*span))
-                published.levels[span] = self.put(table.replace_schema_metadata({"level": str(span[1])}))
+                published.levels[span] = self._put(table.replace_schema_metadata({"level": str(span[1])}))
             objects.append(published.levels[span])
         return objects
 
@@ -108,10 +108,10 @@ class Publisher:
         """Of the evaluations that somebody still holds."""
         return tuple(sorted(published.order.key for published in self._published.values()))
 
-    def put(self, table: pa.Table) -> Stored:
-        stored = Stored(ray.put(table), table.nbytes)
-        self.traffic.objects += 1
-        self.traffic.put_bytes += stored.size_bytes
+    def put(self, value: object, size_bytes: int) -> Stored:
+        """Anything that can be sent; arrays are read in place where they are fetched."""
+        stored = Stored(ray.put(value), size_bytes)
+        self.traffic.put_bytes += size_bytes
         self._hold(self._node, stored)
         return stored
 
@@ -128,6 +128,9 @@ class Publisher:
         for node, objects in self._on_node.items():
             self.traffic.held_bytes[node] = sum(item.size_bytes for item in objects)
 
+    def _put(self, table: pa.Table) -> Stored:
+        return self.put(table, table.nbytes)
+
     def _hold(self, node: str, stored: Stored) -> None:
         self._on_node[node].add(stored)
         held_bytes = sum(item.size_bytes for item in self._on_node[node])
@@ -135,6 +138,6 @@ class Publisher:
 
     def _workload_of(self, tables: Tables) -> _Workload:
         if self._workload is None or not self._workload.holds(tables):
-            stored = self.put(downset_table(tables.lattice, tables.costs)), self.put(graph_table(tables))
+            stored = self._put(downset_table(tables.lattice, tables.costs)), self._put(graph_table(tables))
             self._workload = _Workload(next(self._keys), tables, stored)
         return self._workload

@@ -25,6 +25,7 @@ LOCAL = "local"
 _REACHABLE_WITHIN_S = 10.0
 _ENDS_WITHIN_S = 15.0
 _LOOPBACK = "127.0.0.1"
+_WORKER, _CONSTANTS = "ray._private.worker", "ray._private.ray_constants"
 _NO_HANDLER = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 """Read from the environment when Ray is imported, and from then on a constant of its own by this name."""
 
@@ -71,12 +72,14 @@ def connect(address: str | None, cpus: int | None) -> Session:
             else:
                 address = address or "auto"
                 _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
-            opened.enter_context(_without_messages())
+            # Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves.
+            # A version that prints otherwise is found by tests/faults.
+            opened.enter_context(_as(_WORKER, "print_to_stdstream", lambda *_, **__: None))
             opened.enter_context(_environment({_NO_UNHANDLED: "1"}))
             opened.callback(ray.shutdown)
             with _without_warnings(logging.getLogger("ray")):
                 ray.init(address, **options)
-            services.connected(sys.modules["ray._private.worker"])
+            services.connected(sys.modules[_WORKER])
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(address, error) from error
@@ -135,21 +138,6 @@ def _without_warnings(logger: logging.Logger) -> Iterator[None]:
         logger.setLevel(level)
 
 
-@contextlib.contextmanager
-def _without_messages() -> Iterator[None]:
-    """Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves."""
-    worker: Any = sys.modules["ray._private.worker"]
-    before = getattr(worker, "print_to_stdstream", None)
-    if before is None:  # a version that prints otherwise: tests/faults sees whether it does
-        yield
-        return
-    worker.print_to_stdstream = lambda *_, **__: None
-    try:
-        yield
-    finally:
-        worker.print_to_stdstream = before
-
-
 def _is_connected() -> bool:
     ray: Any = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
@@ -192,7 +180,7 @@ def _as_it_was() -> Iterator[None]:
     in_main_thread = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        with _environment({_NO_HANDLER: "1"}), _constant(_NO_HANDLER, True):
+        with _environment({_NO_HANDLER: "1"}), _as(_CONSTANTS, _NO_HANDLER, True):
             yield
     finally:
         if in_main_thread and handler is not None:
@@ -213,18 +201,18 @@ def _environment(settings: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _constant(name: str, value: object) -> Iterator[None]:
-    """Of Ray's, within the context, should somebody have imported it before."""
-    constants: Any = sys.modules.get("ray._private.ray_constants")
-    if constants is None:
+def _as(module: str, name: str, value: object) -> Iterator[None]:
+    """What a module of Ray's has by the name, within the context, if it is there by now and has it."""
+    found: Any = sys.modules.get(module)
+    if not hasattr(found, name):
         yield
         return
-    before = getattr(constants, name)
-    setattr(constants, name, value)
+    before = getattr(found, name)
+    setattr(found, name, value)
     try:
         yield
     finally:
-        setattr(constants, name, before)
+        setattr(found, name, before)
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import ray
 
+from piper_ray.engine.backends.calls import Function
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.backends.ray.arrow import arrays_of, narrow, states_of, tables_of, target_of
+from piper_ray.engine.backends.ray.arrow import narrow, states_of, tables_of, target_of
 from piper_ray.engine.backends.ray.software import Software, software
-from piper_ray.engine.backends.ray.warm import compile_kernels
-from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.types import ClusterArrays, IndexArray, LevelStates
+from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
+from piper_ray.engine.kernels.selection import make_step_cache
+from piper_ray.engine.kernels.types import ClusterArrays, Earlier, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.tables.nothing import tables_of_nothing
 
 CONTROL = "control"
 """Methods that run beside the work."""
@@ -70,20 +72,15 @@ class ChunkOrder:
     in_use: tuple[int, ...]
 
 
-Function = Callable[..., object]
-"""Of tables of arrays by name, then arguments, then control, float64[2]: a bound that it lowers when it finds better,
-and the wish to stop. One that a module has by its name, so that it can be sent."""
-
-
 @dataclass(frozen=True)
 class CallOrder:
-    """A function of shared arrays and arguments of its own. shared: keys, and refs in lists. in_use: keys that are
-    still needed. turn: calls of one turn share what ``Worker.tell`` says.
+    """As ``backends.calls.Call``. shared: keys, and refs in lists. in_use: keys that are still needed. turn: calls of
+    one turn share what ``Worker.tell`` says.
     """
 
     function: Function
-    shared: tuple[tuple[int, list[ray.ObjectRef[pa.Table]]], ...]
-    arguments: tuple[object, ...]
+    shared: tuple[tuple[int, list[ray.ObjectRef[Any]]], ...]
+    arguments: tuple[Any, ...]
     turn: int
     bound_s: float
     in_use: tuple[int, ...]
@@ -92,22 +89,21 @@ class CallOrder:
 class CallReply(NamedTuple):
     """What the function returned, and the seconds that it took."""
 
-    result: object
-    seconds: float
+    found: Any
+    worked_s: float
 
 
 class ChunkReply(NamedTuple):
-    """The chunk's states in narrow integers, the seconds until they were there, and the CPU seconds of all threads."""
+    """The chunk's states in narrow integers, and the CPU seconds of all threads."""
 
     counts: npt.NDArray[np.generic]
     tallies: npt.NDArray[np.generic]
     sums: npt.NDArray[np.generic]
     tested: IndexArray
-    seconds: float
     worked_s: float
 
     @property
-    def states(self) -> LevelStates:
+    def found(self) -> LevelStates:
         counts, tallies, sums = (array.astype(np.int64) for array in (self.counts, self.tallies, self.sums))
         return LevelStates(counts, tallies, sums, self.tested.astype(np.int64))
 
@@ -120,7 +116,7 @@ class Worker:
         self._backend = LocalBackend(threads)
         self._tables: dict[int, tuple[pa.Table, pa.Table]] = {}
         self._evaluations: dict[int, StateTables] = {}
-        self._shared: dict[int, Mapping[str, npt.NDArray[Any]]] = {}
+        self._shared: dict[int, Any] = {}
         self._told = (-1, np.inf, 0.0)  # the newest turn that somebody told of: its bound, and the wish to stop
         self._control = (-1, np.zeros(2))  # of the call under way: its turn, and the array that its function looks at
 
@@ -129,7 +125,6 @@ class Worker:
 
     def evaluate(self, order: ChunkOrder, *finished: pa.Table) -> ChunkReply:
         """finished: levels from ``known_level`` on that the order needs, in order, as one state table or several."""
-        began = time.perf_counter()
         states = self._states(order)
         if order.known_level == 1 and states.level > 1:
             # The driver counts on nothing that this worker had: it failed before.
@@ -140,25 +135,17 @@ class Worker:
         for table in finished:
             level = int(table.schema.metadata[b"level"])
             states.take(states_of(table, *states.downsets(level)))
-        found, worked_s = self._backend.evaluate(states, order.first, order.last, _no_heartbeat, buckets=order.buckets)
-        return ChunkReply(
-            narrow(found.counts),
-            narrow(found.tallies),
-            narrow(found.sums),
-            found.tested,
-            time.perf_counter() - began,
-            worked_s,
-        )
+        found, worked_s = self._backend.evaluate(states, order.first, order.last, lambda _: None, buckets=order.buckets)
+        return ChunkReply(narrow(found.counts), narrow(found.tallies), narrow(found.sums), found.tested, worked_s)
 
     def call(self, order: CallOrder) -> CallReply:
-        """Arrays are fetched once for all calls."""
+        """What is shared is fetched once for all calls."""
         began_s = time.perf_counter()
         for key in set(self._shared) - set(order.in_use):
             del self._shared[key]
         for key, refs in order.shared:
             if key not in self._shared:
-                (table,) = ray.get(refs)
-                self._shared[key] = arrays_of(table)
+                (self._shared[key],) = ray.get(refs)
         control = np.array([order.bound_s, 0.0])
         self._control = order.turn, control
         self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
@@ -196,8 +183,12 @@ class Worker:
         return self._evaluations[evaluation.key]
 
 
-def _no_heartbeat(done: int) -> None:
-    pass
+def compile_kernels() -> None:
+    """Or loads them, by an evaluation of the empty downset: before the first chunk comes."""
+    limits = np.zeros(1, np.int64)
+    states = StateTables(tables_of_nothing(), frozen(Target(1.0, 1, 0, limits, limits)))
+    evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), make_step_cache(states.tables))
+    states.take(no_states(0))
 
 
 def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) -> Any:
@@ -211,6 +202,6 @@ def remote_worker(cpus: int, memory_bytes: float, placement: Mapping[str, Any]) 
         memory=int(memory_bytes),
         max_restarts=0,
         max_task_retries=0,
-        runtime_env={"env_vars": {"NUMBA_NUM_THREADS": str(cpus)}},
+        runtime_env={"env_vars": {"NUMBA_NUM_THREADS": str(max(1, cpus))}},
         **placement,
     )

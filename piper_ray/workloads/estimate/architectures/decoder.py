@@ -6,11 +6,12 @@ A family is a config, read from the keys of Hugging Face's, and what its layers 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated, Any, ClassVar
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, create_model
 
 from piper_ray.workloads.estimate.architectures import experts, latent, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
@@ -138,6 +139,9 @@ class DecoderConfig(Config):
     sliding_window: Window | None = None
     layer_types: Texts | None = None
 
+    differs: ClassVar[Mapping[str, Any]] = {}
+    """What its rules have otherwise than Llama's, by their fields; a function says it of the config."""
+
     @property
     def layers(self) -> int:
         return self.num_hidden_layers
@@ -166,7 +170,9 @@ class DecoderConfig(Config):
         return self.tie_word_embeddings
 
     def rules(self) -> Rules:
-        return Rules()
+        """Those of all its layers."""
+        said = {name: value(self) if callable(value) else value for name, value in self.differs.items()}
+        return Rules(**said)
 
     def slides(self, layer: int) -> bool:  # noqa: ARG002
         """Whether a layer's attention has the sliding window where ``layer_types`` does not say it."""
@@ -289,6 +295,38 @@ def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind
 def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Embedding, layers, head, one after the other."""
     return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), LEGEND)
+
+
+BIASED = attrgetter("attention_bias")
+"""In ``differs``: as the config's own key says."""
+
+Slides = Callable[[Any, int], bool]
+"""Of a config, whether a layer has the sliding window."""
+
+
+def always(_config: object, _layer: int) -> bool:
+    """All layers have the sliding window."""
+    return True
+
+
+def but(*others: Mapping[str, Any], **rules: Any) -> Mapping[str, Any]:
+    """What ``differs`` as in these, but for some rules."""
+    return {name: value for one in (*others, rules) for name, value in one.items()}
+
+
+def like(
+    base: type[DecoderConfig],
+    differs: Mapping[str, Any] | None = None,
+    slides: Slides | None = None,
+    keys: Mapping[str, tuple[Any, object]] | None = None,
+) -> type[DecoderConfig]:
+    """A config as another one but for these rules, layers with a sliding window, and keys with (type, default)."""
+    own = {"differs": differs, "slides": slides}
+    changed = {"__module__": __name__, **{name: value for name, value in own.items() if value is not None}}
+    kind: Any = type(base)
+    fields: dict[str, Any] = {**(keys or {})}
+    made: type[DecoderConfig] = create_model(base.__name__, __base__=kind(base.__name__, (base,), changed), **fields)
+    return made
 
 
 def family(config: type[DecoderConfig]) -> Family:

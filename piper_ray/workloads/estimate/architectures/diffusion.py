@@ -15,7 +15,14 @@ from piper_ray.model.recomputation import CHEAP
 from piper_ray.workloads.estimate.architectures.decoder import key
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import chain, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
+from piper_ray.workloads.estimate.architectures.transformer import (
+    BLOCK_LEGEND,
+    HIDDEN,
+    BlockStyle,
+    norm,
+    table,
+    undivided,
+)
 from piper_ray.workloads.estimate.architectures.vision import image_projection, images_text
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, no_length
 from piper_ray.workloads.estimate.operators import (
@@ -31,12 +38,7 @@ from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {
     "s": "tokens of a sample: patches of the latent picture",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "p": "numbers of a patch",
     "o": "numbers of a patch that comes out",
     "c": "classes, with the one for none",
@@ -134,14 +136,7 @@ def build(config: DitConfig, microbatch: Microbatch, name: str) -> Architecture:
         "p": config.in_channels * config.patch_size**2, "o": config.channels_out * config.patch_size**2,
     }  # fmt: skip
     style = BlockStyle(fused=microbatch.fused, causal=False, norm_parameters="0")
-    positions = Operator(
-        "position embedding",
-        forward_bytes="4 s b h",
-        backward_bytes="2 s b h",
-        split=Split.SEQUENCE,
-        parameters="s h" if config.learned_positions else "0",
-        parameters_split=Split.WHOLE,
-    )
+    positions = table("position embedding", "s h" if config.learned_positions else "0")
     embedding = LayerKind(
         "embedding",
         "embedding",
@@ -175,13 +170,11 @@ def build(config: DitConfig, microbatch: Microbatch, name: str) -> Architecture:
 
 def _conditions() -> Operator:
     """Embeddings of the time step and of the class."""
-    return Operator(
+    return undivided(
         "time step and class",
         products=(Product("b", "h", "e"), Product("b", "h", "h")),
-        split=Split.WHOLE,
         parameters="e h + h + h h + h + c h",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("2 b e + 6 b h", Split.WHOLE),),
+        saved="2 b e + 6 b h",
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm
+from piper_ray.workloads.estimate.architectures.transformer import BLOCK_LEGEND, BlockStyle, block, norm, undivided
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, Share
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
-    LayerKind,
     LayerNode,
     Operator,
     Product,
@@ -20,12 +19,7 @@ from piper_ray.workloads.formats.fields import Open
 
 LEGEND = {
     "s": "tokens of a sample",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "V": "size of the vocabulary",
     "P": "learned positions",
     "T": "types of tokens",
@@ -60,18 +54,7 @@ def build(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture
     style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
     tables = [("position embedding", "P h"), ("type embedding", "T h")]
     next_sentence = not isinstance(config, RobertaConfig)
-    operators, exchanges = block(style)
-    layer = LayerKind(
-        "block",
-        "encoder layer",
-        symbols,
-        operators,
-        output=HIDDEN,
-        checkpoint=HIDDEN,
-        exchanges=exchanges,
-        heads=(config.num_attention_heads,),
-        recomputable=True,
-    )
+    layer = block("block", "encoder layer", symbols, style, config.num_attention_heads)
     root, head_path = ("bert", "cls") if next_sentence else ("roberta", "lm_head")
     head = head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
     nodes = chain(
@@ -94,13 +77,11 @@ def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]
         parameters_split=Split.WHOLE,
         saved=(KeptBytes("4 s b h", Split.SEQUENCE),),
     )
-    pooler = Operator(
+    pooler = undivided(
         "pooler and next sentence",
         products=(Product("b", "h", "h"),),
-        split=Split.WHOLE,
         parameters="h h + h + 2 h + 2",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("4 b h", Split.WHOLE),),
+        saved="4 b h",
     )
     return [*([pooler] if next_sentence else []), dense, norm(style)]
 

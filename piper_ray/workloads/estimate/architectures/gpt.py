@@ -1,35 +1,55 @@
 """Decoders in GPT's line: layer norms with biases, a feed-forward part without a gate, learned or other positions.
 
-Each config's rules are those of its class in Hugging Face's transformers.
+What each config ``differs`` in is what its class in Hugging Face's transformers has otherwise than Llama's.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import (
+    BIASED,
     LAYER_NORM,
     DecoderConfig,
     Paths,
-    Rules,
     Window,
+    but,
     family,
     key,
+    like,
 )
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Described
 from piper_ray.workloads.estimate.families import Config, Count, Flag, Share
 
-_GPT = Rules(
-    norm=LAYER_NORM, gated=False, query_bias=True, output_bias=True, inner_bias=True, rotary=False,
-    paths=Paths("transformer.wte", "transformer.h"),
-)  # fmt: skip
-"""GPT-2's rules, but for its positions."""
+_GPT_PATHS = Paths("transformer.wte", "transformer.h")
+_GPT = but(
+    norm=LAYER_NORM, gated=False, query_bias=True, output_bias=True, inner_bias=True, rotary=False, paths=_GPT_PATHS
+)
+"""What GPT-2's rules have otherwise than Llama's, but for its positions."""
 
-_OF_KEYS = Paths("model.embed_tokens", "model.layers")
+_POSITIONS = attrgetter("max_position_embeddings")
+_ROTARY = but(_GPT, rotary=True, paths=Paths("model.embed_tokens", "model.layers"))
+_WORDS = but(_GPT, paths=Paths("transformer.word_embeddings", "transformer.h"))
+
+
+def _biased(bias: Any, *others: str) -> dict[str, Any]:
+    """The same of all biases of a layer, and of others."""
+    return dict.fromkeys(("query_bias", "output_bias", "inner_bias", *others), bias)
+
+
+def _above_zero(name: str) -> Callable[[Any], bool]:
+    """Whether a key says more than 0."""
+    return lambda config: getattr(config, name) > 0
+
+
+def _if(name: str, then: object, otherwise: object) -> Callable[[Any], object]:
+    """The one or the other by a key."""
+    return lambda config: then if getattr(config, name) else otherwise
 
 
 class _OwnKeysConfig(DecoderConfig):
@@ -47,8 +67,7 @@ class Gpt2Config(_OwnKeysConfig):
     resid_pdrop: Share = 0.1
     tie_word_embeddings: Flag = True
 
-    def rules(self) -> Rules:
-        return replace(_GPT, positions=self.max_position_embeddings, dropout=self.resid_pdrop > 0)
+    differs = but(_GPT, positions=_POSITIONS, dropout=_above_zero("resid_pdrop"))
 
 
 class BigCodeConfig(Gpt2Config):
@@ -70,8 +89,7 @@ class GptNeoConfig(_OwnKeysConfig):
     resid_dropout: Share = 0.0
     tie_word_embeddings: Flag = True
 
-    def rules(self) -> Rules:
-        return replace(_GPT, positions=self.max_position_embeddings, query_bias=False, dropout=self.resid_dropout > 0)
+    differs = but(_GPT, positions=_POSITIONS, query_bias=False, dropout=_above_zero("resid_dropout"))
 
     def window(self, layer: int) -> int | None:
         kinds = self.attention_layers or ["global", "local"]
@@ -84,11 +102,10 @@ class GptjConfig(_OwnKeysConfig):
     max_position_embeddings: Count = key("n_positions", "max_position_embeddings", "n_ctx", default=2048)
     resid_pdrop: Share = 0.0
 
-    def rules(self) -> Rules:
-        return replace(
-            _GPT, query_bias=False, output_bias=False, head_bias=True, rotary=True, parallel_norms=1,
-            dropout=self.resid_pdrop > 0,
-        )  # fmt: skip
+    differs = but(
+        _GPT, query_bias=False, output_bias=False, head_bias=True, rotary=True, parallel_norms=1,
+        dropout=_above_zero("resid_pdrop"),
+    )  # fmt: skip
 
 
 class NeoxConfig(_OwnKeysConfig):
@@ -98,12 +115,10 @@ class NeoxConfig(_OwnKeysConfig):
     use_parallel_residual: Flag = True
     attention_bias: Flag = True
 
-    def rules(self) -> Rules:
-        return replace(
-            _GPT, rotary=True, query_bias=self.attention_bias, output_bias=self.attention_bias,
-            parallel_norms=2 if self.use_parallel_residual else 0, dropout=self.hidden_dropout > 0,
-            paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
-        )  # fmt: skip
+    differs = but(
+        _GPT, rotary=True, query_bias=BIASED, output_bias=BIASED, parallel_norms=_if("use_parallel_residual", 2, 0),
+        dropout=_above_zero("hidden_dropout"), paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
+    )  # fmt: skip
 
 
 class BloomConfig(_OwnKeysConfig):
@@ -113,11 +128,7 @@ class BloomConfig(_OwnKeysConfig):
     hidden_dropout: Share = 0.0
     tie_word_embeddings: Flag = True
 
-    def rules(self) -> Rules:
-        return replace(
-            _GPT, embedding_norm=True, dropout=self.hidden_dropout > 0,
-            paths=Paths("transformer.word_embeddings", "transformer.h"),
-        )  # fmt: skip
+    differs = but(_WORDS, embedding_norm=True, dropout=_above_zero("hidden_dropout"))
 
 
 class OptConfig(_OwnKeysConfig):
@@ -129,13 +140,11 @@ class OptConfig(_OwnKeysConfig):
     layer_norm_elementwise_affine: Flag = True
     tie_word_embeddings: Flag = True
 
-    def rules(self) -> Rules:
-        bias = self.enable_bias
-        return replace(
-            _GPT, norm=LAYER_NORM if self.layer_norm_elementwise_affine else "0",
-            positions=self.max_position_embeddings + 2, query_bias=bias, output_bias=bias, inner_bias=bias,
-            dropout=self.dropout > 0, paths=Paths("model.decoder.embed_tokens", "model.decoder.layers"),
-        )  # fmt: skip
+    differs = but(
+        _GPT, _biased(attrgetter("enable_bias")), norm=_if("layer_norm_elementwise_affine", LAYER_NORM, "0"),
+        positions=lambda config: config.max_position_embeddings + 2, dropout=_above_zero("dropout"),
+        paths=Paths("model.decoder.embed_tokens", "model.decoder.layers"),
+    )  # fmt: skip
 
 
 class FalconConfig(DecoderConfig):
@@ -156,14 +165,17 @@ class FalconConfig(DecoderConfig):
             return self.num_key_value_heads or self.num_attention_heads
         return 1 if self.multi_query else self.num_attention_heads
 
-    def rules(self) -> Rules:
-        two = (self.num_ln_in_parallel_attn or 2) == 2 if self.new_decoder_architecture else False
-        side_by_side = self.new_decoder_architecture or self.parallel_attn
-        return replace(
-            _GPT, query_bias=self.bias, output_bias=self.bias, inner_bias=self.bias, rotary=not self.alibi,
-            parallel_norms=(2 if two else 1) if side_by_side else 0, dropout=self.hidden_dropout > 0,
-            paths=Paths("transformer.word_embeddings", "transformer.h"),
-        )  # fmt: skip
+    @property
+    def parallel_norms(self) -> int:
+        """As in ``Rules``."""
+        if self.new_decoder_architecture:
+            return 2 if (self.num_ln_in_parallel_attn or 2) == 2 else 1
+        return int(self.parallel_attn)
+
+    differs = but(
+        _WORDS, _biased(attrgetter("bias")), rotary=_if("alibi", False, True),
+        parallel_norms=attrgetter("parallel_norms"), dropout=_above_zero("hidden_dropout"),
+    )  # fmt: skip
 
 
 class _MptAttention(Config):
@@ -192,13 +204,11 @@ class MptConfig(DecoderConfig):
     def inner(self) -> int:
         return int(self.expansion_ratio * self.hidden_size)
 
-    def rules(self) -> Rules:
-        bias = not self.no_bias
-        return replace(
-            _GPT, norm=LAYER_NORM if bias else "h", query_bias=bias, output_bias=bias, inner_bias=bias,
-            positions=0 if self.attn_config.alibi else self.max_position_embeddings,
-            paths=Paths("transformer.wte", "transformer.blocks"),
-        )  # fmt: skip
+    differs = but(
+        _GPT, _biased(_if("no_bias", False, True)), norm=_if("no_bias", "h", LAYER_NORM),
+        positions=lambda config: 0 if config.attn_config.alibi else config.max_position_embeddings,
+        paths=Paths("transformer.wte", "transformer.blocks"),
+    )  # fmt: skip
 
 
 class PhiConfig(DecoderConfig):
@@ -207,11 +217,10 @@ class PhiConfig(DecoderConfig):
     qk_layernorm: Flag = False
     resid_pdrop: Share = 0.0
 
-    def rules(self) -> Rules:
-        return replace(
-            _GPT, rotary=True, head_bias=True, parallel_norms=1, query_norm="4 d" if self.qk_layernorm else "",
-            dropout=self.resid_pdrop > 0, paths=_OF_KEYS,
-        )  # fmt: skip
+    differs = but(
+        _ROTARY, head_bias=True, parallel_norms=1, query_norm=_if("qk_layernorm", "4 d", ""),
+        dropout=_above_zero("resid_pdrop"),
+    )  # fmt: skip
 
 
 class PersimmonConfig(_OwnKeysConfig):
@@ -219,8 +228,7 @@ class PersimmonConfig(_OwnKeysConfig):
 
     qk_layernorm: Flag = True
 
-    def rules(self) -> Rules:
-        return replace(_GPT, rotary=True, query_norm="4 d" if self.qk_layernorm else "", paths=_OF_KEYS)
+    differs = but(_ROTARY, query_norm=_if("qk_layernorm", "4 d", ""))
 
 
 class Starcoder2Config(DecoderConfig):
@@ -233,12 +241,7 @@ class Starcoder2Config(DecoderConfig):
     def slides(self, layer: int) -> bool:  # noqa: ARG002
         return True
 
-    def rules(self) -> Rules:
-        bias = self.use_bias
-        return replace(
-            _GPT, rotary=True, query_bias=bias, output_bias=bias, inner_bias=bias,
-            dropout=self.residual_dropout > 0, paths=_OF_KEYS,
-        )  # fmt: skip
+    differs = but(_ROTARY, _biased(attrgetter("use_bias")), dropout=_above_zero("residual_dropout"))
 
 
 class StablelmConfig(DecoderConfig):
@@ -248,11 +251,10 @@ class StablelmConfig(DecoderConfig):
     qk_layernorm: Flag = False
     use_parallel_residual: Flag = False
 
-    def rules(self) -> Rules:
-        return Rules(
-            norm=LAYER_NORM, query_bias=self.use_qkv_bias, parallel_norms=1 if self.use_parallel_residual else 0,
-            query_norm="a d + g d" if self.qk_layernorm else "",
-        )  # fmt: skip
+    differs = but(
+        norm=LAYER_NORM, query_bias=attrgetter("use_qkv_bias"), parallel_norms=_if("use_parallel_residual", 1, 0),
+        query_norm=_if("qk_layernorm", "a d + g d", ""),
+    )  # fmt: skip
 
 
 class NemotronConfig(DecoderConfig):
@@ -262,11 +264,9 @@ class NemotronConfig(DecoderConfig):
     mlp_bias: Flag = False
     max_position_embeddings: Count = 4096
 
-    def rules(self) -> Rules:
-        return Rules(
-            norm=LAYER_NORM, gated=False, query_bias=self.attention_bias, output_bias=self.attention_bias,
-            inner_bias=self.mlp_bias,
-        )  # fmt: skip
+    differs = but(
+        norm=LAYER_NORM, gated=False, query_bias=BIASED, output_bias=BIASED, inner_bias=attrgetter("mlp_bias")
+    )
 
 
 class CohereConfig(DecoderConfig):
@@ -277,21 +277,9 @@ class CohereConfig(DecoderConfig):
     max_position_embeddings: Count = 8192
     tie_word_embeddings: Flag = True
 
-    def rules(self) -> Rules:
-        bias = self.attention_bias
-        return Rules(
-            parallel_norms=1, query_bias=bias, output_bias=bias, query_norm="a d + g d" if self.use_qk_norm else ""
-        )
-
-
-class Cohere2Config(CohereConfig):
-    """``cohere2``: three of four layers have a sliding window."""
-
-    sliding_window: Window | None = 4096
-    sliding_window_pattern: Count = 4
-
-    def slides(self, layer: int) -> bool:
-        return (layer + 1) % self.sliding_window_pattern != 0
+    differs = but(
+        parallel_norms=1, query_bias=BIASED, output_bias=BIASED, query_norm=_if("use_qk_norm", "a d + g d", "")
+    )
 
 
 class _DbrxAttention(Config):
@@ -318,8 +306,7 @@ class DbrxConfig(DecoderConfig):
     def key_heads(self) -> int:
         return self.attn_config.kv_n_heads
 
-    def rules(self) -> Rules:
-        return Rules(paths=Paths("transformer.wte", "transformer.blocks"))
+    differs = but(paths=Paths("transformer.wte", "transformer.blocks"))
 
     def feeding(self, layer: int) -> Described:  # noqa: ARG002
         own = self.ffn_config
@@ -336,8 +323,7 @@ class LegacyQwenConfig(DecoderConfig):
     def inner(self) -> int:
         return super().inner // 2
 
-    def rules(self) -> Rules:
-        return Rules(query_bias=True, output_bias=not self.no_bias, inner_bias=not self.no_bias, paths=_GPT.paths)
+    differs = but(_biased(_if("no_bias", False, True)), query_bias=True, paths=_GPT_PATHS)
 
 
 class ChatglmConfig(DecoderConfig):
@@ -352,20 +338,22 @@ class ChatglmConfig(DecoderConfig):
     def key_heads(self) -> int:
         return super().key_heads if self.multi_query_attention else self.num_attention_heads
 
-    def rules(self) -> Rules:
-        bias = self.add_bias_linear
-        return Rules(
-            query_bias=self.add_qkv_bias or bias, output_bias=bias, inner_bias=bias,
-            paths=Paths("transformer.embedding", "transformer.encoder.layers", "transformer.output_layer"),
-        )  # fmt: skip
+    differs = but(
+        _biased(attrgetter("add_bias_linear")), query_bias=lambda config: config.add_qkv_bias or config.add_bias_linear,
+        paths=Paths("transformer.embedding", "transformer.encoder.layers", "transformer.output_layer"),
+    )  # fmt: skip
 
 
-_CONFIGS: dict[str, Any] = {
+_CONFIGS: dict[str, type[DecoderConfig]] = {
     "gpt2": Gpt2Config, "gpt_bigcode": BigCodeConfig, "gpt_neo": GptNeoConfig, "gptj": GptjConfig,
     "codegen": GptjConfig, "gpt_neox": NeoxConfig, "bloom": BloomConfig, "opt": OptConfig, "falcon": FalconConfig,
     "RefinedWebModel": FalconConfig, "RefinedWeb": FalconConfig,
     "mpt": MptConfig, "phi": PhiConfig, "persimmon": PersimmonConfig, "starcoder2": Starcoder2Config,
-    "stablelm": StablelmConfig, "nemotron": NemotronConfig, "cohere": CohereConfig, "cohere2": Cohere2Config,
+    "stablelm": StablelmConfig, "nemotron": NemotronConfig, "cohere": CohereConfig,
+    "cohere2": like(  # three of four layers have a sliding window
+        CohereConfig, slides=lambda config, layer: (layer + 1) % config.sliding_window_pattern != 0,
+        keys={"sliding_window": (Window | None, 4096), "sliding_window_pattern": (Count, 4)},
+    ),
     "dbrx": DbrxConfig, "qwen": LegacyQwenConfig, "chatglm": ChatglmConfig,
 }  # fmt: skip
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Paths, Rules, Texts, family, key
+from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Paths, Texts, but, family, key
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described
 from piper_ray.workloads.estimate.architectures.llama import LlamaConfig
@@ -22,6 +22,7 @@ from piper_ray.workloads.estimate.families import Config, Count, Flag
 from piper_ray.workloads.formats.faults import Faults
 
 _Rank = Annotated[int | str, Field(description='a whole number or "auto"')]
+_BACKBONE = Paths("backbone.embeddings", "backbone.layers")
 _Expand = Annotated[float, Field(gt=0, le=64, description="a number > 0")]
 
 
@@ -42,8 +43,7 @@ class MambaConfig(DecoderConfig):
     def inner(self) -> int:
         return self.intermediate_size or int(self.expand * self.hidden_size)
 
-    def rules(self) -> Rules:
-        return Rules(paths=Paths("backbone.embeddings", "backbone.layers"))
+    differs = but(paths=_BACKBONE)
 
     def mixing(self, layer: int) -> Described:  # noqa: ARG002
         rank = _rank(self.time_step_rank, self.hidden_size)
@@ -93,8 +93,7 @@ class JambaConfig(ExpertsConfig):
         period, offset = self.expert_layer_period, self.expert_layer_offset
         return [layer for layer in range(self.layers) if self.num_experts == 1 or layer % period != offset]
 
-    def rules(self) -> Rules:
-        return Rules(rotary=False)
+    differs = but(rotary=False)
 
     def mixing(self, layer: int) -> Described | None:
         if layer % self.attn_layer_period == self.attn_layer_offset:
@@ -175,9 +174,7 @@ class NemotronHybridConfig(LlamaConfig, _Mamba2Keys):
     def head_size(self) -> int:
         return self.attention_head_dim or super().head_size
 
-    def rules(self) -> Rules:
-        paths = Paths("backbone.embeddings", "backbone.layers")
-        return replace(super().rules(), gated=False, rotary=False, paths=paths)
+    differs = but(LlamaConfig.differs, gated=False, rotary=False, paths=_BACKBONE)
 
     def _letter(self, layer: int) -> str:
         return self.hybrid_override_pattern[layer % len(self.hybrid_override_pattern)]
@@ -205,8 +202,7 @@ class Qwen3NextConfig(SparseStepConfig):
     linear_conv_kernel_dim: Count = 4
     full_attention_interval: Count = 4
 
-    def rules(self) -> Rules:
-        return replace(super().rules(), query_norm="2 d")
+    differs = but(LlamaConfig.differs, query_norm="2 d")
 
     def mixing(self, layer: int) -> Described:
         full = (layer + 1) % self.full_attention_interval == 0
@@ -243,8 +239,7 @@ class Lfm2Config(LlamaConfig):
         inner = int(self.block_ffn_dim_multiplier * int(2 * super().inner / 3))
         return self.block_multiple_of * math.ceil(inner / self.block_multiple_of)
 
-    def rules(self) -> Rules:
-        return Rules(query_norm="2 d")
+    differs = but(query_norm="2 d")
 
     def mixing(self, layer: int) -> Described | None:
         if self.layer_types and layer < len(self.layer_types):
@@ -259,7 +254,7 @@ def _rank(rank: int | str, width: int) -> int:
     return rank if isinstance(rank, int) else math.ceil(width / 16)
 
 
-_CONFIGS: dict[str, Any] = {
+_CONFIGS: dict[str, type[DecoderConfig]] = {
     "mamba": MambaConfig, "falcon_mamba": MambaConfig, "mamba2": Mamba2Config, "jamba": JambaConfig,
     "bamba": BambaConfig, "granitemoehybrid": GraniteHybridConfig, "nemotron_h": NemotronHybridConfig,
     "qwen3_next": Qwen3NextConfig, "lfm2": Lfm2Config,

@@ -7,16 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from operator import attrgetter
+from typing import Annotated
 
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import (
+    BIASED,
     LAYER_NORM,
-    Rules,
+    DecoderConfig,
     Window,
+    but,
     family,
     key,
+    like,
 )
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention
@@ -95,8 +99,7 @@ class PhimoeConfig(MixtralConfig):
     num_experts: Number = key("num_local_experts", default=16)
     lm_head_bias: Flag = False
 
-    def rules(self) -> Rules:
-        return replace(super().rules(), norm=LAYER_NORM, head_bias=self.lm_head_bias)
+    differs = but(LlamaConfig.differs, norm=LAYER_NORM, head_bias=attrgetter("lm_head_bias"))
 
 
 class SparseStepConfig(ExpertsConfig):
@@ -123,8 +126,7 @@ class Qwen2MoeConfig(SparseStepConfig, Qwen2Config):
     shared_expert_intermediate_size: Number | None = 5632
     qkv_bias: Flag = True
 
-    def rules(self) -> Rules:
-        return Rules(query_bias=self.qkv_bias)
+    differs = but(query_bias=attrgetter("qkv_bias"))
 
     def experts(self) -> Experts:
         return replace(super().experts(), shared_gate=bool(self.shared_inner))
@@ -137,23 +139,7 @@ class Qwen3MoeConfig(SparseStepConfig, Qwen2Config):
     num_experts_per_tok: Count = key("num_experts_per_tok", default=8)
     moe_intermediate_size: Count | None = 768
 
-    def rules(self) -> Rules:
-        bias = self.attention_bias
-        return Rules(query_norm="2 d", query_bias=bias, output_bias=bias)
-
-
-class OlmoeConfig(ExpertsConfig):
-    """``olmoe``: norms of queries and keys over all heads."""
-
-    num_experts: Number = key("num_experts", default=64)
-    num_experts_per_tok: Count = key("num_experts_per_tok", default=8)
-
-    def rules(self) -> Rules:
-        return replace(super().rules(), query_norm="a d + g d")
-
-
-class GraniteMoeConfig(ExpertsConfig):
-    """``granitemoe`` and, with a shared expert, ``granitemoeshared``."""
+    differs = but(query_norm="2 d", query_bias=BIASED, output_bias=BIASED)
 
 
 class GptOssConfig(ExpertsConfig):
@@ -273,6 +259,8 @@ class Glm4MoeConfig(ExpertsConfig):
 
     num_nextn_predict_layers: Number = 0
 
+    differs = but(query_bias=BIASED, query_norm=lambda config: "2 d" if config.use_qk_norm else "")
+
     @property
     def predictors(self) -> int:
         return self.num_nextn_predict_layers
@@ -280,18 +268,6 @@ class Glm4MoeConfig(ExpertsConfig):
     @property
     def dense_layers(self) -> Sequence[int]:
         return range(self.first_k_dense_replace)
-
-    def rules(self) -> Rules:
-        return Rules(query_bias=self.attention_bias, query_norm="2 d" if self.use_qk_norm else "")
-
-
-class DotsConfig(Glm4MoeConfig):
-    """``dots1``: norms of queries and keys."""
-
-    use_qk_norm: Flag = True
-
-    def rules(self) -> Rules:
-        return replace(super().rules(), output_bias=self.attention_bias)
 
 
 class ErnieMoeConfig(ExpertsConfig):
@@ -319,16 +295,22 @@ class ErnieMoeConfig(ExpertsConfig):
     def experts(self) -> Experts:
         return replace(super().experts(), bias=self.use_bias)
 
-    def rules(self) -> Rules:
-        bias = self.use_bias
-        return Rules(query_bias=bias, output_bias=bias, inner_bias=bias, head_bias=bias)
+    differs = but(dict.fromkeys(("query_bias", "output_bias", "inner_bias", "head_bias"), attrgetter("use_bias")))
 
 
-_CONFIGS: dict[str, Any] = {
+_CONFIGS: dict[str, type[DecoderConfig]] = {
     "mixtral": MixtralConfig, "phimoe": PhimoeConfig, "qwen2_moe": Qwen2MoeConfig, "qwen3_moe": Qwen3MoeConfig,
-    "olmoe": OlmoeConfig, "granitemoe": GraniteMoeConfig, "granitemoeshared": GraniteMoeConfig,
+    "olmoe": like(  # norms of queries and keys go over all heads
+        ExpertsConfig, but(LlamaConfig.differs, query_norm="a d + g d"),
+        keys={
+            "num_experts": (Number, key("num_experts", default=64)),
+            "num_experts_per_tok": (Count, key("num_experts_per_tok", default=8)),
+        },
+    ),
+    "granitemoe": ExpertsConfig, "granitemoeshared": ExpertsConfig,
     "gpt_oss": GptOssConfig, "llama4_text": Llama4Config, "deepseek_v2": DeepseekConfig,
-    "deepseek_v3": DeepseekConfig, "kimi_k2": DeepseekConfig, "glm4_moe": Glm4MoeConfig, "dots1": DotsConfig,
+    "deepseek_v3": DeepseekConfig, "kimi_k2": DeepseekConfig, "glm4_moe": Glm4MoeConfig,
+    "dots1": like(Glm4MoeConfig, but(Glm4MoeConfig.differs, output_bias=BIASED), keys={"use_qk_norm": (Flag, True)}),
     "ernie4_5_moe": ErnieMoeConfig,
 }  # fmt: skip
 

@@ -17,19 +17,17 @@ from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Decod
 from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm, table, undivided
 from piper_ray.workloads.estimate.architectures.usual import USUAL
 from piper_ray.workloads.estimate.architectures.vision import image_projection
 from piper_ray.workloads.estimate.defaults import completed
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
 from piper_ray.workloads.estimate.operators import (
     Architecture,
-    KeptBytes,
     LayerKind,
     LayerNode,
     Operator,
     Product,
-    Split,
 )
 from piper_ray.workloads.formats.faults import Faults
 
@@ -414,14 +412,7 @@ def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode
         symbols,
         (
             image_projection(rules.patch_bias),
-            Operator(
-                "position embedding and class token",
-                forward_bytes="4 s b h",
-                backward_bytes="2 s b h",
-                split=Split.SEQUENCE,
-                parameters="P h + h" if rules.class_token else "P h",
-                parameters_split=Split.WHOLE,
-            ),
+            table("position embedding and class token", "P h + h" if rules.class_token else "P h"),
             *((norm(style, "norm after embedding"),) if rules.first_norm else ()),
         ),
         HIDDEN,
@@ -444,13 +435,11 @@ def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
     closing: tuple[Operator, ...] = (norm(style, "last norm"),) if rules.last_norm else ()
     if rules.pooling:
         closing += (
-            Operator(
+            undivided(
                 "attention to one token, and a feed-forward part",
                 products=(Product("s b", "2 h", "h"), Product("b", "2 h + 2 f", "h")),
-                split=Split.WHOLE,
                 parameters="h + 4 h h + 4 h + 2 h + 2 h f + f + h",
-                parameters_split=Split.WHOLE,
-                saved=(KeptBytes("4 s b h", Split.WHOLE),),
+                saved="4 s b h",
             ),
         )
     return closing
@@ -464,25 +453,21 @@ def _projector_kind(
         "w": vision.width, "j": vision.width * projector.merged, "q": projector.between, "X": 1 + projector.copies,
     }  # fmt: skip
     operators = [
-        Operator(
+        undivided(
             "norm and merging",
             forward_bytes="4 z b j",
             backward_bytes="6 z b j",
-            split=Split.WHOLE,
             parameters=" + ".join([projector.norm, projector.others, *["2 j"] * projector.copies]),
-            parameters_split=Split.WHOLE,
         )
     ]
     operators += [
-        Operator(
+        undivided(
             f"projection {index + 1}",
             products=(Product("z b", columns, rows, "X"),),
-            split=Split.WHOLE,
             forward_bytes=f"4 z b {columns}",
             backward_bytes=f"6 z b {columns}",
             parameters=f"X {rows} {columns}" + (f" + X {columns}" if bias else ""),
-            parameters_split=Split.WHOLE,
-            saved=(KeptBytes(f"2 X z b {rows}", Split.WHOLE),),
+            saved=f"2 X z b {rows}",
         )
         for index, (rows, columns, bias) in enumerate(projector.layers)
     ]

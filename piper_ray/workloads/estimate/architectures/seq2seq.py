@@ -10,36 +10,32 @@ from dataclasses import dataclass, replace
 from piper_ray.workloads.estimate.architectures.decoder import key
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Norms, Part, layer_kind
 from piper_ray.workloads.estimate.architectures.t5 import OTHER_TOKENS
-from piper_ray.workloads.estimate.architectures.text import embedding_kind, head_kind
+from piper_ray.workloads.estimate.architectures.text import embedding_kind, encoder_decoder, head_kind, stack
 from piper_ray.workloads.estimate.architectures.transformer import (
+    BLOCK_LEGEND,
     HIDDEN,
     BlockStyle,
     all_reduce,
     cross_attention,
     norm,
+    table,
+    undivided,
 )
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, Share, no_length
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     Exchange,
-    KeptBytes,
     LayerKind,
     LayerNode,
     Operator,
     Product,
-    Split,
 )
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {
     "s": "tokens of a sample, in this layer's half of the model",
     "z": "tokens of a sample in the encoder",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "V": "size of the vocabulary",
     "P": "learned positions",
     "p": "bands of the spectrogram",
@@ -79,7 +75,6 @@ class BartConfig(Seq2SeqConfig):
 class _Halves:
     """What is around the layers. norms: of each part. closing: a norm after the last layer of each half."""
 
-    root: str
     style: BlockStyle
     norms: Norms
     closing: bool
@@ -90,7 +85,7 @@ class _Halves:
 def build_whisper(config: WhisperConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Convolutions over the spectrogram, encoder, its last norm, decoder."""
     style = BlockStyle(fused=microbatch.fused, causal=False, key_bias=False, dropout=config.dropout > 0)
-    halves = _Halves("model", style, "before", True, config.max_source_positions, config.max_target_positions)
+    halves = _Halves(style, "before", True, config.max_source_positions, config.max_target_positions)
     inside, outside = _symbols(config, microbatch, halves)
     inside |= {"p": config.num_mel_bins, "P": config.max_source_positions}
     outside |= {"P": config.max_target_positions}
@@ -101,14 +96,7 @@ def build_whisper(config: WhisperConfig, microbatch: Microbatch, name: str) -> A
         (
             _convolution("convolution of the spectrogram", "2 s b", "p", 1.0),
             _convolution("convolution that halves it", "s b", "h", 2.0),
-            Operator(
-                "position embedding",
-                forward_bytes="4 s b h",
-                backward_bytes="2 s b h",
-                split=Split.SEQUENCE,
-                parameters="P h",
-                parameters_split=Split.WHOLE,
-            ),
+            table("position embedding", "P h"),
         ),
         HIDDEN,
     )
@@ -123,7 +111,7 @@ def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Archite
     """Encoder and decoder of as many tokens."""
     style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
     tokens = microbatch.tokens or 1
-    halves = _Halves("model", style, "after", False, tokens, tokens)
+    halves = _Halves(style, "after", False, tokens, tokens)
     inside, outside = _symbols(config, microbatch, halves)
     positions = {"P": config.max_position_embeddings + 2}
     tables = [("position embedding", "P h")]
@@ -143,7 +131,7 @@ def build_mbart(config: BartConfig, microbatch: Microbatch, name: str) -> Archit
     bart = build_bart(config, microbatch, name)
     style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
     tokens = microbatch.tokens or 1
-    halves = _Halves("model", style, "before", True, tokens, tokens)
+    halves = _Halves(style, "before", True, tokens, tokens)
     inside, outside = _symbols(config, microbatch, halves)
     first, second = (node.kind for node in bart.nodes if node.kind.key.endswith("-embedding"))
     return replace(bart, nodes=_nodes(config, halves, inside, outside, first, second))
@@ -151,15 +139,13 @@ def build_mbart(config: BartConfig, microbatch: Microbatch, name: str) -> Archit
 
 def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:
     """Of three neighbours."""
-    return Operator(
+    return undivided(
         name,
         products=(Product(rows, "h", f"3 {depth}"),),
-        split=Split.WHOLE,
         forward_bytes=f"4 {rows} h",
         backward_bytes=f"8 {rows} h",
         parameters=f"3 {depth} h + h",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes(f"2 {rows} {depth} + 2 {rows} h", Split.WHOLE),),
+        saved=f"2 {rows} {depth} + 2 {rows} h",
         backward_products=backward,
     )
 
@@ -218,20 +204,18 @@ def _nodes(
         ),
         checkpoint=f"{HIDDEN} + {OTHER_TOKENS}",
     )
-    nodes = [LayerNode(first, path=f"{halves.root}.encoder")]
-    for index in range(config.encoder_layers):
-        nodes.append(LayerNode(encoder, (len(nodes) - 1,), f"{halves.root}.encoder.layers.{index}"))
+    inner = [LayerNode(first, path="model.encoder"), *stack([encoder] * config.encoder_layers, "model.encoder.layers")]
     if halves.closing:
         closing = LayerKind("encoder-norm", "encoder norm", inside, (norm(style),), output=HIDDEN, checkpoint=HIDDEN)
-        nodes.append(LayerNode(closing, (len(nodes) - 1,), f"{halves.root}.encoder.layer_norm"))
-    encoded = len(nodes) - 1
-    nodes.append(LayerNode(second, path=f"{halves.root}.decoder.embed_tokens"))
-    for index in range(config.decoder_layers):
-        nodes.append(LayerNode(decoder, (len(nodes) - 1, encoded), f"{halves.root}.decoder.layers.{index}"))
+        inner.append(LayerNode(closing, path="model.encoder.layer_norm"))
+    outer = stack([decoder] * config.decoder_layers, "model.decoder.layers")
     before: list[Operator] | None = None if halves.closing else []
     head = head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
-    nodes.append(LayerNode(head, (len(nodes) - 1,), "proj_out" if isinstance(config, WhisperConfig) else "lm_head"))
-    return tuple(nodes)
+    return encoder_decoder(
+        inner,
+        [LayerNode(second, path="model.decoder.embed_tokens"), *outer],
+        LayerNode(head, path="proj_out" if isinstance(config, WhisperConfig) else "lm_head"),
+    )
 
 
 def check(config: Seq2SeqConfig, faults: Faults) -> None:

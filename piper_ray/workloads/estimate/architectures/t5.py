@@ -7,8 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.text import dropout, embedding_kind, head_kind
+from piper_ray.workloads.estimate.architectures.text import dropout, embedding_kind, encoder_decoder, head_kind, stack
 from piper_ray.workloads.estimate.architectures.transformer import (
+    BLOCK_LEGEND,
     HIDDEN,
     BlockStyle,
     all_reduce,
@@ -32,12 +33,7 @@ TARGETS_PER_TOKEN = 114 / 512
 LEGEND = {
     "s": "tokens of a sample, in this layer's half of the model",
     "z": "tokens of a sample in the encoder",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "V": "size of the vocabulary",
     "R": "buckets of relative positions",
 }
@@ -80,58 +76,34 @@ def build(config: T5Config, microbatch: Microbatch, name: str) -> Architecture:
         dropout=config.dropout_rate > 0,
     )
     table = [("relative positions", "R a")]
-    kinds = (
-        embedding_kind(inside, style, tables=table, key="encoder-embedding", name="encoder embedding"),
-        _encoder_layer(config, inside, style),
-        LayerKind(
-            "encoder-norm",
-            "encoder norm",
-            inside,
-            (norm(style), *([dropout()] if style.dropout else [])),
-            output=HIDDEN,
-            checkpoint=HIDDEN,
-        ),
-        embedding_kind(outside, style, tables=table, key="decoder-embedding", name="decoder embedding", tied="V h"),
-        _decoder_layer(config, outside, replace(style, causal=True)),
-        head_kind(outside, style, tied=config.tie_word_embeddings),
-    )
-    sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and {targets:,} in the decoder"
-    return Architecture(name, _nodes(config, *kinds), sample, LEGEND)
-
-
-def _nodes(
-    config: T5Config,
-    encoder_embedding: LayerKind,
-    encoder_layer: LayerKind,
-    encoder_norm: LayerKind,
-    decoder_embedding: LayerKind,
-    decoder_layer: LayerKind,
-    head: LayerKind,
-) -> tuple[LayerNode, ...]:
-    nodes = [LayerNode(encoder_embedding, path="encoder.embed_tokens")]
-    nodes += [LayerNode(encoder_layer, (index,), f"encoder.block.{index}") for index in range(config.num_layers)]
-    nodes.append(LayerNode(encoder_norm, (len(nodes) - 1,), "encoder.final_layer_norm"))
-    encoded = len(nodes) - 1
-    nodes.append(LayerNode(decoder_embedding, path="decoder.embed_tokens"))
-    for index in range(config.num_decoder_layers or config.num_layers):
-        nodes.append(LayerNode(decoder_layer, (len(nodes) - 1, encoded), f"decoder.block.{index}"))
-    nodes.append(LayerNode(head, (len(nodes) - 1,), "lm_head"))
-    return tuple(nodes)
-
-
-def _encoder_layer(config: T5Config, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
-    operators, exchanges = block(style)
-    return LayerKind(
-        "encoder-block",
-        "encoder layer",
-        symbols,
-        operators,
+    normed = LayerKind(
+        "encoder-norm",
+        "encoder norm",
+        inside,
+        (norm(style), *([dropout()] if style.dropout else [])),
         output=HIDDEN,
         checkpoint=HIDDEN,
-        exchanges=exchanges,
-        heads=(config.num_heads,),
-        recomputable=True,
     )
+    first, second = (
+        embedding_kind(symbols, style, tables=table, key=f"{half}-embedding", name=f"{half} embedding", tied=tied)
+        for half, symbols, tied in (("encoder", inside, "0"), ("decoder", outside, "V h"))
+    )
+    encoder = block("encoder-block", "encoder layer", inside, style, config.num_heads)
+    decoder = _decoder_layer(config, outside, replace(style, causal=True))
+    nodes = encoder_decoder(
+        [
+            LayerNode(first, path="encoder.embed_tokens"),
+            *stack([encoder] * config.num_layers, "encoder.block"),
+            LayerNode(normed, path="encoder.final_layer_norm"),
+        ],
+        [
+            LayerNode(second, path="decoder.embed_tokens"),
+            *stack([decoder] * (config.num_decoder_layers or config.num_layers), "decoder.block"),
+        ],
+        LayerNode(head_kind(outside, style, tied=config.tie_word_embeddings), path="lm_head"),
+    )
+    sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and {targets:,} in the decoder"
+    return Architecture(name, nodes, sample, LEGEND)
 
 
 def _decoder_layer(config: T5Config, symbols: dict[str, float], style: BlockStyle) -> LayerKind:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm, table
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.operators import (
     TOKEN_EMBEDDING,
@@ -43,17 +43,7 @@ def embedding_kind(
             saved=(KeptBytes("8 s b", Split.WHOLE),),
         )
     ]
-    operators += [
-        Operator(
-            table,
-            forward_bytes="4 s b h",
-            backward_bytes="2 s b h",
-            split=Split.SEQUENCE,
-            parameters=parameters,
-            parameters_split=Split.WHOLE,
-        )
-        for table, parameters in tables
-    ]
+    operators += [table(label, parameters) for label, parameters in tables]
     if normed:
         operators.append(norm(style))
     if style.dropout:
@@ -115,6 +105,16 @@ def head_kind(
 def chain(first: LayerNode, *others: LayerNode) -> tuple[LayerNode, ...]:
     """Layers that each read the one before."""
     return (first, *(replace(node, inputs=(index,)) for index, node in enumerate(others)))
+
+
+def encoder_decoder(
+    encoder: Sequence[LayerNode], decoder: Sequence[LayerNode], head: LayerNode
+) -> tuple[LayerNode, ...]:
+    """Two chains and the head; each layer of the decoder but its embedding also reads what comes out of the encoder."""
+    nodes = [*chain(*encoder), decoder[0]]
+    for node in decoder[1:]:
+        nodes.append(replace(node, inputs=(len(nodes) - 1, len(encoder) - 1)))
+    return (*nodes, replace(head, inputs=(len(nodes) - 1,)))
 
 
 def stack(kinds: Iterable[LayerKind], path: str) -> list[LayerNode]:

@@ -8,29 +8,21 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.text import embedding_kind
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm
+from piper_ray.workloads.estimate.architectures.transformer import BLOCK_LEGEND, BlockStyle, block, norm, undivided
 from piper_ray.workloads.estimate.architectures.vision import patches_kind, tokens_of
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, no_length
 from piper_ray.workloads.estimate.operators import (
     Architecture,
-    KeptBytes,
     LayerKind,
     LayerNode,
-    Operator,
     Product,
-    Split,
 )
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
 LEGEND = {
     "s": "tokens of a sample in the tower",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "V": "size of the vocabulary",
     "P": "learned positions",
     "p": "numbers of a patch",
@@ -103,25 +95,12 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
             dropped=False,
             extra=(norm(style, "norm after embedding"),) if tower.first_norm else (),
         )
-    operators, exchanges = block(style)
-    layer = LayerKind(
-        f"{tower.name}-block",
-        f"{tower.name} layer",
-        symbols,
-        operators,
-        output=HIDDEN,
-        checkpoint=HIDDEN,
-        exchanges=exchanges,
-        heads=(tower.heads,),
-        recomputable=True,
-    )
-    projection = Operator(
+    layer = block(f"{tower.name}-block", f"{tower.name} layer", symbols, style, tower.heads)
+    projection = undivided(
         "projection",
         products=(Product("b", "j", "h"),),
-        split=Split.WHOLE,
         parameters="h j",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("2 b h", Split.WHOLE),),
+        saved="2 b h",
     )
     end = LayerKind(
         f"{tower.name}-projection",
@@ -135,15 +114,13 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
 
 def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
-    similarities = Operator(
+    similarities = undivided(
         "similarities and loss",
         products=(Product("b", "b", "j", "w"),),
-        split=Split.WHOLE,
         forward_bytes="8 b b w",
         backward_bytes="8 b b w",
         parameters="1",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("2 b j w + 4 b b w", Split.WHOLE),),
+        saved="2 b j w + 4 b b w",
     )
     symbols: dict[str, float] = {"b": microbatch.samples, "j": joint, "w": towers - 1}
     return LayerKind("loss", "contrastive loss", symbols, (similarities,), output="0")

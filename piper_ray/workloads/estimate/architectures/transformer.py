@@ -9,14 +9,24 @@ equation 1); its parts are named there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from piper_ray.model.recomputation import CHEAP
-from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Product, Split
 
 _CORE = "core_attn"
 """Megatron's name of scores, softmax and weighted values."""
+
+BLOCK_LEGEND = {
+    "b": "samples of a microbatch",
+    "h": "width",
+    "a": "attention heads",
+    "g": "key-value heads",
+    "d": "size of a head",
+    "f": "inner width of the feed-forward part",
+}
+"""What the symbols of each transformer layer stand for."""
 
 HIDDEN = "2 s b h"
 """Bytes of the activations between layers."""
@@ -241,9 +251,62 @@ def all_reduce(name: str, again: tuple[str, ...] = ()) -> Exchange:
     return Exchange(name, HIDDEN, again=again)
 
 
-def block(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
-    """A whole layer: norm, attention, residual, norm, feed-forward, residual."""
-    operators: Sequence[Operator] = (
+def table(name: str, parameters: str) -> Operator:
+    """What is added to each token out of a small table that every device has."""
+    return Operator(
+        name,
+        forward_bytes="4 s b h",
+        backward_bytes="2 s b h",
+        split=Split.SEQUENCE,
+        parameters=parameters,
+        parameters_split=Split.WHOLE,
+    )
+
+
+def undivided(
+    name: str,
+    products: tuple[Product, ...] = (),
+    *,
+    parameters: str = "0",
+    saved: str = "",
+    forward_bytes: str = "0",
+    backward_bytes: str = "0",
+    backward_products: float = 2.0,
+) -> Operator:
+    """A step that each of t devices does as a whole, with all of its parameters. saved: bytes kept, if any."""
+    return Operator(
+        name,
+        products,
+        forward_bytes,
+        backward_bytes,
+        Split.WHOLE,
+        parameters,
+        Split.WHOLE,
+        (KeptBytes(saved, Split.WHOLE),) if saved else (),
+        backward_products,
+    )
+
+
+def block(
+    key: str, name: str, symbols: Mapping[str, float], style: BlockStyle, heads: int, *, parallel: bool = False
+) -> LayerKind:
+    """A whole layer: norm, attention, residual, norm, feed-forward, residual. parallel: as in ``_parallel``."""
+    operators, exchanges = _parallel(style) if parallel else _in_a_row(style)
+    return LayerKind(
+        key,
+        name,
+        symbols,
+        operators,
+        output=HIDDEN,
+        checkpoint=HIDDEN,
+        exchanges=exchanges,
+        heads=(heads,),
+        recomputable=True,
+    )
+
+
+def _in_a_row(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+    operators = (
         norm(style, "norm before attention"),
         *attention(style),
         residual(style, "residual after attention", "h" if style.output_bias else "0"),
@@ -251,19 +314,17 @@ def block(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]
         *feed_forward(style),
         residual(style, "residual after feed-forward", "h" if style.inner_bias else "0"),
     )
-    return tuple(operators), (all_reduce("attention"), all_reduce("feed-forward"))
+    return operators, (all_reduce("attention"), all_reduce("feed-forward"))
 
 
-def parallel_block(style: BlockStyle, norms: int) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
-    """Attention and feed-forward part side by side, on the outputs of one norm or of one each; one sum, one exchange.
-
-    GPT-NeoX has two norms, ViT-22B (Dehghani et al. 2023) one.
-    """
+def _parallel(style: BlockStyle) -> tuple[tuple[Operator, ...], tuple[Exchange, ...]]:
+    """Attention and feed-forward part side by side, on the outputs of one norm; one sum, one exchange (ViT-22B,
+    Dehghani et al. 2023)."""
     biases = [bias for bias in (style.output_bias, style.inner_bias) if bias]
     operators = (
-        *(norm(style, "norm" if norms == 1 else f"norm {index + 1}") for index in range(norms)),
+        norm(style, "norm"),
         *attention(style),
-        *feed_forward(style, input_saved=norms > 1),
+        *feed_forward(style, input_saved=False),
         residual(style, "residual", biases=f"{len(biases)} h"),
     )
     return operators, (all_reduce("attention and feed-forward"),)

@@ -9,7 +9,15 @@ from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import check_heads
 from piper_ray.workloads.estimate.architectures.text import chain, dropout, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, block, norm, parallel_block
+from piper_ray.workloads.estimate.architectures.transformer import (
+    BLOCK_LEGEND,
+    HIDDEN,
+    BlockStyle,
+    block,
+    norm,
+    table,
+    undivided,
+)
 from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
 from piper_ray.workloads.estimate.operators import (
     Architecture,
@@ -25,12 +33,7 @@ from piper_ray.workloads.formats.fields import Open
 
 LEGEND = {
     "s": "tokens of a sample: patches and the class token",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
+    **BLOCK_LEGEND,
     "p": "numbers of a patch",
     "c": "classes",
 }
@@ -87,14 +90,7 @@ def patches_kind(
     """Patches to tokens, whole on every device; ``extra`` operators follow."""
     operators = (
         image_projection(bias),
-        Operator(
-            "position embedding and class token",
-            forward_bytes="4 s b h",
-            backward_bytes="2 s b h",
-            split=Split.SEQUENCE,
-            parameters="s h + h",
-            parameters_split=Split.WHOLE,
-        ),
+        table("position embedding and class token", "s h + h"),
         *extra,
         *([dropout()] if dropped else []),
     )
@@ -121,25 +117,12 @@ def build(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
         dropout=config.hidden_dropout_prob > 0,
         query_norm="4 d" if config.parallel_layers else "0",
     )
-    operators, exchanges = parallel_block(style, norms=1) if config.parallel_layers else block(style)
-    layer = LayerKind(
-        "block",
-        "encoder layer",
-        symbols,
-        operators,
-        output=HIDDEN,
-        checkpoint=HIDDEN,
-        exchanges=exchanges,
-        heads=(config.num_attention_heads,),
-        recomputable=True,
-    )
-    classifier = Operator(
+    layer = block("block", "encoder layer", symbols, style, config.num_attention_heads, parallel=config.parallel_layers)
+    classifier = undivided(
         "classifier",
         products=(Product("b", "c", "h"),),
-        split=Split.WHOLE,
         parameters="h c + c",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("2 b h + 4 b c", Split.WHOLE),),
+        saved="2 b h + 4 b c",
     )
     head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(symbols, key="patches", name="patch embedding", bias=True, dropped=style.dropout)

@@ -1,0 +1,204 @@
+"""Training runs that others published: layout, measured step, memory. One file in, typed runs and named faults out.
+
+Three forms are read: one run; a list of runs, or an object with ``runs``, in which each has all its figures; and an
+object with ``models`` and ``sources``, in which models, and what all runs of a source share, stand once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from piper_ray.model.errors import Fault, InputError
+from piper_ray.workloads.formats.documents import parse_json, read_text
+from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.fields import WHOLE, Open
+
+
+def _text(value: object) -> object:
+    return "" if value is None else value
+
+
+def _words(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+_Whole = Annotated[int, WHOLE, Field(strict=True, ge=1, le=2**40)]
+_Rate = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]
+_Count = Annotated[_Whole | None, Field(description="a whole number >= 1, or null")]
+_Positive = Annotated[_Rate | None, Field(description="a number > 0, or null")]
+_Flag = Annotated[bool | None, Field(description="true, false or null")]
+_Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
+_Words = Annotated[str, BeforeValidator(_words)]
+"""What a run is not refused for, whatever it is."""
+
+
+class RunModel(Open):
+    """What was trained. config: a Hugging Face config, or the name of a known model; without it the other figures
+    describe a GPT- or Llama-like decoder. ffn: inner width of the feed-forward part; gated: it has two inner products.
+    """
+
+    name: _Text = ""
+    config: dict[str, Any] | str | None = Field(default=None, description="a config, or the name of a known model")
+    layers: _Count = None
+    hidden: _Count = None
+    heads: _Count = None
+    kv_heads: _Count = None
+    ffn: _Count = None
+    vocab: _Count = None
+    gated: _Flag = None
+
+
+class RankPeak(Open):
+    """The most that one rank allocated and reserved, in MiB."""
+
+    max_allocated_mb: _Positive = None
+    max_reserved_mb: _Positive = None
+
+
+class PublishedRun(Open):
+    """A run as it is published; what is not said is None. step_s: of a whole batch (``global_batch`` sequences).
+
+    tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
+    vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
+    software, schedule: where they are said; else source and notes tell.
+    """
+
+    id: _Text = Field(default="", description="a text")
+    source: _Words = ""
+    citation: _Words = ""
+    model: RunModel = RunModel()
+    gpu: str | None = Field(default=None, description="the name of a GPU")
+    gpus: _Count = None
+    gpus_per_node: _Count = None
+    tp: _Count = None
+    pp: _Count = None
+    vpp: _Count = None
+    dp: _Count = None
+    cp: _Count = None
+    ep: _Count = None
+    etp: _Count = None
+    microbatch: _Count = None
+    global_batch: _Count = None
+    seq: _Count = None
+    precision: _Text = ""
+    recompute: _Text = ""
+    sequence_parallel: _Flag = None
+    fused_attention: _Flag = None
+    optimizer_sharding: _Text = ""
+    schedule: _Text = ""
+    software: _Text = ""
+    stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
+    step_s: _Positive = None
+    tokens_per_s_per_gpu: _Positive = None
+    tflops_per_gpu: _Positive = None
+    published_memory_gb: _Positive = None
+    peak_allocated_gib: _Positive = None
+    peak_reserved_gib: _Positive = None
+    peak_by_rank_mb: dict[str, RankPeak] | None = Field(default=None, description="an object of ranks")
+    notes: _Words = ""
+
+    @property
+    def told(self) -> str:
+        """All that is said in words, in small letters."""
+        return f"{self.id} {self.software} {self.source} {self.citation} {self.notes}".lower()
+
+    @property
+    def measured_step_s(self) -> float | None:
+        """As published, or from tokens a second; None where neither is there."""
+        if self.step_s is not None:
+            return self.step_s
+        known = self.tokens_per_s_per_gpu and self.gpus and self.global_batch and self.seq
+        if not known or self.tokens_per_s_per_gpu is None:
+            return None
+        return self.global_batch * self.seq / (self.tokens_per_s_per_gpu * self.gpus)  # type: ignore[operator]
+
+    @property
+    def measured_memory_bytes(self) -> float | None:
+        """The most that any device held: allocated where that is said."""
+        if self.peak_allocated_gib is not None:
+            return self.peak_allocated_gib * 2.0**30
+        return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """An entry that is no run. id: its own, or where it stands."""
+
+    id: str
+    faults: tuple[Fault, ...]
+
+    @property
+    def reason(self) -> str:
+        return "; ".join(str(fault) for fault in self.faults)
+
+
+def read_runs(path: str | Path) -> list[PublishedRun | Unreadable]:
+    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs."""
+    source = str(path)
+    text = read_text(source)
+    document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
+    found: list[PublishedRun | Unreadable] = []
+    seen: set[str] = set()
+    for where, entry in _entries(source, document):
+        run = _read(where, entry)
+        if isinstance(run, PublishedRun) and run.id in seen:
+            run = Unreadable(run.id, (Fault(f"{where}.id", "stands for an earlier run, too; expected another"),))
+        seen.add(run.id)
+        found.append(run)
+    return found
+
+
+def is_run(document: Mapping[str, object]) -> bool:
+    """Whether it says what only a run says."""
+    return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
+
+
+def _read(where: str, entry: object) -> PublishedRun | Unreadable:
+    faults = Faults()
+    run = faults.model(PublishedRun, entry, where)
+    if run is not None:
+        return run if run.id else run.model_copy(update={"id": where})
+    given = entry.get("id") if isinstance(entry, Mapping) else None
+    return Unreadable(given if isinstance(given, str) and given else where, tuple(faults.found))
+
+
+def _entries(source: str, document: object) -> Iterator[tuple[str, object]]:
+    if isinstance(document, Mapping) and "sources" in document:
+        yield from _compact(source, document)
+        return
+    if isinstance(document, Mapping) and "runs" not in document and is_run(document):
+        yield "run", document
+        return
+    listed = document.get("runs") if isinstance(document, Mapping) else document
+    if not isinstance(listed, list):
+        fault = Fault("runs", f"{'missing' if listed is None else shown(listed)}; expected a list of runs")
+        raise InputError(source, [fault])
+    for number, entry in enumerate(listed):
+        yield f"runs[{number}]", entry
+
+
+def _compact(source: str, document: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    models, sources = document.get("models"), document["sources"]
+    if not isinstance(models, Mapping) or not isinstance(sources, list):
+        raise InputError(source, [Fault("sources", "expected an object of models and a list of sources")])
+    for place, origin in enumerate(sources):
+        shared = origin.get("of_all", {}) if isinstance(origin, Mapping) else None
+        listed = origin.get("runs") if isinstance(origin, Mapping) else None
+        if not isinstance(shared, Mapping) or not isinstance(listed, list):
+            raise InputError(source, [Fault(f"sources[{place}]", "expected an object with a list of runs")])
+        told = {key: origin[key] for key in ("source", "citation", "verified") if key in origin}
+        for number, own in enumerate(listed):
+            where = f"sources[{place}].runs[{number}]"
+            if not isinstance(own, Mapping):
+                yield where, own
+                continue
+            run = {**told, **shared, **own}
+            name = run.get("model")
+            if isinstance(name, str):
+                run["model"] = {"name": name, **models[name]} if isinstance(models.get(name), Mapping) else name
+            yield where, run

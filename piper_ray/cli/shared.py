@@ -1,0 +1,252 @@
+"""Options that several commands take, and what is made of them: the input, and what its plans are to keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import piper_ray
+from piper_ray.cli.options import argument, flag, option, parse_degrees, parse_gap, parse_rate, parse_size, parse_time
+from piper_ray.cli.outliving import left, stdin_text
+from piper_ray.cli.telling import note
+from piper_ray.model import constraints
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.instance import Instance
+from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.workloads.formats import InFlight, load_text, parse_count, parse_seconds
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.formats.claims import PlanClaims
+
+STDIN = Path("-")
+"""The INPUT or MODEL that is read from there."""
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """INPUT, and figures in place of its own."""
+
+    source: Path = argument(
+        "INPUT",
+        "The workload: Piper's JSON, a compact TOML workload, a PipeDream profile (graph.txt), or a throughput input "
+        "of dnn-partitioning (JSON); - reads stdin.",
+    )
+    devices: int | None = option("K", "Number of devices, as 512 or 1k, in place of the input's.", parse=parse_count)
+    microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
+    memory: float | None = option(
+        "SIZE", "Memory of each device, as 80GB or 8GiB, in place of the input's.", parse=parse_size
+    )
+    bandwidth: float | None = option(
+        "RATE", "Bandwidth from a device to the others, as 25GB/s, in place of the input's.", parse=parse_rate
+    )
+    in_flight: InFlight | None = option(
+        "RULE",
+        "What a device keeps of the microbatches in flight (PipeDream profiles only): two-versions of the weights, "
+        "which is the default, or stashing, a version for each.",
+    )
+
+    def load(self, devices: int | None = None) -> Instance:
+        """devices: in place of all others. What the input's reader notes goes to stderr."""
+        source = self.source
+        read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
+        instance = read(
+            devices=self.devices if devices is None else devices,
+            microbatches=self.microbatches,
+            memory_bytes=self.memory,
+            bandwidth_bytes_per_s=self.bandwidth,
+            in_flight=self.in_flight,
+        )
+        for text in instance.notes if left() is None else ():  # else they have been told
+            note(f"{source}: {text}")
+        return instance
+
+
+@dataclass(frozen=True)
+class PlannedOptions(WorkloadOptions):
+    """INPUT and PLAN."""
+
+    plan_file: Path = argument("PLAN", "The plan: upstream's JSON, or what solve wrote with --out or --json.")
+
+    def load_all(self) -> tuple[Instance, Plan, PlanClaims]:
+        """The instance, the plan, and what the plan's document says of itself."""
+        from piper_ray.workloads.formats.load import plan_claims
+
+        instance = self.load()
+        return instance, piper_ray.load_plan(self.plan_file, instance), plan_claims(self.plan_file)
+
+
+@dataclass(frozen=True)
+class JsonOption:
+    """The answer as a document."""
+
+    json: bool = flag("Print one JSON document on stdout and nothing else there.")
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    """The schedule that a plan is to run under."""
+
+    schedule: ScheduleName | None = option(
+        "NAME",
+        "The schedule that the plan is to run under, in place of the input's. 2bw is Piper's own, asynchronous and "
+        "never drained. All others flush each batch, as runtimes do, with one d and one t for all stages: 1f1b and "
+        "gpipe are proved; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
+    )
+    chunks: int | None = option(
+        "V",
+        "Stages of the plan on each rank, for interleaved, looped-bfs and zb-h1. If not given with --schedule, 1 to 8 "
+        "are tried for the former two.",
+    )
+
+    def asked(self, known: Schedule | None) -> Schedule | ScheduleName:
+        """The one given, else the one known from a file, else Piper's. A name alone leaves the chunks open.
+
+        Raises UsageError for chunks of a schedule that has none.
+        """
+        if self.chunks is not None:
+            return Schedule(self.schedule or (known or PAPERS_SCHEDULE).name, self.chunks)
+        return self.schedule or known or PAPERS_SCHEDULE
+
+    def valued(self, known: Schedule | None) -> Schedule:
+        """That under which a finished plan is valued: a name alone keeps the chunks that are known."""
+        asked = self.asked(known)
+        return known if known is not None and asked == known.name else Schedule.of(asked)
+
+
+class PerStage(str, Enum):
+    """The rules of ``Recompute`` that are about stages."""
+
+    ALL_OR_NONE = Recompute.ALL_OR_NONE.value
+    FIRST_K = Recompute.FIRST_K.value
+    ONE_FOR_ALL = Recompute.ONE_FOR_ALL.value
+
+
+@dataclass(frozen=True)
+class RestrictionOptions:
+    """What plans must keep."""
+
+    no_tensor_parallel: bool = flag("Allow no tensor parallelism: t = 1 in every stage.")
+    no_data_parallel: bool = flag("Allow no data parallelism: d = 1 in every stage.")
+    recompute: Recompute = option(
+        "RULE",
+        "Activation recomputation: auto (as is best for each layer), always, never, all-or-none (each stage as a "
+        "whole), first-k (each stage its first k layers), or one-for-all (all stages alike).",
+        default=Recompute.AUTO,
+    )
+    same_degrees: bool = flag("One d and one t for all stages, as under a flush in any case.")
+    stages: int | None = option("P", "Plans of so many stages only; of so many ranks where these hold several.")
+    use_all_devices: bool = flag("Plans that leave no device over only: d t p = K.")
+    tensor_parallel: str | None = option("T,T,...", "Tensor-parallel degrees that may be, as 1,2,4,8.")
+    per_stage_recompute: PerStage | None = option(
+        "RULE",
+        "What runtimes can be told of recomputation, as --recompute has it too: all-or-none of each stage; first-k, "
+        "each stage the first k of its layers, with a k of its own; or one-for-all, one setting for all.",
+    )
+    keep_order: bool = flag(
+        "Stages are runs of the input's order of layers, and tensors are relayed through each stage they jump over, "
+        "and charged there."
+    )
+    sustained: bool = flag(
+        "2bw plans only whose rate is sustained when replicas take turns, with the memory for the microbatches in "
+        "flight that this takes."
+    )
+
+    def restrictions(self) -> Restrictions:
+        """Raises UsageError for figures that make no sense."""
+        found: list[constraints.Constraint] = []
+        if self.tensor_parallel is not None:
+            degrees = parse_degrees("--tensor-parallel", self.tensor_parallel)
+            found.append(constraints.TensorParallelDegrees(degrees))
+        if self.same_degrees:
+            found.append(constraints.SameDegrees())
+        if self.stages is not None:
+            found.append(constraints.StageCount(self.stages))
+        if self.use_all_devices:
+            found.append(constraints.AllDevices())
+        if self.per_stage_recompute is not None:
+            found.append(constraints.RecomputeRule(Recompute(self.per_stage_recompute.value)))
+        if self.keep_order:
+            found.append(constraints.KeepOrder())
+        if self.sustained:
+            found.append(constraints.SustainedRate())
+        return Restrictions(
+            tensor_parallelism=not self.no_tensor_parallel,
+            data_parallelism=not self.no_data_parallel,
+            recompute=self.recompute,
+            constraints=tuple(found),
+        )
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a step takes beside its passes."""
+
+    all_reduce: AllReduce | None = option(
+        "RULE", "How gradients are summed: parameter-server as in Piper, the default, or ring, half that."
+    )
+    all_reduce_overlap: float | None = option(
+        "SHARE",
+        "Share of the time for summing gradients that runs while backward passes still compute, and so costs nothing: "
+        "from 0, none, to 1, all. For schedules that flush each batch.",
+    )
+    optimizer: float | None = option("TIME", "Step of the optimizer, once a batch, as 20ms.", parse=parse_time)
+
+    def terms(self, known: StepTerms | None = None) -> StepTerms:
+        """The ones given, else those known. Raises UsageError."""
+        own = known or StepTerms()
+        return StepTerms(
+            own.all_reduce if self.all_reduce is None else self.all_reduce,
+            own.all_reduce_overlap if self.all_reduce_overlap is None else self.all_reduce_overlap,
+            own.optimizer_s if self.optimizer is None else self.optimizer,
+        )
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """When a search ends, and what it may take."""
+
+    gap: float = option(
+        "G",
+        "Stop when a plan is proved to be within this share of the best, as 0.01 or 1%.",
+        default=0.0,
+        parse=parse_gap,
+    )
+    time_limit: float | None = option(
+        "TIME",
+        "Stop after so many seconds, or after 10m or 1.5h, with the best plans and bounds by then.",
+        parse=parse_seconds,
+    )
+    threads: int | None = option("T", "Worker threads; one for each core if not given.")
+    memory_limit: float | None = option(
+        "SIZE", "Refuse what would itself need more memory than this, as 16GB.", parse=parse_size
+    )
+
+    def options(self, contract: Contract = Contract.SAFE, checkpoint: str | None = None) -> SolveOptions:
+        """Raises UsageError for figures that make no sense."""
+        return SolveOptions(
+            gap=self.gap,
+            time_limit_s=self.time_limit,
+            threads=self.threads,
+            memory_limit_bytes=self.memory_limit,
+            resume=checkpoint,
+            contract=contract,
+        )
+
+
+@dataclass(frozen=True)
+class ContractOption:
+    """Which layers are merged first."""
+
+    contract: Contract = option(
+        "RULE",
+        "Which layers are merged first: safe, those that cost nothing, which loses no plan; or operators, whole "
+        "blocks, for graphs too wide to plan layer by layer. What that may cost is bounded and reported.",
+        default=Contract.SAFE,
+    )

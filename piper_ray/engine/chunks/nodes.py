@@ -1,0 +1,196 @@
+"""Cases of a task (d, t, p, v), and what is done for one when it is its turn.
+
+A turn's outcome depends on the node's turns before and on nothing else: not on the thread, nor on what else is known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.chunks.candidates import Candidate, Candidates
+from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
+from piper_ray.engine.kernels.types import FloatArray
+
+_PROMISING = 1.1
+"""Later moves are for plans within so many times the best one."""
+
+_OF_A_PARENT = threading.RLock()
+"""Cases of one node may come to their turns on several threads."""
+
+
+class Effort(NamedTuple):
+    """looks, rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
+
+    looks: int
+    rounds: int
+    moves: int
+
+
+EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
+"""What is done for a case each time that it is the one of the least bound; then it is split."""
+
+LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
+"""What follows for a case that cannot be split."""
+
+
+_FEW_LAYERS = 24
+_STEPS = {0: 20_000, 2: 1_000_000}
+"""After so many efforts all plans of a model of few layers are looked at, if so many steps are enough."""
+
+
+class TurnKind(Enum):
+    """PLAN: a quick plan, or moves of the best one. DESCEND: its best plans made better layer by layer. BOUND: the next
+    effort for its bound, or the cases to go on with."""
+
+    PLAN = "plan"
+    DESCEND = "descend"
+    BOUND = "bound"
+
+
+class Turn(NamedTuple):
+    """What is done for a node. target_s: the best time known, that it goes by. number: of moves, or of the effort."""
+
+    kind: TurnKind
+    target_s: float
+    number: int = 0
+
+
+@dataclass
+class Node:
+    """A case of a task. lower_s, done: what is proved of it and efforts made, both up to its last turn.
+
+    name: the same in every run. program, candidates: None before the first plan; relaxation: before the first effort.
+    owed: turns whose outcomes were known without them, made up for when another one comes. parent: of which it is the
+    so manyth case, as long as it has nothing of its own.
+    """
+
+    task: Task
+    lower_s: float
+    done: int = 0
+    name: str = ""
+    whole: bool = True  # all plans of the task
+    program: ChunkProgram | None = None
+    relaxation: Relaxation | None = None
+    candidates: Candidates | None = None
+    owed: list[Turn] = field(default_factory=list)
+    parent: tuple[Node, int] | None = None
+
+    def take(self, turn: Turn, control: FloatArray) -> Outcome:
+        """control: the best time known, as the turn has it; not zero for a wish to stop."""
+        self._make_up(control)
+        return self._take(turn, control)
+
+    def case(self, index: int, done: int) -> Node:
+        """One of the cases that take its place. done: efforts that it need not make."""
+        return Node(self.task, self.lower_s, done, f"{self.name}/{index}", whole=False, parent=(self, index))
+
+    def _make_up(self, control: FloatArray) -> None:
+        if self.parent is not None:
+            (parent, index), self.parent = self.parent, None
+            with _OF_A_PARENT:
+                parent._make_up(control)
+            assert parent.relaxation is not None
+            self.program, self.candidates = parent.program, parent.candidates
+            self.relaxation = parent.relaxation.with_case(list(parent.relaxation.cases())[index])
+        owed, self.owed = self.owed, []
+        for turn in owed:
+            self._take(turn, control)
+
+    def _take(self, turn: Turn, control: FloatArray) -> Outcome:
+        control[0] = turn.target_s
+        if turn.kind is TurnKind.PLAN:
+            return self._plan(turn.number, control)
+        return self._descend(control) if turn.kind is TurnKind.DESCEND else self._bound(turn.number, control)
+
+    def _plan(self, moves: int, control: FloatArray) -> Outcome:
+        if self.candidates is None:
+            self.program = self.task.shape.program()
+            if self.program is None:
+                return Outcome(np.inf)
+            self.candidates = Candidates(self.task, self.program)
+            self.candidates.cut_evenly()
+        self.candidates.move(moves, control)
+        return Outcome(self.lower_s, self.candidates.best)
+
+    def _descend(self, control: FloatArray) -> Outcome:
+        if self.candidates is None:
+            return Outcome(self.lower_s)
+        self.candidates.descend(control)
+        return Outcome(self.lower_s, self.candidates.best)
+
+    def _bound(self, number: int, control: FloatArray) -> Outcome:
+        target_s = control[0]
+        if self.relaxation is None:
+            if self.candidates is None:
+                self._plan(0, control)
+            if self.program is not None:
+                self.relaxation = Relaxation.of(self.task, self.program, target_s)
+            if self.relaxation is None:
+                return Outcome(np.inf)
+        assert self.candidates is not None
+        if number == len(EFFORTS) or (number == 1 and self.relaxation.hub_is_open):
+            # Where many layers read one, little is proved as long as that may be anywhere.
+            done = 0 if self.relaxation.hub_is_open else 1
+            children = [self.case(index, done) for index, _ in enumerate(self.relaxation.cases())]
+            if children:
+                return Outcome(self.lower_s, None, children)
+        if self.whole and (proved_s := self._try_all(_STEPS.get(number, 0), control)) is not None:
+            return Outcome(max(self.lower_s, proved_s), self.candidates.best)
+        effort = (*EFFORTS, *LAST_EFFORTS)[number]
+        lower_s = self._prove(effort, control)
+        if lower_s >= target_s * (1.0 - PROOF):
+            return Outcome(lower_s)
+        found = self.candidates.like(self.relaxation.layers_in)
+        if not self.whole:
+            return Outcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
+        self.candidates.take(found)
+        best = self.candidates.best
+        if best is not None and best.value_s <= target_s * _PROMISING:
+            self.candidates.move(effort.moves, control)
+        return Outcome(lower_s, self.candidates.best)
+
+    def _prove(self, effort: Effort, control: FloatArray) -> float:
+        """What is proved then, if not before of all plans that take less than ``control[0]``."""
+        relaxation, target_s = self.relaxation, control[0]
+        assert relaxation is not None
+        relaxation.aim(target_s)
+        relaxation.try_single_paths()
+        for _ in range(effort.looks):
+            if control[1] != 0.0 or max(self.lower_s, relaxation.lower_s) >= target_s * (1.0 - PROOF):
+                break
+            relaxation.improve(effort.rounds)
+            relaxation.aim(target_s)
+        return max(self.lower_s, relaxation.lower_s)
+
+    def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
+        """What no plan of a small model takes less than, if all of them could be looked at."""
+        assert self.candidates is not None
+        if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
+            return None
+        target_s = control[0]
+        if not self.candidates.try_all(most_steps, target_s, control):
+            return None
+        best = self.candidates.best
+        return float(target_s if best is None else min(target_s, best.value_s))
+
+    @property
+    def exhausted(self) -> bool:
+        return self.done == len(EFFORTS) + len(LAST_EFFORTS)
+
+
+class Outcome(NamedTuple):
+    """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
+    place; none: it stays."""
+
+    lower_s: float
+    best: Candidate | None = None
+    children: Sequence[Node] = ()

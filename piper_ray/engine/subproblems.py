@@ -1,0 +1,177 @@
+"""Solves of parts of what a plan may be, one after the other, as one search: each part is a case of all plans."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import reduce
+
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.ledger import Ledger, Limits, status_of
+from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.search.planning import ValuedPlan
+from piper_ray.model.events import PartBegun
+from piper_ray.model.solution import DegreeStats, Solution, SolveStats, Status
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+
+Solver = Callable[[SolveRequest], Solution]
+
+
+@dataclass
+class Part:
+    """One of several solves. least_s: no plan of it takes less. name: which plans these are, in words; "": not told."""
+
+    least_s: float
+    request: SolveRequest
+    name: str
+    found: Solution | None = None
+    stop: Stop[Solution] = field(default_factory=Stop)
+
+    @property
+    def answer(self) -> Solution | None:
+        """What is known of it now; None before it is begun."""
+        return self.stop.answer() if self.found is None else self.found
+
+
+def numbered(what: str, names: Sequence[str]) -> list[str]:
+    """Names of parts as events tell them; none where there is one part. what: asks for them, in words."""
+    count = len(names)
+    return [f"{number} of {count}, {what}: {name}" if count > 1 else "" for number, name in enumerate(names, start=1)]
+
+
+def best_of(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+    """The best answer of several solves, the most promising first. Each but the first is over once none of its plans
+    can be better than the best one, and is not begun where its bound says so.
+    """
+    return _Parts(request, parts, solve).answered()
+
+
+def best_of_levels(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+    """As ``best_of``, where the plans of all parts are among those of the first, at other costs: if that has none,
+    there is none. The first may take all the time."""
+    return _Parts(request, parts, solve, are_nested=True).answered()
+
+
+@dataclass
+class _Parts:
+    """The rule of a search over parts."""
+
+    request: SolveRequest
+    parts: Sequence[Part]
+    solve: Solver
+    are_nested: bool = False
+    left_open: StoppedBy | None = None
+
+    def answered(self) -> Solution:
+        """What the first part raises before its search is the caller's: nothing is known then."""
+        self.request.stop.offer(self._so_far)
+        ledger = Ledger[ValuedPlan](limits=Limits(stop=self.request.stop))
+        if self._solve(0).stopped_by is StoppedBy.INTERRUPT:
+            return self._together(StoppedBy.INTERRUPT)
+        ledger.run(self)
+        return self._together(ledger.stopped_by)
+
+    def efforts(self) -> Generator[None, None, None]:
+        for index in range(1, len(self.parts)):
+            if self._is_beyond(self.parts[index]):
+                continue
+            if self._solve(index).stopped_by is StoppedBy.INTERRUPT:
+                raise StopSearch(StoppedBy.INTERRUPT)
+            yield
+
+    def _solve(self, index: int) -> Solution:
+        part = self.parts[index]
+        if part.name:
+            self.request.listener(PartBegun(index + 1, part.name))
+        others = sum(not self._is_beyond(other) for other in self.parts[index + 1 :])
+        share = 1 if self.are_nested else min(2, others + 1)
+        part.stop = self.request.stop.part()
+        part.found = self.solve(replace(self._restricted(part, index, share), stop=part.stop))
+        return part.found
+
+    def _restricted(self, part: Part, index: int, share: int) -> SolveRequest:
+        """With its share of the time that is left, a checkpoint of its own, and only as long as plans may be better."""
+        options = part.request.options
+        known_s = [s for s in (self._known_s, options.within_s) if s is not None]
+        resume = options.resume if options.resume is None or index == 0 else f"{options.resume}/{index + 1}"
+        return replace(
+            part.request,
+            options=replace(options, within_s=min(known_s, default=None), resume=resume),
+            started_s=self.request.started_s,
+        ).in_time(share)
+
+    @property
+    def _known_s(self) -> float | None:
+        times_s = [part.found.time_per_sample_s for part in self.parts if part.found is not None]
+        return min((time_s for time_s in times_s if time_s is not None), default=None)
+
+    def _is_beyond(self, part: Part) -> bool:
+        """Whether no plan of it is as fast as is known or asked. Where there is none at all, and none of others so far,
+        it is begun, to tell why."""
+        found = [other.found for other in self.parts if other.found is not None]
+        none_so_far = all(one.status is Status.INFEASIBLE for one in found)
+        if self.are_nested and found and none_so_far:
+            return True
+        if part.least_s == math.inf:
+            return not none_so_far
+        known_s, options = self._known_s, self.request.options
+        is_slower = known_s is not None and part.least_s >= known_s * (1.0 - max(options.gap, PROOF))
+        return is_slower or (options.within_s is not None and part.least_s > options.within_s)
+
+    def _so_far(self) -> Solution | None:
+        """For other threads too."""
+        return None if all(part.answer is None for part in self.parts) else self._together(StoppedBy.INTERRUPT)
+
+    def _together(self, stopped_by: StoppedBy | None) -> Solution:
+        answers = [part.answer for part in self.parts]
+        known = [answer for answer in answers if answer is not None]
+        if all(one.status is Status.INFEASIBLE for one in known) and (self.are_nested or len(known) == len(answers)):
+            return replace(min(known, key=_least_memory_bytes), stats=_sum([one.stats for one in known]))
+        bounds_s = [
+            part.least_s if answer is None else answer.lower_bound_s
+            for part, answer in zip(self.parts, answers, strict=True)
+        ]
+        valued = [(one.time_per_sample_s, one) for one in known if one.time_per_sample_s is not None]
+        value_s, best = min(valued, key=lambda pair: pair[0], default=(math.inf, known[-1]))
+        lower_s = min(value_s, *bounds_s)
+        status = Status.UNKNOWN if not valued else status_of(value_s, lower_s)
+        early = [one.stopped_by for one in known if one.stopped_by is not None]
+        reason = next((one for one in early if one is not StoppedBy.TOO_SLOW), early[0] if early else None)
+        of_those_left = StoppedBy.GAP if valued else StoppedBy.TOO_SLOW
+        return replace(
+            best,
+            status=status,
+            lower_bound_s=lower_s,
+            stats=_sum([one.stats for one in known]),
+            infeasibility=None,
+            stopped_by=None if status is Status.OPTIMAL else reason or stopped_by or of_those_left,
+        )
+
+
+def _sum(stats: Sequence[SolveStats]) -> SolveStats:
+    """Of solves one after the other; sizes are those of the last."""
+    return reduce(_after, stats)
+
+
+def _after(first: SolveStats, second: SolveStats) -> SolveStats:
+    degrees = [one.degrees for one in (first, second) if one.degrees is not None]
+    return replace(
+        second,
+        lattice_s=first.lattice_s + second.lattice_s,
+        stage_costs_s=first.stage_costs_s + second.stage_costs_s,
+        search_s=first.search_s + second.search_s,
+        evaluations=(*first.evaluations, *second.evaluations),
+        degrees=DegreeStats(*map(sum, zip(*map(astuple, degrees), strict=True))) if degrees else None,
+    )
+
+
+def _least_memory_bytes(solution: Solution) -> float:
+    found = None if solution.infeasibility is None else solution.infeasibility.least_memory_bytes
+    return math.inf if found is None else found
+
+
+def unproved(found: Solution) -> Solution:
+    """Its plan, of which nothing is proved."""
+    status = Status.UNKNOWN if found.plan is None else Status.FEASIBLE
+    return replace(found, status=status, lower_bound_s=0.0, infeasibility=None)

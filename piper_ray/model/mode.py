@@ -1,0 +1,145 @@
+"""How a layer runs beside its degree: what a TMPC's ``mode`` says, and the words of TMPC ids that say it in files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+
+from piper_ray.model.recomputation import Recomputation
+
+
+class Sharding(IntEnum):
+    """What replicas share out: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer), gradients too
+    (ZeRO-2), or weights too (ZeRO-3, FSDP).
+
+    >>> Sharding.GRADIENTS.text
+    'optimizer state and gradients'
+    """
+
+    NONE = 0
+    OPTIMIZER = 1
+    GRADIENTS = 2
+    WEIGHTS = 3
+
+    @property
+    def text(self) -> str:
+        """For people: ``optimizer state and gradients``."""
+        return _SHARED_TEXTS[self]
+
+
+_SHARED_TEXTS = {
+    Sharding.NONE: "nothing",
+    Sharding.OPTIMIZER: "optimizer state",
+    Sharding.GRADIENTS: "optimizer state and gradients",
+    Sharding.WEIGHTS: "weights, gradients and optimizer state",
+}
+
+ALL_REPLICAS = 0
+"""In place of a number of replicas: however many a stage has."""
+
+_FLAGS = {"sp": "sequence_parallel", "gathered": "gathered", "offload": "offload"}
+_NUMBERS = {"cp": "context", "ep": "experts", "etp": "expert_tensor"}
+_SHARDINGS = {"zero": Sharding.OPTIMIZER, "zero2x": Sharding.GRADIENTS, "fsdp": Sharding.WEIGHTS}
+_NUMBERED = re.compile(rf"({'|'.join((*_NUMBERS, *_SHARDINGS))})(\d{{1,9}})")
+"""The words of an id and what they say; beside them the ``id`` of a recomputation, and ``zero`` for ALL_REPLICAS."""
+
+_ESTIMATED = "-estimated"
+"""What follows a word of a measured TMPC whose figures were divided and not measured at that degree."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How a layer runs on the devices of a replica, beside their number.
+
+    optimizer_shards: replicas of the weights that share what ``sharding`` says; 1 where they share nothing,
+    ALL_REPLICAS for however many a stage has. offload: activations wait in host memory. context: groups that share a
+    sequence's tokens, so that the devices of a replica are t times as many. experts: ranks that experts are spread
+    over, and expert_tensor: devices that share each; None: over the t devices. gathered: what sequence parallelism
+    gathers stays whole.
+
+    ``sharding`` is NONE exactly where ``optimizer_shards`` is 1: what is given otherwise is brought into this form.
+
+    >>> Mode(sequence_parallel=True, recomputation=Recomputation.FULL, optimizer_shards=8).id
+    'sp+full+zero8'
+    """
+
+    recomputation: Recomputation = Recomputation.NONE
+    sequence_parallel: bool = False
+    optimizer_shards: int = 1
+    offload: bool = False
+    context: int = 1
+    experts: int | None = None
+    expert_tensor: int = 1
+    sharding: Sharding = Sharding.OPTIMIZER
+    gathered: bool = False
+
+    def __post_init__(self) -> None:
+        if self.optimizer_shards == 1:
+            object.__setattr__(self, "sharding", Sharding.NONE)
+        elif self.sharding is Sharding.NONE:
+            object.__setattr__(self, "sharding", Sharding.OPTIMIZER)
+
+    @property
+    def spread(self) -> tuple[int | None, int]:
+        """How experts lie."""
+        return self.experts, self.expert_tensor
+
+    @property
+    def shares(self) -> tuple[Sharding, int]:
+        """What replicas share out, and how many do."""
+        return self.sharding, self.optimizer_shards
+
+    @property
+    def id(self) -> str:
+        """``plain``, ``sp+selective``, ``full+zero8+offload``: the id of a TMPC that runs so (``mode_of`` reads it)."""
+        divided = ["sp"] * self.sequence_parallel + ["gathered"] * self.gathered
+        divided += [f"cp{self.context}"] * (self.context > 1) + [f"ep{self.experts}"] * (self.experts is not None)
+        divided += [f"etp{self.expert_tensor}"] * (self.expert_tensor > 1)
+        divided += [self.recomputation.id] * (self.recomputation != Recomputation.NONE)
+        shared = [
+            f"{word}{self.optimizer_shards or ''}" for word, sharding in _SHARDINGS.items() if sharding is self.sharding
+        ]
+        return "+".join([*(divided or ["plain"]), *shared, *["offload"] * self.offload])
+
+    @property
+    def text(self) -> str:
+        """For people: ``sequence parallelism, full recomputation``."""
+        parts = ["sequence parallelism"] * self.sequence_parallel + ["gathered tensors kept"] * self.gathered
+        parts += [f"context parallelism {self.context}"] * (self.context > 1)
+        if self.experts is not None:
+            each = f", {self.expert_tensor} GPUs each" if self.expert_tensor > 1 else ""
+            parts.append(f"experts over {self.experts} ranks{each}")
+        parts += [self.recomputation.text] * (self.recomputation != Recomputation.NONE)
+        if self.sharding is not Sharding.NONE:
+            count = f"{self.optimizer_shards} shards" if self.optimizer_shards else "as many shards as replicas"
+            parts.append(f"{self.sharding.text} in {count}")
+        parts += ["activations in host memory"] * self.offload
+        return ", ".join(parts) or "nothing beside the degrees"
+
+
+@lru_cache(4096)
+def mode_of(tmpc_id: str, recompute: bool) -> Mode:
+    """The mode that an id's words name, joined by + as ``Mode.id`` writes them.
+
+    Other words say nothing. recompute: of the TMPC; where no word says what is computed again, that is the whole layer.
+
+    >>> mode_of("sp+zero8", recompute=False) == Mode(sequence_parallel=True, optimizer_shards=8)
+    True
+    """
+    said: dict[str, object] = {"recomputation": Recomputation.FULL if recompute else Recomputation.NONE}
+    for word in (word.removesuffix(_ESTIMATED) for word in tmpc_id.split("+")):
+        if word in _FLAGS:
+            said[_FLAGS[word]] = True
+        elif word.partition("-")[0] == "selective":
+            said["recomputation"] = Recomputation.of(word)
+        elif word == "zero":
+            said["optimizer_shards"] = ALL_REPLICAS
+        elif match := _NUMBERED.fullmatch(word):
+            name, number = match[1], max(1, int(match[2]))
+            if name in _NUMBERS:
+                said[_NUMBERS[name]] = number
+            else:
+                said |= {"optimizer_shards": number, "sharding": _SHARDINGS[name]}
+    return Mode(**said)  # type: ignore[arg-type] # of the types that the tables' fields have

@@ -1,0 +1,308 @@
+"""The constraint that all layers of a model run in one mode, and what of their TMPCs a mode leaves."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from piper_ray.model.constraints import Constraint, Scope
+from piper_ray.model.figures import plural
+from piper_ray.model.mode import Mode, Sharding
+from piper_ray.model.recomputation import Recomputation, share_of
+
+if TYPE_CHECKING:
+    from piper_ray.model.instance import Instance, Tmpc
+    from piper_ray.model.plan import Plan
+
+
+_AXES = {
+    "context": "context parallelism",
+    "spread": "spread of experts",
+    "sequence_parallel": "sequence parallelism",
+    "shares": "what replicas share",
+    "gathered": "what is kept gathered",
+    "offload": "offload of activations",
+    "recomputation": "recomputation",
+}
+"""What modes are made of, in words; of a layer that has not got all of one, the first are kept to."""
+
+_FIELDS = {"spread": ("experts", "expert_tensor"), "shares": ("optimizer_shards", "sharding")}
+_PLAIN = Mode()
+
+
+def _axis_text(mode: Mode, axis: str) -> str:
+    """``selective recomputation``, or ``no sequence parallelism``."""
+    if getattr(mode, axis) == getattr(_PLAIN, axis):
+        return f"no {_AXES[axis]}"
+    return replace(_PLAIN, **{name: getattr(mode, name) for name in _FIELDS.get(axis, (axis,))}).text
+
+
+def context_of(instance: Instance, plan: Plan) -> int:
+    """The most groups that share a sequence in any of its stages; 1 without context parallelism."""
+    chosen = (
+        tmpc.mode.context
+        for stage in plan.stages
+        for layer, tmpc_id in stage.tmpc_ids.items()
+        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+        if tmpc.id == tmpc_id
+    )
+    return max(chosen, default=1)
+
+
+def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
+    """Of a layer's TMPCs at one degree those that a model run in this mode leaves.
+
+    A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
+    for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
+    """
+    return tuple(row[place] for place in _places_under([tmpc.mode for tmpc in row], mode, tuple(_AXES)))
+
+
+def _places_under(row: Sequence[Mode], mode: Mode, axes: Sequence[str]) -> tuple[int, ...]:
+    """As ``tmpcs_under``: of TMPCs of these modes, where only these axes of a mode are asked for."""
+    left = tuple(place for place, own in enumerate(row) if own.context == mode.context)
+    for axis in axes:
+        asked = getattr(mode, axis)
+        if axis == "recomputation":
+            asked = share_of(asked, (row[place].recomputation for place in left))
+        for wanted in (asked, getattr(_PLAIN, axis)):
+            found = tuple(place for place in left if getattr(row[place], axis) == wanted)
+            if found:
+                left = found
+                break
+    return left
+
+
+def missing_of(chosen: Iterable[tuple[Tmpc, Mode]]) -> list[str]:
+    """What no layer's TMPC has of the mode that layers were to run in, in words."""
+    asked: set[str] = set()
+    had: set[str] = set()
+    for tmpc, mode in chosen:
+        for axis in _AXES:
+            value, own = getattr(mode, axis), getattr(tmpc.mode, axis)
+            if axis == "recomputation":
+                asked |= _parts_texts(value)
+                had |= _parts_texts(own)
+            elif value != getattr(_PLAIN, axis):
+                text = _axis_text(mode, axis)
+                asked.add(text)
+                if own == value:
+                    had.add(text)
+    return sorted(asked - had)
+
+
+def _parts_texts(recomputation: Recomputation) -> set[str]:
+    """A text for each part that is computed again."""
+    return {Recomputation((part,)).text for part in recomputation.parts}
+
+
+@dataclass(frozen=True)
+class OneMode(Constraint):
+    """Sequence and context parallelism, spread of experts, sharding and recomputation are one for all layers.
+
+    recomputed: names of the parts that may be computed again (``Recomputation.parts``); None: any. by_layer: each
+    layer recomputes as it likes, within these. sequence_parallel, optimizer_sharding, offload, context, experts,
+    gathered: whether there may be any. most_sharding: what replicas may share besides the optimizer's state.
+    experts_in_sequence: a model with experts has sequence parallelism where t > 1.
+    always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
+    own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
+    parallelism needs a sample's tokens, where the workload says them, to be a multiple of a replica's devices.
+    """
+
+    recomputed: tuple[str, ...] | None = None
+    by_layer: bool = False
+    sequence_parallel: bool = True
+    optimizer_sharding: bool = True
+    offload: bool = False
+    context: bool = False
+    experts: bool = False
+    gathered: bool = False
+    always_gathered: bool = False
+    most_sharding: Sharding = Sharding.OPTIMIZER
+    experts_in_sequence: bool = False
+    own_key_heads: bool = False
+
+    def __post_init__(self) -> None:
+        if self.recomputed is not None:
+            object.__setattr__(self, "recomputed", tuple(sorted(set(self.recomputed))))
+
+    def may_recompute(self, recomputation: Recomputation) -> bool:
+        """Whether all parts of it may be computed again."""
+        return self.recomputed is None or set(self.recomputed).issuperset(recomputation.parts)
+
+    @property
+    def _axes(self) -> tuple[str, ...]:
+        """What is one for all layers."""
+        return tuple(axis for axis in _AXES if axis != "recomputation" or not self.by_layer)
+
+    @property
+    def scope(self) -> Scope:
+        return Scope.PLAN
+
+    def modes(self, instance: Instance) -> tuple[Mode, ...]:
+        """All that a plan of the instance may be run in, the plainest first; by_layer: whatever layers recompute."""
+        rows = [[tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers]
+        seen = {one for row in rows for one in row}
+        kinds = [Recomputation.NONE]
+        if not self.by_layer:
+            kinds = [kind for kind in _common_recomputations(rows) if self.may_recompute(kind)]
+        sequence = _choices(seen, "sequence_parallel", self.sequence_parallel)
+        if self.experts_in_sequence and any(layer.experts for layer in instance.layers):
+            sequence = sequence[-1:]
+        most = self.most_sharding if self.optimizer_sharding else Sharding.NONE
+        shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.sharding <= most)})
+        contexts = sorted(set.intersection(*({one.context for one in row} for row in rows))) if rows else [1]
+        contexts = contexts if self.context else [context for context in contexts if context == 1]
+        spreads = sorted({one.spread for one in seen}, key=lambda x: (x[0] or 0, x[1])) if self.experts else []
+        if _PLAIN.spread not in spreads:
+            spreads.insert(0, _PLAIN.spread)
+        gathered = _choices(seen, "gathered", self.gathered)
+        keeps = self.always_gathered and not self.by_layer and len(gathered) > 1
+        return tuple(
+            Mode(kind, sp, shards, kept, context, *spread, sharding, whole)
+            for kind, context, spread, sp, whole, (sharding, shards), kept in itertools.product(
+                kinds, contexts, spreads, sequence, gathered, shares, _choices(seen, "offload", self.offload)
+            )
+            if (sp or not whole) and (whole or not keeps or not sp or kind != Recomputation.NONE)
+        )
+
+    def under(self, instance: Instance, mode: Mode) -> Instance:
+        """The instance whose layers have the TMPCs of that mode alone. All its plans are run in it."""
+        return next(self.under_each(instance, [mode]))
+
+    def under_each(self, instance: Instance, modes: Iterable[Mode]) -> Iterator[Instance]:
+        """``under`` each of these. Rows of one kind, of which there are few, are looked at once."""
+        kind_of: dict[tuple[Mode, ...], int] = {}
+        kinds: list[tuple[list[int], list[Mode]]] = []  # places of known kinds of recomputation, their modes
+        rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # of each layer: degree, TMPCs, kind of row
+        for layer in instance.layers:
+            rows.append([])
+            for t, row in layer.tmpcs.items():
+                kind = kind_of.setdefault(tuple(tmpc.mode for tmpc in row), len(kinds))
+                if kind == len(kinds):
+                    places = self._places_of_known_kinds(row)
+                    kinds.append((places, [row[place].mode for place in places]))
+                rows[-1].append((t, row, kind))
+        for mode in modes:
+            left = [[places[place] for place in _places_under(own, mode, self._axes)] for places, own in kinds]
+            able = {t for t in instance.degrees if self._undivided(instance, mode, t) is None}
+            layers = tuple(
+                replace(
+                    layer,
+                    tmpcs={
+                        t: tuple(row[x] for x in left[kind]) for t, row, kind in of_layer if left[kind] and t in able
+                    },
+                )
+                for layer, of_layer in zip(instance.layers, rows, strict=True)
+            )
+            found = replace(instance, layers=layers)
+            if instance.checked:
+                found.mark_checked()
+            yield found
+
+    def divides_key_heads(self, instance: Instance, degree: int) -> bool:
+        """Whether tensor parallelism of that degree leaves heads of keys and values for each device, if it has to."""
+        return not self.own_key_heads or instance.key_heads % degree == 0
+
+    def _undivided(self, instance: Instance, mode: Mode, devices: int) -> str | None:
+        """What so many devices of a replica cannot divide in that mode, in words; None: they divide all."""
+        degree, tokens = max(1, devices // mode.context), instance.batch.tokens_per_sample
+        if not self.divides_key_heads(instance, degree):
+            heads = plural(instance.key_heads, "head")
+            return f"tensor-parallel degree {degree} does not divide the model's {heads} of keys and values"
+        if mode.sequence_parallel and tokens is not None and tokens % devices:
+            return f"sequence parallelism: {devices} devices of a replica do not divide {tokens} tokens of a sample"
+        return None
+
+    def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
+        """Of TMPCs that recompute as the constraint allows it; all where none does."""
+        places = [place for place, tmpc in enumerate(row) if self.may_recompute(tmpc.mode.recomputation)]
+        return places or list(range(len(row)))
+
+    def _left(self, row: Sequence[Tmpc], mode: Mode) -> list[Tmpc]:
+        able = [row[place] for place in self._places_of_known_kinds(row)]
+        return [able[place] for place in _places_under([tmpc.mode for tmpc in able], mode, self._axes)]
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        chosen: list[tuple[int, Sequence[Tmpc], Tmpc]] = []
+        undivided: dict[str | None, None] = {}
+        for stage in plan.stages:
+            for layer_id in stage.layers:
+                layer = instance.layer_by_id.get(layer_id)
+                row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
+                tmpc = next((x for x in row if x.id == stage.tmpc_ids.get(layer_id)), None)
+                if tmpc is not None:
+                    chosen.append((layer_id, row, tmpc))
+                    undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
+        yield from (what for what in undivided if what is not None)
+        modes = self.modes(instance)
+        against: dict[Mode, list[tuple[int, Tmpc]]] = {}
+        for mode in modes:
+            against[mode] = [(layer_id, tmpc) for layer_id, row, tmpc in chosen if tmpc not in self._left(row, mode)]
+            if not against[mode]:
+                return
+        nearest = min(against, key=lambda mode: len(against[mode]))
+        yield from self._differing(modes, nearest, against[nearest])
+
+    def _differing(self, modes: Sequence[Mode], nearest: Mode, against: Sequence[tuple[int, Tmpc]]) -> Iterator[str]:
+        """What of the layers' TMPCs no mode has, else what is not one for all; nearest: that most layers run in."""
+        mixed: dict[str, tuple[int, Tmpc]] = {}
+        told: set[str] = set()
+        for layer, tmpc in against:
+            for axis in _AXES:
+                value, asked = getattr(tmpc.mode, axis), getattr(nearest, axis)
+                allowed = {getattr(mode, axis) for mode in modes}
+                free = axis == "recomputation" and self.may_recompute(tmpc.mode.recomputation)
+                if value not in allowed and not free:
+                    text = _axis_text(tmpc.mode, axis)
+                    if text not in told:
+                        yield f"{text} is not possible; layer {layer} runs as {tmpc.id!r}"
+                    told.add(text)
+                elif axis in self._axes and not _agrees(value, asked):
+                    mixed.setdefault(axis, (layer, tmpc))
+        for axis, (layer, tmpc) in mixed.items() if not told else ():
+            yield (
+                f"{_AXES[axis]} is not one for all layers: layer {layer} runs as {tmpc.id!r}, others with "
+                f"{_axis_text(nearest, axis)}"
+            )
+        if not told and not mixed:  # in a layer that has what is asked for and runs without it
+            layer, tmpc = against[0]
+            yield f"layers run in ways that are not one for all, such as layer {layer} as {tmpc.id!r}"
+
+
+def _agrees(value: object, asked: object) -> bool:
+    """Whether a layer that runs with ``value`` does what is asked of all; it may lack parts that others have."""
+    if isinstance(value, Recomputation) and isinstance(asked, Recomputation):
+        return value.within(asked) and (value.parts != ()) == (asked.parts != ())
+    return value == asked
+
+
+def _common_recomputations(rows: Iterable[Sequence[Mode]]) -> list[Recomputation]:
+    """What can be asked of all layers at once so that each computes again just those of these parts that it has.
+
+    Runtimes take one list of parts for a whole model: of a list, a layer that has no TMPC for its share of it would do
+    more in the run than in the plan. rows: the modes of each layer's TMPCs.
+    """
+    of_row = {frozenset(one.recomputation for one in row) for row in rows}
+    selective = [{one for one in row if one != Recomputation.FULL} | {Recomputation.NONE} for row in of_row]
+    unions = {Recomputation.NONE}
+    for choices in selective:
+        unions = {Recomputation.of_parts(one.parts + other.parts) for one in unions for other in choices}
+    known = [{part for one in choices for part in one.parts} for choices in selective]
+    common = [
+        union
+        for union in unions
+        if all(
+            Recomputation.of_parts(parts.intersection(union.parts)) in choices
+            for parts, choices in zip(known, selective, strict=True)
+        )
+    ]
+    full = [Recomputation.FULL] if any(Recomputation.FULL in row for row in of_row) else []
+    return sorted(common, key=lambda one: (len(one.parts), one.parts)) + full
+
+
+def _choices(seen: set[Mode], axis: str, allowed: bool) -> list[bool]:
+    """Without it, and with it where that is allowed and some TMPC has it."""
+    return [False, True] if allowed and any(getattr(mode, axis) for mode in seen) else [False]

@@ -1,0 +1,113 @@
+"""One run: predicted step and memory in its own layout, or the reason why there are none."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.calibrate.layouts import Laid, NotExpressible, laid_out
+from piper_ray.calibrate.measurements import simulated
+from piper_ray.calibrate.runs import PublishedRun, Unreadable
+from piper_ray.model.errors import PiperRayError
+from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.layout import PricedLayout, priced
+from piper_ray.workloads.estimate.ranks import RankMemory
+from scripts.validation.memory import memory_of, shares_untold
+
+
+@dataclass(frozen=True)
+class PricedRun:
+    """What came of a run. reason: why there is no prediction, in place of its figures.
+
+    predicted_memory_bytes: of the rank that holds most, as the run's own figure is counted: allocated where that is
+    what was measured, else all that the device must have. needed_memory_bytes: the latter; device_memory_bytes: what
+    programs find there. ranks: of one pipeline, what each holds, the first stage's first.
+    """
+
+    run: PublishedRun | Unreadable
+    predicted_step_s: float | None = None
+    predicted_memory_bytes: float | None = None
+    needed_memory_bytes: float | None = None
+    device_memory_bytes: float | None = None
+    ranks: tuple[RankMemory, ...] = ()
+    reason: str | None = None
+    laid: Laid | None = None
+
+    @property
+    def measured_step_s(self) -> float | None:
+        return self.run.measured_step_s if isinstance(self.run, PublishedRun) else None
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured; above 0: predicted too slow."""
+        if self.predicted_step_s is None or self.measured_step_s is None:
+            return None
+        return self.predicted_step_s / self.measured_step_s - 1.0
+
+    @property
+    def fits(self) -> bool | None:
+        if self.needed_memory_bytes is None or self.device_memory_bytes is None:
+            return None
+        return self.needed_memory_bytes <= self.device_memory_bytes
+
+    def to_dict(self) -> dict[str, object]:
+        """As ``--json`` lists it; what could not be priced has a reason in place of figures."""
+        if self.reason is not None:
+            return {"id": self.run.id, "measured_step_s": self.measured_step_s, "reason": self.reason}
+        return {
+            "id": self.run.id,
+            "predicted_step_s": self.predicted_step_s,
+            "measured_step_s": self.measured_step_s,
+            "error": self.error,
+            "predicted_memory_bytes": self.predicted_memory_bytes,
+            "fits": self.fits,
+            "memory_of_stages": [_memory_dict(rank) for rank in self.ranks],
+            "assumed": self._assumed(),
+        }
+
+    def _assumed(self) -> list[str]:
+        if self.laid is None:
+            return []
+        shared = ["memory: distributed optimizer, as in all of NeMo's recipes"] if shares_untold(self.laid) else []
+        return [*self.laid.assumed, *shared]
+
+
+def _memory_dict(rank: RankMemory) -> dict[str, object]:
+    """Of the ranks of a stage: what they allocate and reserve at most, what their devices must have, and what for."""
+    return {
+        "allocated_bytes": rank.allocated_bytes,
+        "reserved_bytes": rank.reserved_bytes,
+        "device_bytes": rank.device_bytes,
+        "moment": rank.moment,
+        "items_bytes": dict(rank.items),
+    }
+
+
+def outcome_of(run: PublishedRun | Unreadable, hardware: Hardware) -> PricedRun:
+    """Prices a run; never raises for what it says."""
+    if isinstance(run, Unreadable):
+        return PricedRun(run, reason=run.reason)
+    try:
+        laid = laid_out(run, hardware)
+        plan = priced(laid.model, laid.stack, hardware.training, laid.layout)
+        simulation = simulated(plan)
+    except NotExpressible as error:
+        return PricedRun(run, reason=str(error))
+    except PiperRayError as error:
+        return PricedRun(run, reason=" ".join(str(error).split()))
+    return _outcome(run, laid, plan, simulation)
+
+
+def _outcome(run: PublishedRun, laid: Laid, plan: PricedLayout, simulation: Simulation) -> PricedRun:
+    ranks = memory_of(plan, run, laid)
+    needed_bytes = max(rank.device_bytes for rank in ranks)
+    allocated_bytes = max(rank.allocated_bytes for rank in ranks)
+    return PricedRun(
+        run,
+        predicted_step_s=simulation.step_s,
+        predicted_memory_bytes=needed_bytes if run.peak_allocated_gib is None else allocated_bytes,
+        needed_memory_bytes=needed_bytes,
+        device_memory_bytes=laid.stack.gpu.device_bytes,
+        ranks=tuple(ranks),
+        laid=laid,
+    )
