@@ -15,7 +15,7 @@ from piper_ray.cli.cluster import others_on_stderr
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, option
 from piper_ray.cli.telling import note, say, working
-from piper_ray.model.errors import EXIT_INTERRUPTED, DatasetDamaged, UsageError
+from piper_ray.model.errors import EXIT_INTERRUPTED, ClusterError, DatasetDamaged, UsageError
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
@@ -109,6 +109,7 @@ def sweep(asked: SweepOptions) -> None:
         say(f"{heritage.cause}; to go on: {_resuming(sys.argv[1:])}")
         raise typer.Exit(heritage.exit_code)
     interrupted = False
+    lost: ClusterError | None = None
     try:
         with SweepLog(console(stderr=True)) as log, others_on_stderr(True):
             latest = current().run(work)
@@ -116,8 +117,14 @@ def sweep(asked: SweepOptions) -> None:
         outliving.end()
     except KeyboardInterrupt:
         interrupted = True
+    except ClusterError as error:
+        if latest.points == 0:
+            raise
+        lost = error
     for line in outcome_lines(latest):
         screen.print(line, soft_wrap=True)
+    if lost is not None:
+        raise ClusterError(f"{lost}; to go on: {_resuming(sys.argv[1:])}") from lost
     if interrupted:
         current().tell(f"to go on: {_resuming(sys.argv[1:])}")
         raise typer.Exit(EXIT_INTERRUPTED)

@@ -320,26 +320,24 @@ def test_the_end_of_a_real_ray_leaves_a_sweep_to_go_on(base: Path, tmp_path: Pat
             process.kill()
     assert process.returncode == 7, errors
     assert f"of {SMALL_POINTS} on record" in output
-    assert f"Ray's raylet on this machine (process {pid}) died, and with it the process that did the work" in errors
+    told_by_parent = f"Ray's raylet on this machine (process {pid}) died, and with it the process that did the work"
+    told_by_itself = "Ray on this machine has ended, and with it the connection to the cluster"
+    assert told_by_parent in errors or told_by_itself in errors
     assert f"to go on: piper-ray sweep {source} --storage {storage} --address local --resume" in errors
     result = run("sweep", source, "--storage", storage, "--resume")
     assert result.returncode == 0, result.stderr
     assert piper_ray.read_dataset(storage).num_rows == SMALL_POINTS
 
 
-# Only where Ray is loaded anyhow: in the driver, once a worker has done something, as without any it may outlive its
-# raylet.
+# Only where Ray is loaded anyhow: in the driver.
 _SLOWLY = """
 import sys, time
 if sys.argv[:1] == ["-m"]:
     from piper_ray.engine.backends.ray.calls import ClusterWorkers
     done = ClusterWorkers.done
     def told(*arguments):
-        found = done(*arguments)
-        if found:
-            print("at work", file=sys.stderr, flush=True)
-            ClusterWorkers.done = done
-            time.sleep(2)
-        return found
+        print("at work", file=sys.stderr, flush=True)
+        ClusterWorkers.done = done
+        return done(*arguments)
     ClusterWorkers.done = told
 """

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.sweep import run
@@ -34,7 +36,9 @@ _HOLD = "hold"
 
 @dataclass
 class Sweep:
-    """One under way. hold: while there is such a file, workers begin no points. warnings: all that it has told."""
+    """One under way. hold: while there is such a file, workers wait with the points that they begin, and leave a file
+    with its name and their machine's address beside it. warnings: all that it has told.
+    """
 
     process: subprocess.Popen[str]
     hold: Path
@@ -51,12 +55,26 @@ class Sweep:
             if done >= points:
                 return
 
+    def until_begun(self, *addresses: str) -> None:
+        """Lets it go on until workers on the machines with these addresses have begun points, with which they wait."""
+        self.hold.touch()
+        self.until_done(0)
+        self._go_on()
+        deadline_s = time.monotonic() + 2 * LONG_S
+        while not all(self.hold.with_name(_HOLD + address).exists() for address in addresses):
+            assert time.monotonic() < deadline_s, self.text
+            time.sleep(0.05)
+
+    def release(self) -> None:
+        """What waits goes on."""
+        self.hold.unlink()
+
     def until_warning(self, text: str) -> None:
         """Lets it go on until it has told something with the text in it, if need be; workers begin none."""
         self.hold.touch()
         while not any(text in warning for warning in self.warnings):
             assert self._word() is not None, self.text
-        self.hold.unlink()
+        self.release()
 
     def finish(self) -> None:
         """Lets it go on to its end, which must be a success."""
@@ -99,12 +117,7 @@ class Sweep:
 
     def _word(self) -> Word | None:
         """The next that it has to say; None at the end."""
-        if self.waits:
-            self.waits = False
-            assert self.process.stdin is not None
-            with suppress(BrokenPipeError):  # it was killed
-                self.process.stdin.write("\n")
-                self.process.stdin.flush()
+        self._go_on()
         try:
             word = self.words.get(timeout=2 * LONG_S)
         except queue.Empty:
@@ -113,6 +126,14 @@ class Sweep:
             self.waits = "done" in word
             self.warnings += [word["warning"]] if "warning" in word else []
         return word
+
+    def _go_on(self) -> None:
+        if self.waits:
+            self.waits = False
+            assert self.process.stdin is not None
+            with suppress(BrokenPipeError):  # it was killed
+                self.process.stdin.write("\n")
+                self.process.stdin.flush()
 
 
 @contextmanager
@@ -141,10 +162,14 @@ def _say(**word: object) -> None:
 
 def _slow_down(folder: Path, hanging: int) -> None:
     """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
+    hold = _HOLD
 
     # Local, so that Ray ships it whole.
     def solve(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
-        while (folder / _HOLD).exists():
+        if (folder / hold).exists():
+            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            (folder / (hold + address)).touch()
+        while (folder / hold).exists():
             time.sleep(0.05)
         if any(point.devices >= 4 for point in points):
             for number in range(hanging):

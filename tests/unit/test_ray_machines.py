@@ -127,6 +127,19 @@ def test_a_lost_machine_is_known_at_once() -> None:
     assert machines.overview.cpus == 0
 
 
+def test_the_end_of_the_node_here_is_a_fault() -> None:
+    """A driver that asks nothing of a worker is not ended with its node by Ray, and would wait for ever."""
+    cluster, machines = machines_of(1, 2)
+    machines.check_here()
+    cluster.alive = [node(0, cpus=0.0), node(1)]
+    machines.look(0.1, at_once=True)
+    machines.check_here()
+    cluster.alive = [node(1)]
+    machines.look(0.2, at_once=True)
+    with pytest.raises(ClusterError, match="Ray on this machine has ended"):
+        machines.check_here()
+
+
 def test_without_a_good_machine_all_faults_are_named() -> None:
     cluster, machines = machines_of(1, 2)
     cluster.answer(2, OTHER)

@@ -39,7 +39,8 @@ def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
     told: list[Progress] = []
     progress = run.run_sweep(source, tmp_path / "ray", address="local", listener=told.append)
     assert content(tmp_path / "ray") == expected
-    assert (progress.done, progress.failed, progress.workers) == (SMALL_POINTS, 1, 2)
+    assert (progress.done, progress.failed) == (SMALL_POINTS, 1)
+    assert progress.workers in (1, 2), "the second one may have joined too late"
     pids = {row["host"] for row in read_dataset(tmp_path / "ray", ["host"]).to_pylist()}
     assert len(pids) == 1
 

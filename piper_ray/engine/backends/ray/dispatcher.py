@@ -175,6 +175,7 @@ class Dispatcher:
                 f"no worker for {_LONG_WAIT_S:.0f} s: perhaps the cluster has neither CPUs nor memory free for one"
             )
         if self._size.guarded:
+            self._machines.check_here()
             begun = self.had_workers or self._alone_since == float("inf")
             helps = begun and self._machines.memory_here_bytes() >= self._size.memory_bytes
             self._coordinator.without_workers = WithoutWorkers.CONTINUE if helps else WithoutWorkers.WAIT

@@ -223,6 +223,14 @@ class Machines:
                 machine.ask_at = float("inf")  # until it is known what becomes of this
                 self._view.ask(machine.node.id)
 
+    def check_here(self) -> None:
+        """Raises ClusterError once the driver's own node has ended: no call of its is answered from then on.
+
+        Ray ends most drivers with their node, but not one that has nothing to ask of a worker yet.
+        """
+        if self.here in self._names and self.here not in self._machines:
+            raise ClusterError("Ray on this machine has ended, and with it the connection to the cluster")
+
     def is_alive(self, node: str, now: float) -> bool:
         """As Ray knows it now."""
         self.look(now, at_once=True)
