@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
-from piper_ray.engine.findings import FindingsPoint
+from piper_ray.engine.findings import Findings, FindingsPoint
 from piper_ray.engine.forecast import downset_limit
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.ledger import Ledger, no_plan
@@ -23,7 +23,7 @@ from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.errors import ChoiceTooHard, InvalidPlan, LimitError, UsageError
-from piper_ray.model.events import StepFinished
+from piper_ray.model.events import StepFinished, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.on_demand import when_asked
 from piper_ray.model.plan import Plan
@@ -249,3 +249,38 @@ def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
     for plan in plans:
         with suppress(InvalidPlan):
             yield ValuedPlan.of(instance, plan)
+
+
+class LayerSeries:
+    """Solves of one workload on several numbers of devices: one lattice for all points of a shape, and findings.
+
+    preparation_s: what is shared took so long to make, since somebody asked.
+    """
+
+    def __init__(self) -> None:
+        self.preparation_s = 0.0
+        self._findings = Findings(thorough=True)
+        self._prepared: dict[PointShape, Preparation | None] = {}
+
+    def solve(self, request: SolveRequest) -> Solution:
+        """As ``solve_layers``, with the same plan for the same request."""
+        shape = PointShape.of(request.instance, request.restrictions)
+        if shape not in self._prepared:
+            self._prepared[shape] = self._prepare(request)
+        return solve_layers(request, self._prepared[shape])
+
+    def _prepare(self, request: SolveRequest) -> Preparation | None:
+        """None where not all downsets are listed, or some on the way only."""
+        instance, restrictions, limit_bytes = request.instance, request.restrictions, request.options.memory_limit_bytes
+        outline = Outline.of(instance, restrictions)
+        if request.data_parallel_limit is None and is_wide(outline):
+            return None
+        listener = silent if self._prepared else request.listener
+        try:
+            made = prepare(instance, restrictions, limit_bytes, listener, outline)
+        except LimitError:
+            if request.data_parallel_limit is not None:
+                raise
+            return None
+        self.preparation_s += made.lattice_s + made.stage_costs_s
+        return replace(made, findings=self._findings)

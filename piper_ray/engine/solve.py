@@ -116,11 +116,11 @@ def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Prepa
         return solve_by_blocks(request, schedules)
     planned_for = schedules[0]
     if planned_for.name in CHUNKED:
-        from piper_ray.engine.chunks.answer import solve_with_chunks
+        from piper_ray.engine.chunks.solve import solve_with_chunks
 
         return solve_with_chunks(request, schedules)
     if is_by_degrees(planned_for, request.restrictions):
-        from piper_ray.engine.flush.answer import solve_under_flush
+        from piper_ray.engine.flush.solve import solve_under_flush
 
         return solve_under_flush(request, planned_for)
     request.restrictions.require_stages_alone("solve")

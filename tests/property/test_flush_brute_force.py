@@ -7,7 +7,6 @@ from hypothesis import given
 
 import piper_ray
 from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.engine.flush.solve import solve_flush
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
@@ -15,6 +14,7 @@ from piper_ray.model.solution import Status
 from piper_ray.model.step import AllReduce, StepTerms
 from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
+from tests.flush_support import solve_flush
 from tests.instances import build, instances, named_instances, random_instance
 from tests.lengths import long_after
 

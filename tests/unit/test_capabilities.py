@@ -17,7 +17,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, EvaluationAdvanced, Event, IncumbentFound
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.sweep.dataset import read_dataset
@@ -29,12 +29,10 @@ SCHEDULES = [name.value for name in ScheduleName]
 INSTANCE = two_towers(5, devices=4, microbatches=8, memory_bytes=70.0, bandwidth_bytes_per_s=8.0)
 
 _NOT_2BW = [name.value for name in ScheduleName if name is not ScheduleName.TWO_BW]
-_WITH_CHUNKS = [name.value for name in CHUNKED]
 REFUSED = {
     (ScheduleName.PIPEDREAM.value, ""): "plans for schedule pipedream are not made yet",
     **dict.fromkeys(product(_NOT_2BW, ["certificate"]), "certificates are made of bounds under 2bw alone"),
     **dict.fromkeys(product(_NOT_2BW, ["prepared"]), "prepared has the lattice of 2bw"),
-    **dict.fromkeys(product(_WITH_CHUNKS, ["cluster"]), "a cluster cannot solve under schedules with chunks yet"),
 }
 """Cells that cannot be, each with the words that say why. Of pipedream none can: its planner is a baseline."""
 

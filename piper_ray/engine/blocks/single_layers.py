@@ -10,12 +10,12 @@ from typing import Protocol
 
 from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.chunks.answer import solve_with_chunks
 from piper_ray.engine.chunks.problem import ChunkProblem
+from piper_ray.engine.chunks.solve import solve_with_chunks
 from piper_ray.engine.evaluation.evaluations import Evaluations
-from piper_ray.engine.flush.answer import flush_schedule, solve_under_flush
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.search import FlushSearch
+from piper_ray.engine.flush.solve import flush_schedule, solve_under_flush
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.lattice.contraction import without_contraction

@@ -10,7 +10,7 @@ from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
 from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.blocks.single_layers import Improved, SingleLayers, Under2bw, UnderFlush, WithChunks
-from piper_ray.engine.flush.answer import instance_under
+from piper_ray.engine.flush.solve import instance_under
 from piper_ray.engine.ledger import Bounded, Ledger
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest, is_by_degrees

@@ -15,6 +15,7 @@ import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
+from piper_ray.engine.chunks.parcels import Parcel, Tasks
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
@@ -194,3 +195,13 @@ class Outcome(NamedTuple):
     lower_s: float
     best: Candidate | None = None
     children: Sequence[Node] = ()
+
+
+Taken = tuple[Node, Outcome]
+"""A node after its turn, and what has come of that."""
+
+
+def take(tasks: Tasks, asked: Parcel[Node], turn: Turn, control: FloatArray) -> Parcel[Taken]:
+    """A node's turn, on any thread or machine. control: see ``Call``."""
+    node = asked.open(tasks)
+    return Parcel(node.task, (node, node.take(turn, control)))

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
 from piper_ray.engine.chunks.candidates import Candidate
 from piper_ray.engine.chunks.infeasibility import explain
-from piper_ray.engine.chunks.search import ChunkSearch, Known, Memo
+from piper_ray.engine.chunks.search import ChunkSearch
 from piper_ray.engine.chunks.tables import ModelOrder
 from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
-from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger, Limits
+from piper_ray.engine.ledger import NO_PLAN_FITS
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
-from piper_ray.model.events import Listener
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
@@ -56,28 +55,14 @@ class ChunkProblem:
         """All that fit so many devices, by rising bound."""
         return [] if self.impossible else list_tasks(self._on(devices), self.order, self._space(devices))
 
-    def search(
-        self,
-        devices: int,
-        threads: int,
-        limits: Limits,
-        listener: Listener,
-        started_s: float,
-        known: Known | None = None,
-        memo: Memo | None = None,
-    ) -> ChunkSearch:
-        """One on so many devices, before its start. known, memo: see ``ChunkSearch``."""
-        ledger = Ledger[Candidate](self.instance.microbatches, limits, listener, started_s, self.step.optimizer_s)
-        return ChunkSearch(self.tasks(devices), threads, ledger, Known() if known is None else known, memo)
-
-    def solution(self, search: ChunkSearch, explained: Infeasibility | None = None) -> Solution:
-        """What the search has found, at whatever moment. explained: why there is no plan, where that is known."""
+    def solution(self, search: ChunkSearch) -> Solution:
+        """What the search has found, at whatever moment."""
         return search.ledger.answer(
             Candidate.plan,
             lambda found: self.schedules[0] if found is None else found.task.shape.schedule,
             self._stats(search),
             self.step,
-            infeasibility=explained or self.impossible or NO_PLAN_FITS,
+            infeasibility=self.impossible or NO_PLAN_FITS,
         )
 
     def explained(self, devices: int, ends: Callable[[], bool]) -> Infeasibility:
@@ -108,7 +93,7 @@ class ChunkProblem:
             downsets=self.order.downsets or 0,
             levels=self.order.size + 1,
             pairs=None,
-            threads=search.threads,
+            threads=search.workers.width,
             lattice_s=self.tables_s,
             stage_costs_s=0.0,
             search_s=search.seconds,

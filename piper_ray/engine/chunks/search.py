@@ -1,9 +1,9 @@
 """The search over all (d, t, p, v): first for plans, a quick one of each, the best of which are made better; then for
 bounds, always of the task whose bound is the least, which so rises for all.
 
-It is the same whatever the number of threads. Nodes take turns, and what one has come to counts when its turn is over.
-Further threads begin what comes next meanwhile; nothing in that depends on what else is known by then, so it is the
-same whenever it began. What turns out not to be needed is left.
+It is the same whatever the workers. Nodes take turns, which are calls, and what one has come to counts when its turn is
+over. Further workers begin what comes next meanwhile; nothing in that depends on what else is known by then, so it is
+the same whenever it began. What turns out not to be needed is left.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import Node, Outcome, Turn, TurnKind
+from piper_ray.engine.chunks.nodes import Node, Outcome, Taken, Turn, TurnKind, take
+from piper_ray.engine.chunks.parcels import Parcel
 from piper_ray.engine.chunks.tasks import Task, TaskKey
-from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.ledger import TIE, Ledger
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched
 from piper_ray.model.stop import StoppedBy
@@ -38,13 +38,6 @@ _DESCENDED = 1.01, 2
 
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
-
-
-class _Begun(NamedTuple):
-    """What a thread does for a node. control: as in ``Node.take``."""
-
-    outcome: Future[Outcome]
-    control: FloatArray
 
 
 _Turn = tuple[int, float]
@@ -94,7 +87,7 @@ class ChunkSearch:
     of this one."""
 
     tasks: Sequence[Task]
-    threads: int
+    workers: Workers
     ledger: Ledger[Candidate]
     known: Known = field(default_factory=Known)
     memo: Memo | None = None
@@ -114,7 +107,9 @@ class ChunkSearch:
             if task.key in found:
                 self.ledger.begin_with(found[task.key])
         self._found: dict[int, Candidate] = {}  # by node
-        self._begun: dict[int, _Begun] = {}
+        self._shared = {task.key: task for task in self.tasks}
+        self._given: set[int] = set()  # nodes whose turn somebody has
+        self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._phases = 0
 
     def _set_nodes(self, nodes: dict[int, Node]) -> None:
@@ -125,19 +120,16 @@ class ChunkSearch:
         their bound's turn comes. Then better plans, then bounds."""
         began_s = time.perf_counter()
         try:
-            with ThreadPoolExecutor(self.threads) as pool:
-                try:
-                    yield from self._plan_and_bound(pool)
-                finally:
-                    self._end_begun()
+            yield from self._plan_and_bound()
         except (KeyboardInterrupt, GeneratorExit):
+            self._recall()
             if self.ledger.stopped_by is not StoppedBy.TOO_SLOW:
                 # When an interrupt or a deadline comes is no matter of the search, so all counts that is known.
-                for index, begun in self._begun.items():
-                    if begun.outcome.done():
-                        self._take(index, begun.outcome.result())
+                for index in [*self._ready]:
+                    self._take(index, self._pop(index))
             raise
         finally:
+            self._recall()
             self.seconds = time.perf_counter() - began_s
 
     @property
@@ -158,19 +150,18 @@ class ChunkSearch:
             proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
         return Known(proved_s, found)
 
-    def _plan_and_bound(self, pool: ThreadPoolExecutor) -> Generator[None, None, None]:
+    def _plan_and_bound(self) -> Generator[None, None, None]:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
-        yield from self._plan(pool, TurnKind.PLAN, 0, ranked, self._is_hopeless)
+        yield from self._plan(TurnKind.PLAN, 0, ranked, self._is_hopeless)
         for round_, (within, most, moves) in enumerate(_REFINED):
-            yield from self._plan(pool, TurnKind.PLAN, moves, self._promising(within)[:most])
+            yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most])
             if round_ == 0:
                 within, most = _DESCENDED
-                yield from self._plan(pool, TurnKind.DESCEND, 0, self._promising(within)[:most])
-        yield from self._bound(pool)
+                yield from self._plan(TurnKind.DESCEND, 0, self._promising(within)[:most])
+        yield from self._bound()
 
     def _plan(
         self,
-        pool: ThreadPoolExecutor,
         kind: TurnKind,
         moves: int,
         indices: Sequence[int],
@@ -184,13 +175,12 @@ class ChunkSearch:
             if ends_at(self._nodes[index]):
                 break
             if not self._is_over(self._nodes[index]):
-                self._take(index, (yield from self._outcome(pool, phase, turns)))
+                self._take(index, (yield from self._outcome(phase, turns)))
             turns.popleft()
             self._tell_of_progress(phase, phase.turns - len(turns))
             yield
-        self._end_begun()
-        wait([begun.outcome for begun in self._begun.values()])
-        self._begun.clear()
+        self._recall()
+        self._ready.clear()
         self._tell_of_phase(phase)
 
     def _begin_phase(self, kind: TurnKind, moves: int, turns: int) -> _Phase:
@@ -203,7 +193,7 @@ class ChunkSearch:
         found = sorted((best.value_s, index) for index, best in self._found.items())
         return [index for value_s, index in found if value_s <= most_s]
 
-    def _bound(self, pool: ThreadPoolExecutor) -> Generator[None, None, None]:
+    def _bound(self) -> Generator[None, None, None]:
         """It is always the least bound's turn, with the best time known when the node's turn before was over."""
         waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
@@ -212,9 +202,10 @@ class ChunkSearch:
             node = self._nodes[waiting[0][1]]
             if node.exhausted or self._is_done(node):
                 break  # no other effort raises the least bound
-            turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.threads, waiting)]
-            outcome = yield from self._outcome(pool, phase, turns)
+            turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.workers.width, waiting)]
+            outcome = yield from self._outcome(phase, turns)
             _, index, _ = heapq.heappop(waiting)
+            node = self._nodes[index]
             self.bounded += node.whole and node.done == 0
             node.done += 1
             for entry in self._take(index, outcome):
@@ -224,43 +215,59 @@ class ChunkSearch:
             yield
         self._tell_of_phase(phase)
 
-    def _outcome(
-        self, pool: ThreadPoolExecutor, phase: _Phase, turns: Iterable[_Turn]
-    ) -> Generator[None, None, Outcome]:
-        """Of the first turn. Threads that have nothing to do meanwhile begin those after it."""
-        turns = list(islice(turns, 2 * self.threads))
+    def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, Outcome]:
+        """Of the first turn. Workers that have nothing to do meanwhile begin those after it."""
+        turns = list(islice(turns, 2 * self.workers.width))
         first, first_s = turns[0]
         first_turn = self._turn(phase, first, first_s)
-        if self.memo is not None and first not in self._begun and self.memo.has(self._nodes[first], first_turn):
+        if self.memo is not None and not self._has_begun(first) and self.memo.has(self._nodes[first], first_turn):
             return self.memo.outcome(self._nodes[first], first_turn)
-        while True:
+        while first not in self._ready:
             for index, upper_s in turns:
-                if index in self._begun:
-                    continue
-                busy = sum(not begun.outcome.done() for begun in self._begun.values())
-                turn, control = self._turn(phase, index, upper_s), np.array([upper_s, 0.0])
-                if index == first or (busy < self.threads and self._is_worth_beginning(index, turn)):
-                    outcome = pool.submit(self._nodes[index].take, turn, control)
-                    self._begun[index] = _Begun(outcome, control)
-            done, _ = wait([self._begun[first].outcome], timeout=_LOOK_S)
-            if done:
-                found = self._begun.pop(first).outcome.result()
-                if self.memo is not None:
-                    self.memo.record(self._nodes[first], first_turn, found)
-                return found
-            yield
+                turn = self._turn(phase, index, upper_s)
+                if not self._has_begun(index) and (index == first or self._is_worth_beginning(index, turn)):
+                    self._give(index, turn)
+            self._hear(self.workers.done(_LOOK_S))
+            if first not in self._ready:
+                yield
+        found = self._pop(first)
+        if self.memo is not None:
+            self.memo.record(self._nodes[first], first_turn, found)
+        return found
+
+    def _has_begun(self, index: int) -> bool:
+        return index in self._given or index in self._ready
+
+    def _give(self, index: int, turn: Turn) -> None:
+        node = self._nodes[index]
+        what, parcel = f"a turn of {node.name}", Parcel(node.task, node)
+        self.workers.give(Call(index, take, (self._shared,), (parcel, turn), what, bound_s=turn.target_s))
+        self._given.add(index)
+
+    def _hear(self, calls: Iterable[Finished]) -> None:
+        for call, result, *_ in calls:
+            self._given.remove(call.key)
+            self._ready[call.key] = result.open(self._shared)
+
+    def _pop(self, index: int) -> Outcome:
+        """What has come of a turn that is over; it counts from now on."""
+        node, outcome = self._ready.pop(index)
+        self._nodes[index] = node
+        return outcome
+
+    def _recall(self) -> None:
+        """Ends what was begun; what is lost of it was not needed."""
+        self._hear(self.workers.recall())
+        self._given.clear()
 
     def _is_worth_beginning(self, index: int, turn: Turn) -> bool:
         node = self._nodes[index]
-        return not node.exhausted and (self.memo is None or not self.memo.has(node, turn))
+        idle = len(self._given) < self.workers.width
+        return idle and not node.exhausted and (self.memo is None or not self.memo.has(node, turn))
 
     def _turn(self, phase: _Phase, index: int, target_s: float) -> Turn:
         bounds = phase.kind is TurnKind.BOUND
         return Turn(phase.kind, target_s, self._nodes[index].done if bounds else phase.moves)
-
-    def _end_begun(self) -> None:
-        for begun in self._begun.values():
-            begun.control[1] = 1.0
 
     def _is_hopeless(self, node: Node) -> bool:
         return node.task.about_s > _HOPELESS * min(self.ledger.upper_s, self.ledger.within_s)
@@ -301,7 +308,7 @@ class ChunkSearch:
 
     def _tell_of_progress(self, phase: _Phase, done: int) -> None:
         ledger, seconds = self.ledger, time.perf_counter() - phase.began_s
-        threshold_s, running = ledger.sample_s(ledger.upper_s), len(self._begun)
+        threshold_s, running = ledger.sample_s(ledger.upper_s), len(self._given)
         ledger.listener(DegreesAdvanced(phase.index, threshold_s, done, phase.turns, running, ledger.bounds(), seconds))
 
     def _tell_of_phase(self, phase: _Phase) -> None:

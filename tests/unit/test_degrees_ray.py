@@ -1,4 +1,4 @@
-"""Solves under a flush on a cluster: the answers of one process, whatever becomes of the workers."""
+"""Solves with one d and one t for all on a cluster: the answers of one process, whatever becomes of the workers."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def figures(solution: Solution) -> tuple[object, ...]:
 
 
 @cache
-def long_by_one_thread() -> Solution:
-    return solve(LONG, schedule="1f1b", options=SolveOptions(threads=1))
+def long_by_one_thread(schedule: str = "1f1b") -> Solution:
+    return solve(LONG, schedule=schedule, options=SolveOptions(threads=1))
 
 
 def workers_at_work(backend: RayBackend) -> list[int]:
@@ -62,7 +62,7 @@ def workers_at_work(backend: RayBackend) -> list[int]:
 
 
 @pytest.mark.usefixtures("_workers_alone")
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v"])
 @pytest.mark.parametrize("instance", [uneven_layers(3), random_instance(5), two_towers(12, devices=16)])
 def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, schedule: str) -> None:
     found = solve(instance, schedule=schedule, backend=backend)
@@ -72,9 +72,11 @@ def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, 
 
 
 @pytest.mark.usefixtures("_workers_alone")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["lost", "hung"])
+@pytest.mark.parametrize(
+    ("schedule", "number"), [("1f1b", signal.SIGKILL), ("1f1b", signal.SIGSTOP), ("interleaved", signal.SIGKILL)]
+)
 def test_a_worker_that_is_no_more_costs_time_alone(
-    backend: RayBackend, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    backend: RayBackend, schedule: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_LEAST_EXPECTED_S", 0.05)
     struck: list[int] = []
@@ -87,30 +89,31 @@ def test_a_worker_that_is_no_more_costs_time_alone(
 
     try:
         while not struck:  # the first time actors may start later than the driver ends
-            found = solve(LONG, schedule="1f1b", backend=backend, listener=listener)
+            found = solve(LONG, schedule=schedule, backend=backend, listener=listener)
     finally:
         for process in struck:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-    assert figures(found) == figures(long_by_one_thread())
+    assert figures(found) == figures(long_by_one_thread(schedule))
 
 
 @pytest.mark.usefixtures("_workers_alone")
-def test_a_stop_ends_what_workers_do(backend: RayBackend) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+def test_a_stop_ends_what_workers_do(backend: RayBackend, schedule: str) -> None:
     stop: Stop[Solution] = Stop()
 
     def listener(event: Event) -> None:
         if isinstance(event, DegreesAdvanced) and event.running:
             stop.request()
 
-    whole = long_by_one_thread()
-    ended = solve(LONG, schedule="1f1b", backend=backend, listener=listener, stop=stop)
+    whole = long_by_one_thread(schedule)
+    ended = solve(LONG, schedule=schedule, backend=backend, listener=listener, stop=stop)
     assert ended.stopped_by == "interrupt"
     assert ended.status in (Status.UNKNOWN, Status.FEASIBLE)
     assert ended.lower_bound_s <= whole.lower_bound_s
     small = random_instance(5)
-    again = solve(small, schedule="1f1b", backend=backend)
-    assert figures(again) == figures(solve(small, schedule="1f1b", options=SolveOptions(threads=1)))
+    again = solve(small, schedule=schedule, backend=backend)
+    assert figures(again) == figures(solve(small, schedule=schedule, options=SolveOptions(threads=1)))
 
 
 def test_what_is_small_stays_in_the_driver() -> None:
