@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.model.events import Bounds, IncumbentFound, Listener, silent
+from piper_ray.model.errors import ChoiceTooHard, LimitError
+from piper_ray.model.events import Bounds, IncumbentFound, Listener, Note, silent
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
@@ -287,3 +288,32 @@ def no_plan(
 ) -> Solution:
     """Proved without a search."""
     return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)
+
+
+class Inexact(LimitError):
+    """found: what shows it, in words."""
+
+    def __init__(self, found: str) -> None:
+        super().__init__(
+            f"sums of the layers' figures are not exact enough: {found}. Leave out configurations that no plan can "
+            "use, whose figures are a hundred million times as large as others' and more"
+        )
+
+
+@contextmanager
+def keeping_known(ledger: Ledger[Any], forget_bounds: Callable[[], None]) -> Iterator[None]:
+    """A TMPC choice that is too hard to make exactly, or figures too far apart for sums, end the search with the plan
+    that is known. Without one they are errors, which it raises. forget_bounds: those that came out of sums.
+    """
+    try:
+        yield
+    except ChoiceTooHard as error:
+        if ledger.best is None:
+            raise
+        raise StopSearch(StoppedBy.CHOICE_TOO_HARD) from error
+    except Inexact as error:
+        if ledger.best is None:
+            raise
+        forget_bounds()
+        ledger.listener(Note(str(error)))
+        raise StopSearch(StoppedBy.INEXACT) from error

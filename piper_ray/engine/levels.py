@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Part, Solver, best_of_levels
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of_levels
 from piper_ray.evaluate import evaluate
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
@@ -35,11 +35,11 @@ def solve_on_levels(request: SolveRequest, solve: Solver) -> Solution:
     on_all, restrictions = replace(request, instance=whole), request.restrictions
     if not smaller or restrictions.all_devices:
         return solve(on_all)
-    parts = [Part(least_s(whole), on_all, "")]
+    parts = [SubProblem(least_s(whole), on_all, "")]
     for instance in reversed(smaller):
         if restrictions.data_parallel_degrees(instance):
             name = f"plans within {plural(instance.devices, 'device')}, on the faster link"
-            parts.append(Part(least_s(instance), replace(request, instance=instance), name))
+            parts.append(SubProblem(least_s(instance), replace(request, instance=instance), name))
     part: Stop[Solution] = request.stop.part()
     request.stop.offer(lambda: None if (found := part.answer()) is None else _as_placed(request.instance, found))
     return _as_placed(request.instance, best_of_levels(replace(request, stop=part), parts, solve))

@@ -15,7 +15,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Part, Solver, best_of, numbered
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
 from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.one_mode import OneMode
@@ -56,7 +56,7 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
             found = [*(other for other in found if not _never_loses(one.instance, other.instance)), one]
     named = numbered("one setting for all layers", [", ".join(_ids(one.instance)) for one in found])
     parts = [
-        Part(one.worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
+        SubProblem(one.worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
         for one, name in zip(found, named, strict=True)
     ]
     return best_of(request, parts, solve)

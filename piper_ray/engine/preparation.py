@@ -21,12 +21,12 @@ from piper_ray.cost.variants import (
     stage_variants,
 )
 from piper_ray.engine.findings import Findings
+from piper_ray.engine.forecast import lattice_within
 from piper_ray.engine.lattice.contracted import ContractedGraph
 from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import listed_pairs
 from piper_ray.engine.lattice.layer_graph import LayerGraph
-from piper_ray.engine.lattice_within import lattice_within
 from piper_ray.engine.tables.problem import LatticeTables
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.constraints import Constraint, NoDataParallelism

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Part, Solver, best_of, numbered, unproved
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
 from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.in_order import in_order, layers_in_order
@@ -84,7 +84,7 @@ def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
     """The better of both settings."""
     named = numbered("recomputation one-for-all", ["recomputation in no layer", "recomputation in every layer"])
     parts = [
-        Part(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), name)
+        SubProblem(0.0, replace(request, restrictions=request.restrictions.with_recompute(rule)), name)
         for rule, name in zip((Recompute.NEVER, Recompute.ALWAYS), named, strict=True)
     ]
     return best_of(request, parts, solve)

@@ -19,7 +19,7 @@ Solver = Callable[[SolveRequest], Solution]
 
 
 @dataclass
-class Part:
+class SubProblem:
     """One of several solves. least_s: no plan of it takes less. name: which plans these are, in words; "": not told."""
 
     least_s: float
@@ -40,25 +40,25 @@ def numbered(what: str, names: Sequence[str]) -> list[str]:
     return [f"{number} of {count}, {what}: {name}" if count > 1 else "" for number, name in enumerate(names, start=1)]
 
 
-def best_of(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+def best_of(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -> Solution:
     """The best answer of several solves, the most promising first. Each but the first is over once none of its plans
     can be better than the best one, and is not begun where its bound says so.
     """
-    return _Parts(request, parts, solve).answered()
+    return _SubProblems(request, parts, solve).answered()
 
 
-def best_of_levels(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+def best_of_levels(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -> Solution:
     """As ``best_of``, where the plans of all parts are among those of the first, at other costs: if that has none,
     there is none. The first may take all the time."""
-    return _Parts(request, parts, solve, are_nested=True).answered()
+    return _SubProblems(request, parts, solve, are_nested=True).answered()
 
 
 @dataclass
-class _Parts:
+class _SubProblems:
     """The rule of a search over parts."""
 
     request: SolveRequest
-    parts: Sequence[Part]
+    parts: Sequence[SubProblem]
     solve: Solver
     are_nested: bool = False
     left_open: StoppedBy | None = None
@@ -90,7 +90,7 @@ class _Parts:
         part.found = self.solve(replace(self._restricted(part, index, share), stop=part.stop))
         return part.found
 
-    def _restricted(self, part: Part, index: int, share: int) -> SolveRequest:
+    def _restricted(self, part: SubProblem, index: int, share: int) -> SolveRequest:
         """With its share of the time that is left, a checkpoint of its own, and only as long as plans may be better."""
         options = part.request.options
         known_s = [s for s in (self._known_s, options.within_s) if s is not None]
@@ -106,7 +106,7 @@ class _Parts:
         times_s = [part.found.time_per_sample_s for part in self.parts if part.found is not None]
         return min((time_s for time_s in times_s if time_s is not None), default=None)
 
-    def _is_beyond(self, part: Part) -> bool:
+    def _is_beyond(self, part: SubProblem) -> bool:
         """Whether no plan of it is as fast as is known or asked. Where there is none at all, and none of others so far,
         it is begun, to tell why."""
         found = [other.found for other in self.parts if other.found is not None]

@@ -12,7 +12,7 @@ import pytest
 import piper_ray
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Part, Solver, best_of
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance, Layer, Tmpc
@@ -201,7 +201,7 @@ def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkey
     begun: list[SolveRequest] = []
     plain = best_of
 
-    def counted(request: SolveRequest, parts: Sequence[Part], solve: Solver) -> Solution:
+    def counted(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -> Solution:
         def solve_one(one: SolveRequest) -> Solution:
             begun.append(one)
             return solve(one)

@@ -11,7 +11,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.counts import chunk_schedules
-from piper_ray.engine.chunks.nodes import Node, Outcome, Turn
+from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import CheckpointRefused
@@ -182,7 +182,7 @@ def test_keyboard_interrupt_while_the_reason_is_sought_leaves_the_proof(monkeypa
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("piper_ray.engine.chunks.problem.explain", interrupted)
+    monkeypatch.setattr("piper_ray.engine.chunks.solve.explain", interrupted)
     found = piper_ray.solve(chain(memory_bytes=1.0), schedule=INTERLEAVED, options=ONE_THREAD)
     assert found.status is Status.INFEASIBLE
 
@@ -210,7 +210,7 @@ def test_who_is_quick_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = Random(0)
     real = Node.take
 
-    def slow(node: Node, turn: Turn, control: FloatArray) -> Outcome:
+    def slow(node: Node, turn: Turn, control: FloatArray) -> TurnOutcome:
         time.sleep(0.02 * random.random())
         return real(node, turn, control)
 
@@ -272,7 +272,7 @@ def test_what_a_search_has_ended_with_is_answered_without_another_turn(
     instance, kept = uneven_layers(3), SolveOptions(threads=1, resume=str(tmp_path / "kept"))
     first = piper_ray.solve(instance, schedule="zb-h1", options=kept)
 
-    def never(*_: object) -> Outcome:
+    def never(*_: object) -> TurnOutcome:
         raise AssertionError("a turn was taken again")
 
     monkeypatch.setattr(Node, "take", never)

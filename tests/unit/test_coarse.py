@@ -17,7 +17,7 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.search import search
-from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
+from piper_ray.engine.search.neighbourhood import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.model.events import Event, IncumbentFound
 from piper_ray.model.instance import Instance
 from tests.instances import RECOMPUTE, build, tmpc, two_towers

@@ -17,8 +17,7 @@ from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.ledger import Ledger
 from piper_ray.engine.search import search
-from piper_ray.engine.search.coarse import within
-from piper_ray.engine.search.corridor import around
+from piper_ray.engine.search.neighbourhood import around, within
 from piper_ray.engine.search.planning import Planning
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.search.search import Search

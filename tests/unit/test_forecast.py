@@ -78,7 +78,7 @@ def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
 def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
     instance: Instance, downsets: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("piper_ray.engine.lattice_within.build_lattice", no_enumeration)
+    monkeypatch.setattr("piper_ray.engine.forecast.build_lattice", no_enumeration)
     with pytest.raises(LimitError) as refusal:
         solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30), schedule="1f1b")
     text = str(refusal.value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import piper_ray
+from piper_ray.engine.ledger import Inexact
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.inexact import Inexact
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Event, Note
 from piper_ray.model.instance import Instance

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.engine.kernels.prices import is_too_long
+from piper_ray.engine.kernels.scan import is_too_long
 from tests.kernel_support import least_work_s, random_case
 
 

@@ -10,8 +10,7 @@ from typing import Protocol
 
 from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.chunks.problem import ChunkProblem
-from piper_ray.engine.chunks.solve import solve_with_chunks
+from piper_ray.engine.chunks.solve import ChunkProblem, solve_with_chunks
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.search import FlushSearch

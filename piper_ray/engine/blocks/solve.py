@@ -81,7 +81,7 @@ def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Sol
     request.listener(StepFinished("blocks", merging_s, f"{stats.layers:,} layers in {stats.blocks:,} blocks"))
     request.note("the bounds of this log are those of plans of whole blocks")
     part: Stop[Solution] = request.stop.part()
-    run = _Run(layers, merged, schedules[0], merging_s)
+    run = _BlockRun(layers, merged, schedules[0], merging_s)
     request.stop.offer(lambda: None if (so_far := part.answer()) is None else run.answer(so_far, StoppedBy.INTERRUPT))
     return run.improved(layers.solve(replace(exact, instance=merged.blocks.instance, stop=part)))
 
@@ -100,7 +100,7 @@ def _single_layers(request: SolveRequest, schedules: Sequence[Schedule]) -> Sing
 
 
 @dataclass(frozen=True)
-class _Run:
+class _BlockRun:
     """From a solution of the blocks to one of the layers."""
 
     layers: SingleLayers

@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import Node, Outcome, Turn
+from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.chunks.tasks import Task
 
 
@@ -23,18 +23,18 @@ class TurnMemo:
         """Whether it is on record."""
         return self.checkpoint.result(_key(node, turn)) is not None
 
-    def outcome(self, node: Node, turn: Turn) -> Outcome:
+    def outcome(self, node: Node, turn: Turn) -> TurnOutcome:
         """On record; the node owes itself the turn, until another one needs what this would have left."""
         row: Any = self.checkpoint.result(_key(node, turn))
         node.owed.append(turn)
         lower_s, best = float.fromhex(row["lower_s"]), row["best"]
-        return Outcome(
+        return TurnOutcome(
             lower_s,
             None if best is None else _candidate(node.task, best),
             [node.case(index, done) for index, done in enumerate(row["children"])],
         )
 
-    def record(self, node: Node, turn: Turn, outcome: Outcome) -> None:
+    def record(self, node: Node, turn: Turn, outcome: TurnOutcome) -> None:
         """Raises CheckpointLost if another solve has taken the checkpoint over."""
         best = None if outcome.best is None else _row(node.task, outcome.best)
         children = [child.done for child in outcome.children]

@@ -85,7 +85,7 @@ class Node:
     owed: list[Turn] = field(default_factory=list)
     parent: tuple[Node, int] | None = None
 
-    def take(self, turn: Turn, control: FloatArray) -> Outcome:
+    def take(self, turn: Turn, control: FloatArray) -> TurnOutcome:
         """control: the best time known, as the turn has it; not zero for a wish to stop."""
         self._make_up(control)
         return self._take(turn, control)
@@ -106,29 +106,29 @@ class Node:
         for turn in owed:
             self._take(turn, control)
 
-    def _take(self, turn: Turn, control: FloatArray) -> Outcome:
+    def _take(self, turn: Turn, control: FloatArray) -> TurnOutcome:
         control[0] = turn.target_s
         if turn.kind is TurnKind.PLAN:
             return self._plan(turn.number, control)
         return self._descend(control) if turn.kind is TurnKind.DESCEND else self._bound(turn.number, control)
 
-    def _plan(self, moves: int, control: FloatArray) -> Outcome:
+    def _plan(self, moves: int, control: FloatArray) -> TurnOutcome:
         if self.candidates is None:
             self.program = self.task.shape.program()
             if self.program is None:
-                return Outcome(np.inf)
+                return TurnOutcome(np.inf)
             self.candidates = Candidates(self.task, self.program)
             self.candidates.cut_evenly()
         self.candidates.move(moves, control)
-        return Outcome(self.lower_s, self.candidates.best)
+        return TurnOutcome(self.lower_s, self.candidates.best)
 
-    def _descend(self, control: FloatArray) -> Outcome:
+    def _descend(self, control: FloatArray) -> TurnOutcome:
         if self.candidates is None:
-            return Outcome(self.lower_s)
+            return TurnOutcome(self.lower_s)
         self.candidates.descend(control)
-        return Outcome(self.lower_s, self.candidates.best)
+        return TurnOutcome(self.lower_s, self.candidates.best)
 
-    def _bound(self, number: int, control: FloatArray) -> Outcome:
+    def _bound(self, number: int, control: FloatArray) -> TurnOutcome:
         target_s = control[0]
         if self.relaxation is None:
             if self.candidates is None:
@@ -136,28 +136,28 @@ class Node:
             if self.program is not None:
                 self.relaxation = Relaxation.of(self.task, self.program, target_s)
             if self.relaxation is None:
-                return Outcome(np.inf)
+                return TurnOutcome(np.inf)
         assert self.candidates is not None
         if number == len(EFFORTS) or (number == 1 and self.relaxation.hub_is_open):
             # Where many layers read one, little is proved as long as that may be anywhere.
             done = 0 if self.relaxation.hub_is_open else 1
             children = [self.case(index, done) for index, _ in enumerate(self.relaxation.cases())]
             if children:
-                return Outcome(self.lower_s, None, children)
+                return TurnOutcome(self.lower_s, None, children)
         if self.whole and (proved_s := self._try_all(_STEPS.get(number, 0), control)) is not None:
-            return Outcome(max(self.lower_s, proved_s), self.candidates.best)
+            return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         effort = (*EFFORTS, *LAST_EFFORTS)[number]
         lower_s = self._prove(effort, control)
         if lower_s >= target_s * (1.0 - PROOF):
-            return Outcome(lower_s)
+            return TurnOutcome(lower_s)
         found = self.candidates.like(self.relaxation.layers_in)
         if not self.whole:
-            return Outcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
+            return TurnOutcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
         self.candidates.take(found)
         best = self.candidates.best
         if best is not None and best.value_s <= target_s * _PROMISING:
             self.candidates.move(effort.moves, control)
-        return Outcome(lower_s, self.candidates.best)
+        return TurnOutcome(lower_s, self.candidates.best)
 
     def _prove(self, effort: Effort, control: FloatArray) -> float:
         """What is proved then, if not before of all plans that take less than ``control[0]``."""
@@ -188,7 +188,7 @@ class Node:
         return self.done == len(EFFORTS) + len(LAST_EFFORTS)
 
 
-class Outcome(NamedTuple):
+class TurnOutcome(NamedTuple):
     """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
     place; none: it stays."""
 
@@ -197,7 +197,7 @@ class Outcome(NamedTuple):
     children: Sequence[Node] = ()
 
 
-Taken = tuple[Node, Outcome]
+Taken = tuple[Node, TurnOutcome]
 """A node after its turn, and what has come of that."""
 
 

@@ -14,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Protocol
 
 import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.nodes import Node, Outcome, Taken, Turn, TurnKind, take
+from piper_ray.engine.chunks.memo import TurnMemo
+from piper_ray.engine.chunks.nodes import Node, Taken, Turn, TurnKind, TurnOutcome, take
 from piper_ray.engine.chunks.parcels import Parcel
 from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.ledger import TIE, Ledger
@@ -44,24 +44,6 @@ _Turn = tuple[int, float]
 """Of a node by its index, and the best time known that it goes by."""
 
 
-class Memo(Protocol):
-    """Keeps outcomes of turns, so that none is taken twice. Each method raises CheckpointLost if another solve has
-    taken it over.
-    """
-
-    def has(self, node: Node, turn: Turn) -> bool:
-        """Whether it is on record."""
-        ...
-
-    def outcome(self, node: Node, turn: Turn) -> Outcome:
-        """On record; the node owes itself the turn, until another one needs what this would have left."""
-        ...
-
-    def record(self, node: Node, turn: Turn, outcome: Outcome) -> None:
-        """In turn."""
-        ...
-
-
 @dataclass(frozen=True)
 class _Phase:
     """Turns of one kind, for events. index: from 1. turns: at most. began_s: by ``time.perf_counter``."""
@@ -74,7 +56,7 @@ class _Phase:
 
 
 @dataclass(frozen=True)
-class Known:
+class WarmStart:
     """What searches have found. proved_s: of each task, what no plan's batch takes less than. found: its best plan."""
 
     proved_s: Mapping[TaskKey, float] = field(default_factory=dict)
@@ -89,8 +71,8 @@ class ChunkSearch:
     tasks: Sequence[Task]
     workers: Workers
     ledger: Ledger[Candidate]
-    known: Known = field(default_factory=Known)
-    memo: Memo | None = None
+    known: WarmStart = field(default_factory=WarmStart)
+    memo: TurnMemo | None = None
     seconds: float = 0.0
     bounded: int = 0
     cases: int = 0
@@ -138,7 +120,7 @@ class ChunkSearch:
         return StoppedBy.NO_BETTER_BOUND
 
     @property
-    def learnt(self) -> Known:
+    def learnt(self) -> WarmStart:
         """What is known now, for other searches: nothing is proved of plans that are worse than the best one."""
         proved_s, found, upper_s = dict(self.known.proved_s), dict(self.known.found), self.ledger.upper_s
         here: dict[TaskKey, float] = {}
@@ -148,7 +130,7 @@ class ChunkSearch:
             found[best.task.key] = min(found.get(best.task.key, best), best, key=lambda x: x.value_s)
         for key, lower_s in here.items():
             proved_s[key] = max(lower_s, proved_s.get(key, 0.0))
-        return Known(proved_s, found)
+        return WarmStart(proved_s, found)
 
     def _plan_and_bound(self) -> Generator[None, None, None]:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
@@ -215,7 +197,7 @@ class ChunkSearch:
             yield
         self._tell_of_phase(phase)
 
-    def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, Outcome]:
+    def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, TurnOutcome]:
         """Of the first turn. Workers that have nothing to do meanwhile begin those after it."""
         turns = list(islice(turns, 2 * self.workers.width))
         first, first_s = turns[0]
@@ -249,7 +231,7 @@ class ChunkSearch:
             self._given.remove(call.key)
             self._ready[call.key] = result.open(self._shared)
 
-    def _pop(self, index: int) -> Outcome:
+    def _pop(self, index: int) -> TurnOutcome:
         """What has come of a turn that is over; it counts from now on."""
         node, outcome = self._ready.pop(index)
         self._nodes[index] = node
@@ -288,7 +270,7 @@ class ChunkSearch:
         """Whether the bound is good enough; plans are made good before anybody asks for bounds."""
         return self.ledger.is_near(min(self.ledger.upper_s, self.ledger.within_s))
 
-    def _take(self, index: int, outcome: Outcome) -> list[int]:
+    def _take(self, index: int, outcome: TurnOutcome) -> list[int]:
         """The nodes to go on with."""
         found, node = outcome.best, self._nodes[index]
         node.lower_s = max(node.lower_s, outcome.lower_s)

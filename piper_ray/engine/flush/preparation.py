@@ -8,11 +8,11 @@ from functools import cached_property
 
 from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.forecast import lattice_within
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.engine.lattice_within import lattice_within
 from piper_ray.model.events import Listener, StepFinished, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
+from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.plans import ChosenStages
 from piper_ray.engine.flush.task_search import TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
@@ -29,20 +29,6 @@ Degrees = tuple[int, int]
 """d and t."""
 
 
-class Memo(Protocol):
-    """Keeps results of tasks, so that none is searched twice. Both raise CheckpointLost if another solve has taken it
-    over.
-    """
-
-    def result(self, task: DegreePair, cutoff_s: float) -> TaskResult | None:
-        """Of a search for plans of at most so many seconds a batch, if it is on record."""
-        ...
-
-    def record(self, task: DegreePair, cutoff_s: float, result: TaskResult) -> None:
-        """lower_s of the result is finite."""
-        ...
-
-
 @dataclass
 class FlushSearch:
     """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
@@ -54,7 +40,7 @@ class FlushSearch:
     workers: Workers
     ledger: Ledger[ChosenStages]
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
-    memo: Memo | None = None
+    memo: TaskMemo | None = None
     origin: str = "search"
 
     def __post_init__(self) -> None:

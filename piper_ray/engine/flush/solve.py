@@ -9,11 +9,10 @@ from types import MappingProxyType
 
 from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.least_memory import least_memory_bytes
 from piper_ray.engine.flush.memo import TaskMemo
 from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
-from piper_ray.engine.flush.search import Degrees, FlushSearch, Memo
+from piper_ray.engine.flush.search import Degrees, FlushSearch
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference
@@ -132,7 +131,7 @@ class _Problem:
         workers: Workers,
         ledger: Ledger[ChosenStages],
         proved_s: Mapping[Degrees, float] = MappingProxyType({}),
-        memo: Memo | None = None,
+        memo: TaskMemo | None = None,
     ) -> FlushSearch:
         """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
         workload = self.prepared.workload
@@ -192,3 +191,28 @@ def _stats_of(instance: Instance) -> SolveStats:
     """Of a solve that has done nothing yet."""
     layers = len(instance.layers)
     return SolveStats(layers, layers, 0, 0, None, 0, 0.0, 0.0, 0.0, (), degrees=DegreeStats(0, 0, 0, 0))
+
+
+def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None]) -> float | None:
+    """For an instance that has no plan, within 1 byte or 1e-9: the least memory of a device with which it has one.
+
+    fits: whether there is a plan with so many bytes; None: not known, as a limit came first. None if no memory helps,
+    or a limit came first.
+    """
+    most_bytes = sum(
+        max(x.activation_bytes * instance.microbatches + x.fixed_bytes + x.shared_bytes for x in rows)
+        for layer in instance.layers
+        if (rows := [tmpc for row in layer.tmpcs.values() for tmpc in row])
+    )
+    low, high = instance.memory_bytes, max(1.0, 2.0 * instance.memory_bytes)
+    while not (found := fits(high)):
+        if found is None or high > most_bytes:
+            return None
+        low, high = high, 2.0 * high
+    while high - low > max(1.0, 1e-9 * high):
+        middle = (low + high) / 2.0
+        found = fits(middle)
+        if found is None:
+            return None
+        low, high = (low, middle) if found else (middle, high)
+    return high

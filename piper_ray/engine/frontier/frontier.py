@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_ray.compiled.observers import compiling_told
@@ -12,12 +12,12 @@ from piper_ray.engine.chunks.counts import chunk_schedules
 from piper_ray.engine.frontier.events import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import Numbers, rising
 from piper_ray.engine.frontier.result import Frontier
-from piper_ray.engine.frontier.shared import Shared
 from piper_ray.engine.frontier.walk import Walk
 from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.preparation import PointShape
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
+from piper_ray.engine.series import Series, new_series
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun
@@ -83,12 +83,12 @@ def frontier(
             listener(Note(note))
     wanted = rising(range(1, instance.devices + 1) if devices is None else devices, "devices", "a number of devices")
     asked = schedule or instance.schedule
-    search = _Search(instance.replace(devices=wanted[-1]), restrictions, options, asked, listener, stop or Stop())
+    search = _Frontiers(instance.replace(devices=wanted[-1]), restrictions, options, asked, listener, stop or Stop())
     return search.along_devices(wanted)
 
 
 @dataclass
-class _Search:
+class _Frontiers:
     """All solves of one frontier. instance: on the most devices. asked: what the plans are to run under."""
 
     instance: Instance
@@ -102,7 +102,7 @@ class _Search:
     def __post_init__(self) -> None:
         self._schedules = chunk_schedules(self.asked or Schedule.first_of(self.asked))
         self._planned_for = self._schedules[0]
-        self._shared = Shared(self._schedules)
+        self._shared = SharedSeries(self._schedules)
 
     def along_devices(self, devices: tuple[int, ...]) -> Frontier:
         walk = self._walk(devices, by_sum=False)
@@ -162,3 +162,48 @@ class _Search:
         """Before its search."""
         nothing = SolveStats(len(instance.layers), 0, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
         return Solution(Status.UNKNOWN, None, least_s(instance), None, nothing, schedule=self._planned_for)
+
+
+_KEPT = 8
+"""Of restated workloads, each of which is made anew for each number of devices."""
+
+
+@dataclass
+class SharedSeries:
+    """A series of solves for each workload, links and restrictions. schedules: of one name, with the numbers of chunks
+    that may be. preparation_s: what is shared took so long to make.
+    """
+
+    schedules: Sequence[Schedule]
+    preparation_s: float = 0.0
+    _series: dict[Hashable, _KeptSeries] = field(default_factory=dict)
+
+    def solve(self, request: SolveRequest) -> Solution:
+        """As ``engine.solve`` does, once restated and on one level of links. A proved answer is given again: that on
+        one node is asked for with each number of nodes.
+        """
+        instance, cluster = request.instance, request.instance.cluster
+        key = id(instance.layers), id(instance.edges), cluster.links, type(cluster), request.restrictions
+        if key not in self._series:
+            if len(self._series) >= _KEPT:
+                del self._series[next(iter(self._series))]
+            self._series[key] = _KeptSeries(request, new_series(request, self.schedules))
+        kept = self._series[key]
+        point = instance.devices, request.data_parallel_limit
+        if point in kept.proved:
+            return kept.proved[point]
+        found = kept.series.solve(request)
+        if found.status in (Status.OPTIMAL, Status.INFEASIBLE):
+            kept.proved[point] = found
+        self.preparation_s += kept.series.preparation_s
+        kept.series.preparation_s = 0.0
+        return found
+
+
+@dataclass
+class _KeptSeries:
+    """first: whose layers and edges stay, so that no others get their id. proved: answers, by point."""
+
+    first: SolveRequest
+    series: Series
+    proved: dict[Hashable, Solution] = field(default_factory=dict)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.front import add_bound
 from piper_ray.engine.kernels.nesting import find_dominated
-from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import (
     BucketArrays,
     CostArrays,

@@ -11,7 +11,7 @@ from piper_ray.engine.kernels.bounds import lowest_position
 from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 
-class Neighbours(NamedTuple):
+class VertexNeighbours(NamedTuple):
     """A graph's edges, vertices numbered successors first."""
 
     successor_bits: BitArray  # uint64[n, words]
@@ -30,7 +30,7 @@ class Downsets(NamedTuple):
 
 
 @leaf_kernel
-def enumerate_downsets(graph: Neighbours, room: Downsets) -> int:
+def enumerate_downsets(graph: VertexNeighbours, room: Downsets) -> int:
     """All successor-closed vertex sets; returns their number, or -1 if there are more than ``room`` takes.
 
     Vertices are numbered successors first, so J without its largest vertex is a downset too: J is made from that

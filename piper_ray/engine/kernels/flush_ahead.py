@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.engine.kernels.arrays import stable_order
 from piper_ray.engine.kernels.flush_stages import in_flight
 from piper_ray.engine.kernels.flush_types import (
     LEAST_ACTIVATION,
@@ -18,7 +19,6 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTables,
     FlushTask,
 )
-from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 

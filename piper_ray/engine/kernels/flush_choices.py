@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.engine.kernels.arrays import stable_order, twice
 from piper_ray.engine.kernels.bounds import lowest_position
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
-from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
-from piper_ray.engine.kernels.order import stable_order
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 FEW = 128

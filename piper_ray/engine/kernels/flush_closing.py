@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
 from piper_ray.engine.kernels.flush_paths import Figures, batch_s, step_s, with_stage
@@ -32,7 +33,6 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
-from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _ENOUGH = 1e-10

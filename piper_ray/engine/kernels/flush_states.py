@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
+from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, most_behind
 from piper_ray.engine.kernels.flush_choices import FEW
@@ -36,7 +37,6 @@ from piper_ray.engine.kernels.flush_types import (
     FlushTask,
     TailArrays,
 )
-from piper_ray.engine.kernels.growth import twice, twice_rows
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 FINISHED = 0

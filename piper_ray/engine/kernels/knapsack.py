@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.engine.kernels.growth import twice
-from piper_ray.engine.kernels.order import stable_order
+from piper_ray.engine.kernels.arrays import stable_order, twice
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
 
 INFEASIBLE = np.inf

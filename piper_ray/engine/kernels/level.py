@@ -12,7 +12,6 @@ from piper_ray.compiled.jit import inlined_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, meets
 from piper_ray.engine.kernels.front import first_above, insert, is_dominated
-from piper_ray.engine.kernels.prices import has_price, is_too_long, longest_s, needs_longer
 from piper_ray.engine.kernels.scan import (
     BUCKETS_TESTED,
     CANDIDATES_TESTED,
@@ -23,8 +22,12 @@ from piper_ray.engine.kernels.scan import (
     crosses_much,
     degree_at_least,
     find_jumping,
+    has_price,
+    is_too_long,
     jumped_s,
     list_jumps,
+    longest_s,
+    needs_longer,
     open_among,
     priced_devices,
     refine,

@@ -14,7 +14,6 @@ from piper_ray.engine.kernels.bounds import (
     first_divisor_by_time,
     lowest_position,
 )
-from piper_ray.engine.kernels.prices import is_too_long, longest_s
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -24,9 +23,55 @@ from piper_ray.engine.kernels.types import (
     GroupArrays,
     IndexArray,
     LatticeArrays,
+    OptionArrays,
+    StageKey,
+    StageWork,
     StateArrays,
     Tables,
 )
+
+_GUARD, _HAIR = 1e-9, 1e-12
+"""Of the threshold, and of all there is: sums over downsets round otherwise than those of a stage's choice."""
+
+
+@inlined_kernel
+def has_price(options: OptionArrays) -> bool:
+    """Whether memory has one in any variant."""
+    for r in range(options.price_s.size):
+        if options.price_s[r] > 0.0:
+            return True
+    return False
+
+
+@inlined_kernel
+def longest_s(r: int, threshold_s: float, costs: CostArrays) -> float:
+    """Of a stage in variant r that keeps the threshold, with what roundings may add."""
+    last = costs.need_s.shape[0] - 1
+    all_s = costs.need_s[last, r] + max(costs.many_s[last, r], costs.one_s[last, r])
+    return float(threshold_s * (1.0 + _GUARD) + _HAIR * all_s)
+
+
+@inlined_kernel
+def is_too_long(many_s: float, one_s: float, resync_s: float, y: int, d: int, limit_s: float) -> bool:
+    """Whether no choice of a stage that fits in memory keeps a threshold at degree d with y microbatches in flight.
+
+    many_s, one_s: the stage's, work and communication included; of one_s what all of M costs is taken off.
+    limit_s: the threshold, with a guard.
+    """
+    return many_s + (one_s - many_s) / y + (d - 1) * resync_s > limit_s * d
+
+
+@inlined_kernel
+def needs_longer(stage: StageKey, d: int, y: int, work: StageWork, tables: Tables, threshold_s: float) -> bool:
+    """``is_too_long`` of one stage."""
+    i, j, r = stage
+    costs = tables.costs
+    many_s = work.work_s + costs.many_s[i, r] - costs.many_s[j, r]
+    one_s = (
+        work.work_s + costs.one_s[i, r] - costs.one_s[j, r] - tables.options.price_s[r] * tables.cluster.memory_bytes
+    )
+    return is_too_long(many_s, one_s, work.resync_s, y, d, longest_s(r, threshold_s, costs))
+
 
 BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED, CHOICES_ABANDONED = 0, 1, 2, 3
 COUNTERS = 4

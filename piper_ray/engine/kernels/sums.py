@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
+from piper_ray.engine.kernels.arrays import twice
 from piper_ray.engine.kernels.bounds import is_subset, meets
-from piper_ray.engine.kernels.growth import twice
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.kernels.enumeration import Downsets, Neighbours, enumerate_downsets
+from piper_ray.engine.kernels.enumeration import Downsets, VertexNeighbours, enumerate_downsets
 from piper_ray.engine.kernels.sums import (
     crossing_edges,
     cut_tensors,
@@ -69,7 +69,7 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
     """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
-    neighbours = Neighbours(
+    neighbours = VertexNeighbours(
         bit_rows(graph.successors, graph.size),
         offsets(len(tails) for tails in graph.predecessors),
         np.array([u for tails in graph.predecessors for u in tails], np.int64),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
-from piper_ray.engine.search.inexact import Inexact
+from piper_ray.engine.ledger import Inexact
 from piper_ray.model.gap import relative_gap
 
 _FIRST_STEP = 0.0025

@@ -15,7 +15,7 @@ from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
 from piper_ray.engine.kernels.selection import stage_items
 from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
-from piper_ray.engine.search.inexact import Inexact
+from piper_ray.engine.ledger import Inexact
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate
 from piper_ray.model.errors import InvalidPlan

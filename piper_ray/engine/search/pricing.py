@@ -36,20 +36,14 @@ _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 _PROOF = 1.0 + 1e-9
 
 
-def leaves_less(problem: Problem, found: Potentials, threshold_s: float) -> bool:
+def _leaves_less(problem: Problem, found: Potentials, threshold_s: float) -> bool:
     """Whether potentials leave much less to waste at a threshold than work alone does."""
     devices = problem.cluster.devices
     by_work = float(problem.workload.sums.device_work_s[-1]) / threshold_s
     return devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
 
 
-def are_worthwhile(problem: Problem, cover: StageCover, threshold_s: float) -> bool:
-    """Whether a search will look for potentials, by the rounds that it tries first."""
-    enough = problem.cluster.devices * _PROOF
-    return leaves_less(problem, cover.potentials(threshold_s, until=enough, rounds=_TRIAL_ROUNDS), threshold_s)
-
-
-def are_due(problem: Problem, round_s: float, spent_s: float) -> bool:
+def _are_due(problem: Problem, round_s: float, spent_s: float) -> bool:
     """Whether a search that has spent so much on evaluations tries them, in rounds of ``round_s``."""
     trial_s = _trial_s(round_s)
     return spent_s > trial_s * (1.0 if _is_large(problem, trial_s) else _SPENT)
@@ -139,7 +133,7 @@ class Pricing:
         if self._bounded:
             return self._spent_s > _SPENT * _trial_s(round_s)
         grows = self._live >= _GROWING and _is_large(self.problem, _trial_s(round_s))
-        return grows or are_due(self.problem, round_s, self._spent_s)
+        return grows or _are_due(self.problem, round_s, self._spent_s)
 
     @property
     def _downsets(self) -> int:
@@ -148,7 +142,7 @@ class Pricing:
     def _tried(self, cover: StageCover, threshold_s: float) -> bool:
         """Whether a few rounds leave much less to waste than work alone does."""
         found = self._find(cover, threshold_s, _TRIAL_ROUNDS)
-        self._worthwhile = leaves_less(self.problem, found, threshold_s)
+        self._worthwhile = _leaves_less(self.problem, found, threshold_s)
         self._given_up = not self._worthwhile
         self._last = found
         return self._worthwhile

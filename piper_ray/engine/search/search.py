@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
+from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
@@ -17,8 +20,8 @@ from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
-from piper_ray.engine.kernels.types import BitArray
-from piper_ray.engine.ledger import Ledger
+from piper_ray.engine.kernels.types import BitArray, IndexArray
+from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket, Phase
 from piper_ray.engine.search.chain import (
     is_worth_a_chain,
@@ -26,16 +29,52 @@ from piper_ray.engine.search.chain import (
     order_through,
     search_chain,
 )
-from piper_ray.engine.search.coarse import every, finer, first_spacing, is_long_chain, near, within
-from piper_ray.engine.search.corridor import around
-from piper_ray.engine.search.inexact import keeping_known
+from piper_ray.engine.search.neighbourhood import around, every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
-from piper_ray.engine.search.watch import EvaluationWatch
 from piper_ray.engine.tables.problem import Problem, chain_problem
-from piper_ray.model.events import EvaluationFinished
+from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished
 from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy
+
+
+@dataclass(frozen=True)
+class EvaluationWatch:
+    """Called with the downsets done. index: of the evaluation, from 1.
+
+    level_start: int64[levels + 1], first downset of each level. Raises StopSearch as ``Ledger.check``.
+    """
+
+    index: int
+    threshold_s: float
+    level_start: IndexArray
+    ledger: Ledger[Any]
+    display: Display
+    began_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self.began_s
+
+    def __call__(self, done: int) -> None:
+        self.ledger.check()
+        activity = self.display.activity()
+        self.ledger.listener(
+            EvaluationAdvanced(
+                index=self.index,
+                threshold_s=self.threshold_s,
+                done=done,
+                total=int(self.level_start[-1]),
+                bounds=self.ledger.bounds(),
+                seconds=self.seconds,
+                level=int(np.searchsorted(self.level_start, done, side="right")) - 1,
+                levels=self.level_start.size - 1,
+                workers=activity.workers,
+                chunks_in_flight=activity.chunks_in_flight,
+            )
+        )
+
 
 _COARSE_GAP = 1e-4
 

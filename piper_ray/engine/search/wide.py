@@ -18,10 +18,9 @@ from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
-from piper_ray.engine.ledger import Ledger
+from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
 from piper_ray.engine.search.chain import order_through, search_chain
-from piper_ray.engine.search.inexact import keeping_known
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem

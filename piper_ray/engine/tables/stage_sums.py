@@ -16,7 +16,7 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions
 class StageSums:
     """Sums over each downset; depend on none of K, N, M, B. All float64[m, r] but ``missing``.
 
-    many_s, one_s: what choices take more than the fastest, memory priced: see engine/kernels/prices.py.
+    many_s, one_s: what choices take more than the fastest, memory priced: see engine/kernels/scan.py.
     least_shared, fast_shared: float64[0, r] where no option has bytes to share out.
     tensor_bytes: float64[m, 1], of the tensors that the downset cuts.
     in_bytes, out_bytes: over the crossing edges, least charge in the stage of the head, and of the tail.

@@ -32,7 +32,7 @@ from piper_ray.engine.backends.ray.machines import Machines, Overview
 from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.pool import Pool
 from piper_ray.engine.backends.ray.publication import Publisher
-from piper_ray.engine.backends.ray.work import ChunkBatch, GivenCall, Shared, Work
+from piper_ray.engine.backends.ray.work import ChunkBatch, GivenCall, GivenWork, Shared
 from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello
 from piper_ray.model.errors import ClusterError
 
@@ -77,7 +77,7 @@ class Dispatcher:
             lambda worker, chunk, reply: self._steps.put(partial(self._answer, worker, chunk, reply)),
         )
         self._ids = itertools.count()
-        self._work: dict[int, Work] = {}  # by chunk
+        self._work: dict[int, GivenWork] = {}  # by chunk
         self._shared: WeakSet[Shared] = WeakSet()
         self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
         self._here = LocalBackend(threads_here)
@@ -111,13 +111,13 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: GivenWork) -> None:
         self._steps.put(partial(self._add, work))
 
-    def cancel(self, work: Work) -> None:
+    def cancel(self, work: GivenWork) -> None:
         self._steps.put(partial(self._forget, work))
 
-    def expect(self, work: Work, expected_s: float) -> None:
+    def expect(self, work: GivenWork, expected_s: float) -> None:
         """Of each of its chunks."""
         self._steps.put(partial(self._expect, work, expected_s))
 
@@ -197,13 +197,13 @@ class Dispatcher:
             self._forget(work)
             work.answer.set_exception(error)
 
-    def _forget(self, work: Work) -> list[Command]:
+    def _forget(self, work: GivenWork) -> list[Command]:
         self._coordinator.cancel(work.chunks)
         for chunk in work.chunks:
             self._work.pop(chunk, None)
         return []
 
-    def _add(self, work: Work) -> list[Command]:
+    def _add(self, work: GivenWork) -> list[Command]:
         now = time.monotonic()
         if self.failure is not None:
             work.answer.set_exception(self.failure)
@@ -214,7 +214,7 @@ class Dispatcher:
         self._pool.keep_up(now)
         return self._coordinator.add(chunks, now)
 
-    def _expect(self, work: Work, expected_s: float) -> list[Command]:
+    def _expect(self, work: GivenWork, expected_s: float) -> list[Command]:
         for chunk in work.chunks:
             self._coordinator.expect(chunk, expected_s)
         return []
@@ -325,7 +325,7 @@ class Dispatcher:
                 "goes to others too"
             )
 
-    def _compute_here(self, chunk: int, work: Work) -> None:
+    def _compute_here(self, chunk: int, work: GivenWork) -> None:
         def answered(reply: Future[tuple[Any, float]]) -> None:
             self._steps.put(partial(self._take_from_here, chunk, reply))
 

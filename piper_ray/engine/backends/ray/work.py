@@ -31,7 +31,7 @@ class CallLost(ClusterError):
 
 
 @dataclass(eq=False)
-class Work:
+class GivenWork:
     """Chunks whose answers belong together. expected_s: of each. worked_s: of all threads together. answered_s: when,
     by ``time.perf_counter``.
     """
@@ -78,7 +78,7 @@ class Work:
 
 
 @dataclass(eq=False, kw_only=True)
-class ChunkBatch(Work):
+class ChunkBatch(GivenWork):
     """Of levels ``first_level`` .. end_level - 1, over the first ``buckets`` buckets, which are those of the levels
     below ``level``. answer: their states.
     """
@@ -132,7 +132,7 @@ class Shared:
 
 
 @dataclass(eq=False, kw_only=True)
-class GivenCall(Work):
+class GivenCall(GivenWork):
     """turn: calls of one turn share bounds, and the wish to stop. bound_s: falls. control: where it runs here."""
 
     call: Call

@@ -1,4 +1,7 @@
-"""Kernel: indices in the order of keys."""
+"""Kernels: arrays with more room, element by element, and indices in the order of keys.
+
+Numba compiles messages for shapes that do not match, for seconds, where one array is copied into a slice of another.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,25 @@ import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+
+@inner_kernel
+def twice(values: np.ndarray) -> np.ndarray:
+    """With room for as many again."""
+    grown = np.empty(2 * values.size, values.dtype)
+    for k in range(values.size):
+        grown[k] = values[k]
+    return grown
+
+
+@inner_kernel
+def twice_rows(rows: FloatArray) -> FloatArray:
+    """With room for as many rows again."""
+    grown = np.empty((2 * rows.shape[0], rows.shape[1]))
+    for k in range(rows.shape[0]):
+        for column in range(rows.shape[1]):
+            grown[k, column] = rows[k, column]
+    return grown
 
 
 @inner_kernel
