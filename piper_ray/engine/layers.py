@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from piper_ray.cost.plan import fault
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
@@ -22,7 +23,7 @@ from piper_ray.engine.search.search import Search
 from piper_ray.engine.search.wide import WideSearch
 from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.errors import ChoiceTooHard, InvalidPlan, LimitError, UsageError
+from piper_ray.model.errors import ChoiceTooHard, LimitError, UsageError
 from piper_ray.model.events import StepFinished, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.on_demand import when_asked
@@ -246,9 +247,7 @@ class _LayerSolve:
 
 
 def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
-    for plan in plans:
-        with suppress(InvalidPlan):
-            yield ValuedPlan.of(instance, plan)
+    return (ValuedPlan.of(instance, plan) for plan in plans if fault(instance, plan) is None)
 
 
 class LayerSeries:

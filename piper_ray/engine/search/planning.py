@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.plan import fault, sample_s
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
@@ -17,15 +18,12 @@ from piper_ray.engine.kernels.types import IndexArray, Items, StageKey
 from piper_ray.engine.lattice.contraction import Contraction
 from piper_ray.engine.ledger import Inexact
 from piper_ray.engine.tables.problem import Problem
-from piper_ray.evaluate import evaluate
-from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import PAPERS_SCHEDULE
 
 
 class ValuedPlan(NamedTuple):
-    """A plan, and its time per sample by ``evaluate``, in s."""
+    """A plan, and its time per sample, in s."""
 
     plan: Plan
     value_s: float
@@ -45,7 +43,7 @@ class ValuedPlan(NamedTuple):
 
     @classmethod
     def of(cls, instance: Instance, plan: Plan) -> ValuedPlan:
-        return cls(plan, evaluate(instance, plan, schedule=PAPERS_SCHEDULE).time_per_sample_s)
+        return cls(plan, sample_s(instance, plan))
 
 
 class _StageKey(NamedTuple):
@@ -93,10 +91,10 @@ class Planning:
         plan = self.plan(problem, stages)
         if known is not None and plan == known.plan:
             return known
-        try:
-            return ValuedPlan.of(self.instance, plan)
-        except InvalidPlan as error:
-            raise Inexact(f"of a plan that is to fit, {error.violations[0]}") from error
+        wrong = fault(self.instance, plan)
+        if wrong is not None:
+            raise Inexact(f"of a plan that is to fit, {wrong}")
+        return ValuedPlan.of(self.instance, plan)
 
     def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
         """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
