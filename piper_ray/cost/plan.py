@@ -7,61 +7,68 @@ same bits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import fsum
+from math import fsum, inf
+from typing import NamedTuple
 
 from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs
 
 _Chosen = Sequence[dict[int, Tmpc]]
 """Of each stage the TMPC of each layer."""
 
 
-def sample_s(instance: Instance, plan: Plan) -> float:
-    """Seconds per sample of a plan that ``fault`` finds nothing wrong with: its slowest stage's."""
-    instance = as_planned(instance, plan)
+class PlanCost(NamedTuple):
+    """sample_s: seconds per sample, those of the slowest stage. fault: what keeps the plan from these devices; None:
+    nothing does."""
+
+    sample_s: float
+    fault: str | None
+
+
+def cost_of(instance: Instance, plan: Plan) -> PlanCost:
+    """Of a plan of the instance's layers, which may be too large for its devices, or have TMPCs that are not there."""
+    chosen: list[dict[int, Tmpc]] = []
+    for number, stage in enumerate(plan.stages, start=1):
+        tmpcs, faults = chosen_tmpcs(instance, stage, number)
+        if faults:
+            return PlanCost(inf, faults[0])
+        chosen.append(tmpcs)
+    return PlanCost(_sample_s(as_planned(instance, plan), plan, chosen), _fault(instance, plan, chosen))
+
+
+def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
     cluster = instance.cluster.holding(plan.devices)
-    chosen = _chosen(instance, plan)
     stages_s = []
     for stage, tmpcs, crossing_bytes in zip(plan.stages, chosen, _crossing_bytes(instance, chosen), strict=True):
-        d, link = stage.data_parallel_degree, cluster.replicas_link(*_degrees(stage))
-        weights_bytes = fsum(tmpc.weights_bytes for tmpc in tmpcs.values())
+        d = stage.data_parallel_degree
+        link = cluster.replicas_link(d, stage.tensor_parallel_degree)
+        weights_bytes = fsum([tmpc.weights_bytes for tmpc in tmpcs.values()])
         resync_s = 4.0 * (d - 1) / d * weights_bytes / (instance.microbatches * link.bandwidth_bytes_per_s)
-        work_s = fsum(tmpc.time_per_sample_s for tmpc in tmpcs.values()) / d
+        work_s = fsum([tmpc.time_per_sample_s for tmpc in tmpcs.values()]) / d
         stages_s.append(fsum((work_s, crossing_bytes / (d * cluster.bandwidth_bytes_per_s), resync_s)))
     return max(stages_s)
 
 
-def fault(instance: Instance, plan: Plan) -> str | None:
-    """What keeps a plan of the same layers from these devices: their number, degrees, TMPCs or memory."""
-    for number, stage in enumerate(plan.stages, start=1):
-        for wrong in chosen_tmpcs(instance, stage, number)[1]:
-            return wrong
+def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
+    """Degrees or memory."""
     if plan.devices > instance.devices or plan.data_parallel_sum > instance.data_parallel_limit:
         return "it has more devices or replicas than there are"
     limit_bytes = instance.memory_bytes * (1.0 + 2.0 * MEMORY_TOLERANCE)
     later_sum = 0
-    for stage, tmpcs in zip(reversed(plan.stages), reversed(_chosen(instance, plan)), strict=True):
+    for stage, tmpcs in zip(reversed(plan.stages), reversed(chosen), strict=True):
         d = stage.data_parallel_degree
         y = in_flight(later_sum, d)
         held_bytes = fsum(
-            x for tmpc in tmpcs.values() for x in (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d)
+            [x for tmpc in tmpcs.values() for x in (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d)]
         )
         if instance.microbatches % d or held_bytes > limit_bytes:
             return f"a stage with d = {d} needs {held_bytes:.6g} bytes of {instance.memory_bytes:.6g} on each device"
         later_sum += d
     return None
-
-
-def _degrees(stage: Stage) -> tuple[int, int]:
-    return stage.data_parallel_degree, stage.tensor_parallel_degree
-
-
-def _chosen(instance: Instance, plan: Plan) -> _Chosen:
-    return [chosen_tmpcs(instance, stage, number)[0] for number, stage in enumerate(plan.stages, start=1)]
 
 
 def _crossing_bytes(instance: Instance, chosen: _Chosen) -> list[float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from piper_ray.cost.plan import fault
+from piper_ray.cost.plan import cost_of
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
@@ -247,7 +247,8 @@ class _LayerSolve:
 
 
 def _valid(instance: Instance, plans: Iterable[Plan]) -> Iterator[ValuedPlan]:
-    return (ValuedPlan.of(instance, plan) for plan in plans if fault(instance, plan) is None)
+    costs = ((plan, cost_of(instance, plan)) for plan in plans)
+    return (ValuedPlan(plan, cost.sample_s) for plan, cost in costs if cost.fault is None)
 
 
 class LayerSeries:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from piper_ray.cost.plan import sample_s
+from piper_ray.cost.plan import cost_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of_levels
@@ -49,7 +49,7 @@ def _as_placed(instance: Instance, found: Solution) -> Solution:
     """With its plan's time in one node where it fits into one and was sought on all devices."""
     if found.plan is None or found.time_per_sample_s is None or found.schedule != PAPERS_SCHEDULE:
         return found
-    time_s = sample_s(instance, found.plan)
+    time_s = cost_of(instance, found.plan).sample_s
     if time_s >= found.time_per_sample_s:
         return found
     return replace(found, time_per_sample_s=time_s, lower_bound_s=min(found.lower_bound_s, time_s))

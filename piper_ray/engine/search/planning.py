@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.plan import fault, sample_s
+from piper_ray.cost.plan import cost_of
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
@@ -43,7 +43,7 @@ class ValuedPlan(NamedTuple):
 
     @classmethod
     def of(cls, instance: Instance, plan: Plan) -> ValuedPlan:
-        return cls(plan, sample_s(instance, plan))
+        return cls(plan, cost_of(instance, plan).sample_s)
 
 
 class _StageKey(NamedTuple):
@@ -91,10 +91,10 @@ class Planning:
         plan = self.plan(problem, stages)
         if known is not None and plan == known.plan:
             return known
-        wrong = fault(self.instance, plan)
-        if wrong is not None:
-            raise Inexact(f"of a plan that is to fit, {wrong}")
-        return ValuedPlan.of(self.instance, plan)
+        sample_s, fault = cost_of(self.instance, plan)
+        if fault is not None:
+            raise Inexact(f"of a plan that is to fit, {fault}")
+        return ValuedPlan(plan, sample_s)
 
     def chose_best(self, problem: Problem, stages: Sequence[TracedStage]) -> bool:
         """Of a plan made last: whether each stage's choice is known to be the fastest, so that no budget decided it."""
