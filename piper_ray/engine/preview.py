@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper_ray.cost.variants import stage_variants
-from piper_ray.engine.blocks.solve import merge_operators
+from piper_ray.engine.blocks.block_instance import merge_operators
 from piper_ray.engine.forecast import forecast
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets

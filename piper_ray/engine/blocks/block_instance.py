@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.cost.variants import Variant
+from piper_ray.cost.variants import Variant, layer_without_choice
+from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.blocks.choices import BlockChoice, combine
+from piper_ray.engine.preparation import Outline
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.solution import BlockStats
 from piper_ray.simulate.pass_times import pass_times
 
 
@@ -126,3 +129,33 @@ def _tensors(instance: Instance, block_of: Mapping[int, int]) -> tuple[Tensor, .
 def _name(instance: Instance, members: Sequence[int]) -> str:
     first, last = instance.layer_by_id[members[0]].name, instance.layer_by_id[members[-1]].name
     return first if len(members) == 1 else f"{first} to {last}, {len(members)} layers"
+
+
+@dataclass(frozen=True)
+class MergedOperators:
+    """The blocks as an instance of their own, and what was given up."""
+
+    blocks: BlockInstance
+    stats: BlockStats
+
+
+def merge_operators(instance: Instance, outline: Outline, downsets: int | None) -> MergedOperators | None:
+    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed. downsets: of the
+    layers; None: too many to count.
+
+    Raises LimitError if they cannot be merged into few enough blocks.
+    """
+    variants, contracted = outline.alike, outline.contracted
+    if (downsets is not None and downsets <= MOST_DOWNSETS) or layer_without_choice(instance, variants) is not None:
+        return None
+    found = find_blocks(instance, variants, contracted, MOST_DOWNSETS)
+    blocks = build_instance(instance, variants, found.members)
+    stats = BlockStats(
+        layers=len(instance.layers),
+        blocks=len(found.members),
+        downsets_before=downsets,
+        downsets=found.downsets,
+        largest_share=found.largest_share,
+        choices_dropped=blocks.dropped,
+    )
+    return MergedOperators(blocks, stats)

@@ -6,9 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.cost.variants import layer_without_choice
-from piper_ray.engine.blocks.block_instance import BlockInstance, build_instance
-from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
+from piper_ray.engine.blocks.block_instance import MergedOperators, merge_operators
 from piper_ray.engine.blocks.single_layers import Improved, SingleLayers, Under2bw, UnderFlush, WithChunks
 from piper_ray.engine.flush.solve import instance_under
 from piper_ray.engine.ledger import Bounded, Ledger
@@ -16,11 +14,10 @@ from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.search.planning import ValuedPlan
 from piper_ray.model.events import StepFinished
-from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.schedule import CHUNKED, Schedule
-from piper_ray.model.solution import BlockStats, Solution, SolveStats, Status
+from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy
 
 _CHAIN_GAP = 1e-4
@@ -30,36 +27,6 @@ _MOST_ON_CHAIN = 1_000
 """Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
 _STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
-
-
-@dataclass(frozen=True)
-class MergedOperators:
-    """The blocks as an instance of their own, and what was given up."""
-
-    blocks: BlockInstance
-    stats: BlockStats
-
-
-def merge_operators(instance: Instance, outline: Outline, downsets: int | None) -> MergedOperators | None:
-    """None if the layers are few enough as they are, or one of them has no TMPC that is allowed. downsets: of the
-    layers; None: too many to count.
-
-    Raises LimitError if they cannot be merged into few enough blocks.
-    """
-    variants, contracted = outline.alike, outline.contracted
-    if (downsets is not None and downsets <= MOST_DOWNSETS) or layer_without_choice(instance, variants) is not None:
-        return None
-    found = find_blocks(instance, variants, contracted, MOST_DOWNSETS)
-    blocks = build_instance(instance, variants, found.members)
-    stats = BlockStats(
-        layers=len(instance.layers),
-        blocks=len(found.members),
-        downsets_before=downsets,
-        downsets=found.downsets,
-        largest_share=found.largest_share,
-        choices_dropped=blocks.dropped,
-    )
-    return MergedOperators(blocks, stats)
 
 
 def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
