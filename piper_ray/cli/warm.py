@@ -69,8 +69,8 @@ def _layers() -> None:
     piper_ray.frontier(_chain(6), devices=[2, 4], schedule="2bw")
 
 
-def _potentials() -> None:
-    from piper_ray.engine.evaluation.potentials import StageCover
+def _dual_prices() -> None:
+    from piper_ray.engine.evaluation.dual_prices import StageCover
     from piper_ray.engine.preparation import prepare
     from piper_ray.engine.tables.problem import build_problem
     from piper_ray.model.restrictions import Restrictions
@@ -80,7 +80,7 @@ def _potentials() -> None:
     assert workload is not None
     cover = StageCover.of(build_problem(workload, instance, Restrictions().data_parallel_degrees(instance)))
     assert cover is not None
-    cover.potentials(4.0)
+    cover.dual_prices(4.0)
 
 
 def _flush() -> None:
@@ -124,7 +124,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "layers": _layers,
     "flush": _flush,
     "chunks": _chunks,
-    "potentials": _potentials,
+    "dual prices": _dual_prices,
     "certificates": _certificates,
     "baselines": _baselines,
 }

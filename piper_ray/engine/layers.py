@@ -34,7 +34,7 @@ from piper_ray.model.stop import StopSearch
 
 _MANY, _MANY_A_LAYER = 1_000_000, 10_000
 """Downsets from which those alone that count have been measured to be sooner told than all are evaluated: in all, and
-for each layer, as potentials take longer the more layers there are."""
+for each layer, as dual prices take longer the more layers there are."""
 
 LISTED = 50_000
 """Downsets that are listed of a graph whose own could not be counted: well under a second's."""

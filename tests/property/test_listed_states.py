@@ -13,8 +13,8 @@ from random import Random
 import pytest
 
 import piper_ray
+from piper_ray.engine.evaluation.dual_prices import StageCover
 from piper_ray.engine.evaluation.outcome import Outcome
-from piper_ray.engine.evaluation.potentials import StageCover
 from piper_ray.engine.evaluation.reach import Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.bits import members
@@ -53,7 +53,7 @@ def listed(problem: Problem, instance: Instance, threshold_s: float, rounds: int
     """On what states reach; None if these do not get as far as all layers."""
     cover = StageCover.of(problem, wide.CELLS)
     assert cover is not None
-    found = Reach(problem, cover).downsets(cover.potentials(threshold_s, rounds=rounds), AMPLE)
+    found = Reach(problem, cover).downsets(cover.dual_prices(threshold_s, rounds=rounds), AMPLE)
     assert found is not None
     graph = problem.workload.lattice.graph
     if not any(len(members(row)) == graph.size for row in found):

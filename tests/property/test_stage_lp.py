@@ -1,6 +1,6 @@
-"""The bound of the stage LP holds for every plan, in exact rationals: potentials keep each stage that a plan can have.
+"""The bound of the stage LP holds for every plan, in exact rationals: dual prices keep each stage that a plan can have.
 
-That is what the bound's proof rests on: no stage has more potential than it takes devices, so no plan takes fewer
+That is what the bound's proof rests on: no stage has more price than it takes devices, so no plan takes fewer
 devices than all layers have. Neither depends on the rounds, nor on the grid of times.
 """
 
@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.levels import instances
@@ -74,7 +74,7 @@ def assert_kept(instance: Instance, threshold: Fraction, by_layer: dict[int, Fra
     return stages
 
 
-def exactly(graph: LayerGraph, found: Potentials) -> dict[int, Fraction]:
+def exactly(graph: LayerGraph, found: DualPrices) -> dict[int, Fraction]:
     """By layer."""
     return dict(zip(graph.layer_ids, map(Fraction, found.of_vertex.tolist()), strict=True))
 
@@ -88,7 +88,7 @@ def of_some_kind(seed: int) -> Instance:
 
 
 @pytest.mark.parametrize("bucket", long_after(2, range(6)))
-def test_every_stage_keeps_its_potentials(bucket: int) -> None:
+def test_every_stage_keeps_its_dual_prices(bucket: int) -> None:
     stages, priced = 0, 0
     for seed in range(300 + 12 * bucket, 300 + 12 * (bucket + 1)):
         instance = of_some_kind(seed)
@@ -100,7 +100,7 @@ def test_every_stage_keeps_its_potentials(bucket: int) -> None:
         # From too little for any plan to enough for all layers in one stage.
         work_s = sum(max(x.time_per_sample_s for row in y.tmpcs.values() for x in row) for y in instance.layers)
         for threshold_s in (work_s / 16, work_s / 6, work_s / 2):
-            found = cover.potentials(threshold_s, rounds=rng.choice([1, 3, 60]))
+            found = cover.dual_prices(threshold_s, rounds=rng.choice([1, 3, 60]))
             stages += assert_kept(instance, Fraction(threshold_s), exactly(graph, found))
             priced += found.devices > 0.0
     assert stages >= 300
@@ -124,7 +124,7 @@ def test_no_bound_is_above_the_optimum(bucket: int) -> None:
         assert Fraction(bound_s) <= optimum
         told += bound_s > 0.0
         for factor in FACTORS:
-            found = made[1].potentials(float(optimum * factor), rounds=60)
+            found = made[1].dual_prices(float(optimum * factor), rounds=60)
             if factor >= 1:
                 assert Fraction(found.devices) <= best.plan.devices
     assert seen >= 8
@@ -146,6 +146,6 @@ def test_families(instance: Instance) -> None:
     assert made is not None
     graph, cover = made
     for threshold_s in (8.0, 11.0, 17.0):
-        by_layer = exactly(graph, cover.potentials(threshold_s, rounds=60))
+        by_layer = exactly(graph, cover.dual_prices(threshold_s, rounds=60))
         assert sum(by_layer.values()) > 0
         assert assert_kept(instance, Fraction(threshold_s), by_layer) > 0

@@ -1,4 +1,4 @@
-"""The dearest stage is at least as dear as all, and the potentials in a box are the best for the stages known."""
+"""The dearest stage is at least as dear as all, and the dual prices in a box are the best for the stages known."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from piper_ray.engine.evaluation.potentials import _BoxProgram
+from piper_ray.engine.evaluation.dual_prices import _BoxProgram
 from piper_ray.engine.kernels.cover import StageKinds, dearest_stage, least_spent_s
 from piper_ray.engine.lattice.labelling import Labelling
 from tests.instances import random_instance
@@ -29,7 +29,7 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
     weight_s[1, rng.randrange(graph.size)] = np.inf
     budget_s = np.array([rng.uniform(2, 10) for _ in range(2)])
     devices = np.array([1, 3])
-    potential = np.array([rng.uniform(0, 1) for _ in range(graph.size)])
+    price = np.array([rng.uniform(0, 1) for _ in range(graph.size)])
     kinds = StageKinds(devices, np.array([0, 0]), weight_s, budget_s, labelling.charges_s(*edges_s)[None, :].copy())
     expected = 0.0
     for i, j in made.pairs():
@@ -39,18 +39,18 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
         paid_s += sum(edges_s[1][e] for e, (u, v, _) in enumerate(graph.edges) if u in stage and v in inner)
         for kind in range(2):
             if sum(weight_s[kind, v] for v in stage) + paid_s <= budget_s[kind]:
-                expected = max(expected, sum(potential[v] for v in stage) / devices[kind])
+                expected = max(expected, sum(price[v] for v in stage) / devices[kind])
     for cells in (1_000_003, 5):
         inside = np.zeros(graph.size, np.bool_)
-        ratio, kind = dearest_stage(labelling.moves, kinds, cells, potential, 1e-9, np.ones(2), inside)
+        ratio, kind = dearest_stage(labelling.moves, kinds, cells, price, 1e-9, np.ones(2), inside)
         if expected == 0.0:
             assert cells < 100 or kind == -1
             continue
         assert ratio >= expected * (1 - 1e-9)
-        assert potential[inside].sum() / devices[kind] == pytest.approx(ratio)
+        assert price[inside].sum() / devices[kind] == pytest.approx(ratio)
         if cells > 100:
             assert ratio == pytest.approx(expected)
-            above = dearest_stage(labelling.moves, kinds, cells, potential, ratio * 1.001, np.ones(2), inside)
+            above = dearest_stage(labelling.moves, kinds, cells, price, ratio * 1.001, np.ones(2), inside)
             assert above == (ratio * 1.001, -1)
 
 
@@ -81,7 +81,7 @@ def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", long_after(8, range(30)))
-def test_potentials_in_a_box_are_the_best(seed: int) -> None:
+def test_dual_prices_in_a_box_are_the_best(seed: int) -> None:
     """They keep every stage and the box; and by duality none is better, as some cover of all vertices costs as much."""
     rng = Random(seed)
     size = rng.randint(1, 12)
@@ -95,10 +95,10 @@ def test_potentials_in_a_box_are_the_best(seed: int) -> None:
             devices = float(rng.randint(1, 4)) + lower[inside].sum()
             assert program.add(inside, devices) == all(devices != d or (inside != s).any() for s, d in stages)
             stages.append((inside, devices))
-        potential = program.solve(lower, upper)
-        assert (potential >= lower).all()
-        assert (potential <= upper).all()
+        price = program.solve(lower, upper)
+        assert (price >= lower).all()
+        assert (price <= upper).all()
         for inside, devices in stages:
-            assert potential[inside].sum() <= devices + 1e-6
+            assert price[inside].sum() <= devices + 1e-6
         cost = sum(program._cost[column] * share for column, share in zip(program._basis, program._share, strict=True))
-        assert potential.sum() == pytest.approx(cost, rel=1e-5)
+        assert price.sum() == pytest.approx(cost, rel=1e-5)

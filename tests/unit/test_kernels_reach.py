@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.cost.variants import layer_without_choice, stage_variants
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover, edges_s
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover, edges_s
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
@@ -43,12 +43,12 @@ def every_layer_has_a_choice(instance: Instance) -> bool:
     return layer_without_choice(instance, variants) is None
 
 
-def by_definition(problem: Problem, kinds: ReachKinds, potentials: Potentials) -> Reached:
+def by_definition(problem: Problem, kinds: ReachKinds, dual_prices: DualPrices) -> Reached:
     """By size, from every set to every larger one."""
     graph, cluster = problem.workload.lattice.graph, problem.cluster
     in_s, out_s = edges_s(problem)
     sets = [frozenset(members(row)) for row in problem.lattice.bits]
-    spare = cluster.devices - potentials.devices
+    spare = cluster.devices - dual_prices.devices
     found: Reached = {frozenset(): (0, 0)}
     for behind in sets:
         if behind not in found:
@@ -66,7 +66,7 @@ def by_definition(problem: Problem, kinds: ReachKinds, potentials: Potentials) -
                 spent_s += sum(out_s[e, r] for e, (u, v, _) in enumerate(graph.edges) if u in stage and v in behind)
                 y = 1 + math.ceil(later / d)
                 held = sum(kinds.least_a[v, r] * y + kinds.least_b[v, r] + kinds.least_shared[v, r] / d for v in stage)
-                wasted = used + kinds.devices[q] - sum(potentials.of_vertex[v] for v in outer)
+                wasted = used + kinds.devices[q] - sum(dual_prices.of_vertex[v] for v in outer)
                 if (
                     spent_s <= kinds.budget_s[q] * (1 + 1e-9)
                     and held <= cluster.memory_bytes * (1 + 1e-9)
@@ -96,16 +96,16 @@ def test_reached_by_definition(seed: int) -> None:
     reach = Reach(problem, cover)
     first_s = problem.lower_bound_s() if best is None else float(best.time_per_sample_s)
     for factor, rounds in ((1.0, 30), (1.1, 3), (1.6, 1)):
-        potentials = cover.potentials(first_s * factor, rounds=rounds)
-        found = reach.downsets(potentials, AMPLE)
+        dual_prices = cover.dual_prices(first_s * factor, rounds=rounds)
+        found = reach.downsets(dual_prices, AMPLE)
         assert found is not None
-        assert as_sets(found) == by_definition(problem, reach.kinds(potentials), potentials).keys()
+        assert as_sets(found) == by_definition(problem, reach.kinds(dual_prices), dual_prices).keys()
 
 
 def on_all_and_on_reached(instance: Instance, threshold_s: float) -> tuple[list[object], list[object]]:
     """The answer of an evaluation of the whole lattice, and of what is reached."""
     problem, cover = covered(instance)
-    found = Reach(problem, cover).downsets(cover.potentials(threshold_s), AMPLE)
+    found = Reach(problem, cover).downsets(cover.dual_prices(threshold_s), AMPLE)
     assert found is not None
     workload = LatticeTables.build(listed_lattice(problem.workload.lattice.graph, found), problem.workload.options)
     degrees = Restrictions().data_parallel_degrees(instance)
@@ -146,29 +146,29 @@ def test_more_vertices_than_a_word_has_bits() -> None:
 
 def test_no_more_than_there_is_room_for() -> None:
     problem, cover = covered(parallel_branches(3, 5))
-    reach, potentials = Reach(problem, cover), cover.potentials(problem.lower_bound_s() * 2.0, rounds=1)
-    all_of_them = reach.downsets(potentials, AMPLE)
+    reach, dual_prices = Reach(problem, cover), cover.dual_prices(problem.lower_bound_s() * 2.0, rounds=1)
+    all_of_them = reach.downsets(dual_prices, AMPLE)
     assert all_of_them is not None
     steps = reach.steps
-    assert reach.downsets(potentials, Room(len(all_of_them), steps)) is not None
-    assert reach.downsets(potentials, Room(len(all_of_them) - 1, steps)) is None
-    assert reach.downsets(potentials, Room(len(all_of_them), steps - 1)) is None
+    assert reach.downsets(dual_prices, Room(len(all_of_them), steps)) is not None
+    assert reach.downsets(dual_prices, Room(len(all_of_them) - 1, steps)) is None
+    assert reach.downsets(dual_prices, Room(len(all_of_them), steps - 1)) is None
 
 
 def test_room_grows_as_it_is_needed() -> None:
     problem, cover = covered(parallel_branches(1, 13, devices=4))
-    found = Reach(problem, cover).downsets(cover.potentials(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
+    found = Reach(problem, cover).downsets(cover.dual_prices(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
     assert found is not None
     assert len(as_sets(found)) > 8192
 
 
 def test_a_beam_follows_those_that_waste_least() -> None:
     problem, cover = covered(two_towers(10, devices=8))
-    reach, potentials = Reach(problem, cover), cover.potentials(problem.lower_bound_s() * 1.3, rounds=20)
-    whole = reach.downsets(potentials, AMPLE)
+    reach, dual_prices = Reach(problem, cover), cover.dual_prices(problem.lower_bound_s() * 1.3, rounds=20)
+    whole = reach.downsets(dual_prices, AMPLE)
     assert whole is not None
     for width in (1, 4, 10**6):
-        beam = reach.downsets(potentials, AMPLE, Beam(width, 1e9))
+        beam = reach.downsets(dual_prices, AMPLE, Beam(width, 1e9))
         assert beam is not None
         assert as_sets(beam) <= as_sets(whole)
         sizes = np.bincount([len(members(row)) for row in beam])
@@ -184,4 +184,4 @@ def test_a_check_ends_it() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Reach(problem, cover).downsets(cover.potentials(problem.lower_bound_s() * 2.0), AMPLE, check=end)
+        Reach(problem, cover).downsets(cover.dual_prices(problem.lower_bound_s() * 2.0), AMPLE, check=end)

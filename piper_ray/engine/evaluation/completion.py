@@ -1,4 +1,4 @@
-"""What plans below a threshold leave to each downset: by potentials, and from both sides once its states are known."""
+"""What plans below a threshold leave to each downset: by dual prices, and from both sides once its states are known."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from piper_ray.engine.evaluation.dual_prices import DualPrices
 from piper_ray.engine.evaluation.outcome import work_s
-from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.completion import bound_completions
 from piper_ray.engine.kernels.scan import UNREACHABLE, make_scratch
@@ -29,8 +29,8 @@ _SHORTENED = 0.1
 _GUARD = 1e-9
 
 
-def limits_by_potential(devices: int, own: FloatArray, of_all: float) -> IndexArray:
-    """int64[m]: devices that may go to downsets with so much potential, float64[m], of all there is."""
+def limits_by_price(devices: int, own: FloatArray, of_all: float) -> IndexArray:
+    """int64[m]: devices that may go to downsets with so much price, float64[m], of all there is."""
     room = np.floor(devices - (of_all - own) + _GUARD)
     return np.maximum(room, 0.0).astype(np.int64)
 
@@ -68,12 +68,12 @@ class Completion:
         return cls(threshold_s, device_limit)
 
     @classmethod
-    def by_potentials(cls, potentials: Potentials, problem: Problem) -> Completion:
-        """What is outside a downset takes as many devices as its potential, at least."""
-        own = problem.workload.lattice.sums(potentials.of_vertex[:, None])[:, 0]
-        device_limit = limits_by_potential(problem.cluster.devices, own, float(own[-1]))
+    def by_dual_prices(cls, dual_prices: DualPrices, problem: Problem) -> Completion:
+        """What is outside a downset takes as many devices as its price, at least."""
+        own = problem.workload.lattice.sums(dual_prices.of_vertex[:, None])[:, 0]
+        device_limit = limits_by_price(problem.cluster.devices, own, float(own[-1]))
         device_limit.setflags(write=False)
-        return cls(potentials.threshold_s, device_limit)
+        return cls(dual_prices.threshold_s, device_limit)
 
     def within(self, other: Completion | None) -> Completion:
         """Both at once, where both hold."""

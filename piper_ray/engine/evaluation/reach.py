@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.kernels.reach import Reached, ReachKinds, ReachLimits, file_reached, reach_from
 from piper_ray.engine.kernels.types import BitArray, IndexArray, frozen
 from piper_ray.engine.tables.problem import Problem
@@ -52,21 +52,21 @@ class Reach:
         self.outgrown = False
 
     def downsets(
-        self, potentials: Potentials, room: Room, beam: Beam | None = None, check: Callable[[], None] = _NO_CHECK
+        self, dual_prices: DualPrices, room: Room, beam: Beam | None = None, check: Callable[[], None] = _NO_CHECK
     ) -> BitArray | None:
-        """uint64[m, words]: all that plans within the potentials' threshold can use, or those along a beam; None if
+        """uint64[m, words]: all that plans within the dual prices' threshold can use, or those along a beam; None if
         they need more than the room. Without V if there is no such plan. ``check`` may raise, to end it.
         """
         n = self._paths.order.size
-        limits = self.limits(potentials, beam)
+        limits = self.limits(dual_prices, beam)
         self.steps, self.outgrown = 0, False
-        kinds = self.kinds(potentials)
+        kinds = self.kinds(dual_prices)
         reached = _empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
         kept: list[IndexArray] = []
         for size in range(n + 1):
             sources = np.flatnonzero(reached.size[: int(reached.used[0])] == size)
             if beam is not None and sources.size > beam.width:
-                sources = sources[_least_waste(reached, sources, potentials)[: beam.width]]
+                sources = sources[_least_waste(reached, sources, dual_prices)[: beam.width]]
             kept.append(sources)
             if size == n:
                 break
@@ -87,22 +87,22 @@ class Reach:
                         reached = grown(reached, min(room.downsets + 1, 4 * reached.devices.size))
         return reached.bits[np.concatenate(kept)]
 
-    def limits(self, potentials: Potentials, beam: Beam | None = None) -> ReachLimits:
-        """Of the search for downsets at these potentials."""
+    def limits(self, dual_prices: DualPrices, beam: Beam | None = None) -> ReachLimits:
+        """Of the search for downsets at these dual prices."""
         cluster = self._problem.cluster
-        spare = cluster.devices - potentials.devices
+        spare = cluster.devices - dual_prices.devices
         return ReachLimits(
-            potential=potentials.of_vertex,
+            price=dual_prices.of_vertex,
             spare=spare,
             early=spare if beam is None else min(beam.early, spare),
             data_parallel_sum=cluster.data_parallel_limit,
             memory_bytes=cluster.memory_bytes,
         )
 
-    def kinds(self, potentials: Potentials) -> ReachKinds:
+    def kinds(self, dual_prices: DualPrices) -> ReachKinds:
         """Stages of other kinds waste more than plans can spare."""
         problem, least = self._problem, self._problem.workload.options.least
-        kinds = self._cover.kinds(potentials, problem.cluster.devices - potentials.devices)
+        kinds = self._cover.kinds(dual_prices, problem.cluster.devices - dual_prices.devices)
         return frozen(
             ReachKinds(
                 variant=kinds.variant,
@@ -117,11 +117,11 @@ class Reach:
         )
 
 
-def _least_waste(reached: Reached, sources: IndexArray, potentials: Potentials) -> IndexArray:
-    """Their order by what plans for them take beyond the potential."""
+def _least_waste(reached: Reached, sources: IndexArray, dual_prices: DualPrices) -> IndexArray:
+    """Their order by what plans for them take beyond the price."""
     rows = np.ascontiguousarray(reached.bits[sources].astype("<u8")).view(np.uint8)
-    inside = np.unpackbits(rows, axis=1, bitorder="little")[:, : potentials.of_vertex.size]
-    return np.argsort(reached.devices[sources] - inside @ potentials.of_vertex, kind="stable")
+    inside = np.unpackbits(rows, axis=1, bitorder="little")[:, : dual_prices.of_vertex.size]
+    return np.argsort(reached.devices[sources] - inside @ dual_prices.of_vertex, kind="stable")
 
 
 def _empty_set_alone(room: int, words: int) -> Reached:

@@ -14,8 +14,8 @@ import numpy as np
 
 from piper_ray.engine.evaluation.backend import Evaluator, OnProgress
 from piper_ray.engine.evaluation.completion import Completion
+from piper_ray.engine.evaluation.dual_prices import kept_s
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
-from piper_ray.engine.evaluation.potentials import kept_s
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED

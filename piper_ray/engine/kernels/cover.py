@@ -1,7 +1,7 @@
-"""Kernels: potentials of vertices, such that no stage has more of it than the devices that it takes.
+"""Kernels: dual prices of vertices, such that no stage has more of them than the devices that it takes.
 
 A plan covers each vertex by a stage. The fewest devices of a *fractional* cover bound those of every plan from below;
-its dual is a potential for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds
+its dual is a price for each vertex, such that those of a stage sum to its devices at most. ``dearest_stage`` finds
 the stage that breaks this most, ``solve_in_box`` solves the dual for the stages known so far.
 """
 
@@ -43,11 +43,11 @@ class StageKinds(NamedTuple):
 
 
 class _Partial(NamedTuple):
-    """Stages over the vertices labelled so far, for each state by rising weight and potential."""
+    """Stages over the vertices labelled so far, for each state by rising weight and price."""
 
     start: IndexArray  # int64[states + 1]
     weight_s: FloatArray
-    potential: FloatArray
+    price: FloatArray
     node: IndexArray  # of the tree that tells the vertices
 
 
@@ -56,14 +56,14 @@ def dearest_stage(
     moves: LabelMoves,
     kinds: StageKinds,
     cells: int,
-    potential: FloatArray,
+    price: FloatArray,
     least_ratio: float,
     ratios: FloatArray,
     inside: BoolArray,
 ) -> tuple[float, int]:
-    """The largest ratio of potential to devices among all stages, if above ``least_ratio``, and its kind; else -1.
+    """The largest ratio of price to devices among all stages, if above ``least_ratio``, and its kind; else -1.
 
-    Of partial stages whose weights differ by less than a budget's ``cells``-th part one is kept, with the potential of
+    Of partial stages whose weights differ by less than a budget's ``cells``-th part one is kept, with the price of
     the best and the weight of the lightest: so the ratio may be above that of any stage, and never below.
 
     ratios: float64[q], each kind's largest when it was last asked for, or a bound: the order to look in, and written.
@@ -73,7 +73,7 @@ def dearest_stage(
     chosen = np.empty(inside.size, np.bool_)
     for kind in stable_order(-ratios, ratios.size):
         devices, budget_s = kinds.devices[kind], kinds.budget_s[kind]
-        most = _most_potential(kinds.weight_s[kind], budget_s, cells, potential)
+        most = _most_price(kinds.weight_s[kind], budget_s, cells, price)
         if most[0] <= best * devices:
             ratios[kind] = most[0] / devices
             continue
@@ -83,7 +83,7 @@ def dearest_stage(
             kinds.charge_s[kinds.variant[kind]],
             budget_s,
             most,
-            potential,
+            price,
             best * devices,
             chosen,
         )
@@ -96,14 +96,14 @@ def dearest_stage(
 
 
 @inner_kernel
-def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential: FloatArray) -> FloatArray:
+def _most_price(weight_s: FloatArray, budget_s: float, cells: int, price: FloatArray) -> FloatArray:
     """float64[cells + 1]: the most that vertices add within what is left of the budget once so many cells are spent."""
     n = weight_s.size
     density = np.empty(n)
     for v in range(n):
         density[v] = -np.inf
         if weight_s[v] <= budget_s:
-            density[v] = potential[v] / max(weight_s[v], 1e-300)
+            density[v] = price[v] / max(weight_s[v], 1e-300)
     order = stable_order(-density, n)
     most = np.empty(cells + 1)
     at, used_s, total = 0, 0.0, 0.0
@@ -111,7 +111,7 @@ def _most_potential(weight_s: FloatArray, budget_s: float, cells: int, potential
         room_s = budget_s * (cells - cell) / cells
         while at < n and density[order[at]] >= 0.0 and used_s + weight_s[order[at]] <= room_s:
             used_s += weight_s[order[at]]
-            total += potential[order[at]]
+            total += price[order[at]]
             at += 1
         most[cell] = total
         if at < n and density[order[at]] > 0.0:
@@ -127,13 +127,13 @@ def _largest(
     charge_s: FloatArray,
     budget_s: float,
     most: FloatArray,
-    potential: FloatArray,
+    price: FloatArray,
     above: float,
     chosen: BoolArray,
 ) -> float:
-    """The largest potential of a stage, if more than ``above``; its vertices in ``chosen``.
+    """The largest price of a stage, if more than ``above``; its vertices in ``chosen``.
 
-    most: as ``_most_potential`` has it.
+    most: as ``_most_price`` has it.
     """
     cells = most.size - 1
     per_cell = cells / budget_s
@@ -160,12 +160,12 @@ def _largest(
             while move < moves.move_start[k + 1] and moves.target[move] == target:
                 joining = moves.inside[move] == 1
                 extra_s = charge_s[move] + (weight_s[v] if joining else 0.0)
-                gain = potential[v] if joining else 0.0
+                gain = price[v] if joining else 0.0
                 for at in range(known.start[moves.source[move]], known.start[moves.source[move] + 1]):
                     total_s = known.weight_s[at] + extra_s
                     if total_s > budget_s:
                         break
-                    value = known.potential[at] + gain
+                    value = known.price[at] + gain
                     cell = min(int(total_s * per_cell), cells)
                     if value + most[cell] <= above:
                         continue
@@ -180,7 +180,7 @@ def _largest(
             for cell in range(low, high + 1):
                 if best[cell] > top:
                     top = best[cell]
-                    found.weight_s[used], found.potential[used], found.node[used] = lightest[cell], top, node[cell]
+                    found.weight_s[used], found.price[used], found.node[used] = lightest[cell], top, node[cell]
                     if joins[cell] >= 0:
                         if nodes == parent.size:
                             parent, vertex = twice(parent), twice(vertex)
@@ -190,11 +190,11 @@ def _largest(
                     used += 1
                 best[cell] = -1.0
             start[target + 1] = used
-        known = _Partial(start, found.weight_s[:used], found.potential[:used], found.node[:used])
+        known = _Partial(start, found.weight_s[:used], found.price[:used], found.node[:used])
     largest, last = above, 0
-    for at in range(known.potential.size):
-        if known.potential[at] > largest:
-            largest, last = known.potential[at], known.node[at]
+    for at in range(known.price.size):
+        if known.price[at] > largest:
+            largest, last = known.price[at], known.node[at]
     for v in range(chosen.size):
         chosen[v] = False
     while last > 0:
@@ -241,30 +241,30 @@ class CoverBasis(NamedTuple):
 
 
 @kernel
-def solve_in_box(cover: CoverBasis, columns: int, steps: int, potential: FloatArray) -> int:
-    """Primal simplex steps until no column is cheaper than its vertices' potentials, or ``steps`` are done.
+def solve_in_box(cover: CoverBasis, columns: int, steps: int, price: FloatArray) -> int:
+    """Primal simplex steps until no column is cheaper than its vertices' dual prices, or ``steps`` are done.
 
-    columns: how many there are. potential: float64[n], the dual values, written. Returns the steps taken.
+    columns: how many there are. price: float64[n], the dual values, written. Returns the steps taken.
     """
     member_start, member, cost, basis, inverse, share = cover
     n = basis.size
     move = np.empty(n)
     for v in range(n):
-        potential[v] = 0.0
+        price[v] = 0.0
     for row in range(n):
         for v in range(n):
-            potential[v] += cost[basis[row]] * inverse[row, v]
+            price[v] += cost[basis[row]] * inverse[row, v]
     for step in range(steps):
         entering, least = -1, -1e-9
         for v in range(n):
-            if cost[v] - potential[v] < least:
-                entering, least = v, cost[v] - potential[v]
-            if cost[n + v] + potential[v] < least:
-                entering, least = n + v, cost[n + v] + potential[v]
+            if cost[v] - price[v] < least:
+                entering, least = v, cost[v] - price[v]
+            if cost[n + v] + price[v] < least:
+                entering, least = n + v, cost[n + v] + price[v]
         for column in range(2 * n, columns):
             reduced = cost[column]
             for at in range(member_start[column], member_start[column + 1]):
-                reduced -= potential[member[at]]
+                reduced -= price[member[at]]
             if reduced < least:
                 entering, least = column, reduced
         if entering < 0:
@@ -283,7 +283,7 @@ def solve_in_box(cover: CoverBasis, columns: int, steps: int, potential: FloatAr
             return step
         for v in range(n):
             inverse[leaving, v] /= move[leaving]
-            potential[v] += least * inverse[leaving, v]
+            price[v] += least * inverse[leaving, v]
         for row in range(n):
             if row != leaving:
                 share[row] = max(0.0, share[row] - ratio * move[row])

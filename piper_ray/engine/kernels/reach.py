@@ -1,11 +1,11 @@
 """Kernel: the downsets that states can reach at a threshold, made as they are reached.
 
 Forwards from the empty set: a downset J that takes so many devices leads to I by every stage I \\ J that keeps the
-threshold and, by the potentials of ``kernels.cover``, leaves the rest enough devices. Stages are only bounded here, by
+threshold and, by the dual prices of ``kernels.cover``, leaves the rest enough devices. Stages are only bounded here, by
 least work and least memory: so what is reached holds all that a plan can use.
 
 Stages are the paths of an automaton that labels the vertices one by one (``lattice.labelling``). Of each state on the
-way is known, for whatever time is left, how much potential the rest of a path can add: so no path is followed that
+way is known, for whatever time is left, how much price the rest of a path can add: so no path is followed that
 does not end in such a stage, but for the grid of times.
 """
 
@@ -51,11 +51,11 @@ class ReachKinds(NamedTuple):
 
 
 class ReachLimits(NamedTuple):
-    """potential: float64[n], devices. spare: those that are left once each vertex has its potential. early: so many of
+    """price: float64[n], devices. spare: those that are left once each vertex has its price. early: so many of
     these may be wasted before the vertices that are done have their share in them; ``spare`` for all there are.
     """
 
-    potential: FloatArray
+    price: FloatArray
     spare: float
     early: float
     data_parallel_sum: int
@@ -128,15 +128,15 @@ def file_reached(reached: Reached) -> None:
 
 
 @inner_kernel
-def _potential_ahead(
-    q: int, paths: StagePaths, kinds: ReachKinds, potential: FloatArray, meet: BitArray, join: BitArray
+def _price_ahead(
+    q: int, paths: StagePaths, kinds: ReachKinds, price: FloatArray, meet: BitArray, join: BitArray
 ) -> FloatArray:
-    """float64[states, cells]: the most potential that what comes after a state adds to a stage within the so manyth
+    """float64[states, cells]: the most price that what comes after a state adds to a stage within the so manyth
     cell of its budget; negative where no path of such a stage leads on.
 
     meet, join: what is behind the stage has these vertices, and no others than those.
 
-    Of ways whose times differ by less than a cell one is kept, with the potential of the best and the time of the
+    Of ways whose times differ by less than a cell one is kept, with the price of the best and the time of the
     shortest.
     """
     n = paths.order.size
@@ -159,7 +159,7 @@ def _potential_ahead(
                 gain = 0.0
                 if label == _INSIDE:
                     extra_s += kinds.weight_s[q, v]
-                    gain = potential[v]
+                    gain = price[v]
                 for cell in range(cells):
                     if ahead[target, cell] < 0.0:
                         continue
@@ -185,7 +185,7 @@ class _Path(NamedTuple):
     label: IndexArray  # int64[n + 1]: the next one to try for the vertex that comes then
     outer: BitArray  # uint64[n + 1, words]: the stage so far, with all that is behind it
     size: IndexArray  # int64[n + 1]: vertices of the stage
-    potential: FloatArray  # float64[n + 1]
+    price: FloatArray  # float64[n + 1]
     spent_s: FloatArray  # float64[n + 1]
     a_bytes: FloatArray  # float64[n + 1]
     b_bytes: FloatArray
@@ -199,7 +199,7 @@ def _empty_path(n: int, words: int) -> _Path:
         label=np.zeros(n + 1, np.int64),
         outer=np.zeros((n + 1, words), np.uint64),
         size=np.zeros(n + 1, np.int64),
-        potential=np.zeros(n + 1),
+        price=np.zeros(n + 1),
         spent_s=np.zeros(n + 1),
         a_bytes=np.zeros(n + 1),
         b_bytes=np.zeros(n + 1),
@@ -220,7 +220,7 @@ def _reach_from(
 ) -> bool:
     """Notes all that a stage of kind q in front of downset j leads to; False if there is no room.
 
-    ahead: as ``_potential_ahead`` has it for this kind.
+    ahead: as ``_price_ahead`` has it for this kind.
     """
     n, words = paths.order.size, reached.bits.shape[1]
     r, d, devices, budget_s = kinds.variant[q], kinds.degree[q], kinds.devices[q], kinds.budget_s[q]
@@ -232,11 +232,11 @@ def _reach_from(
         path.outer[0, word] = reached.bits[j, word]
     for v in range(n):
         if _has(path.outer[0], v):
-            own += limits.potential[v]
-    # So much potential it has at least.
+            own += limits.price[v]
+    # So much price it has at least.
     least = devices - (limits.spare - (used - own)) - _GUARD
     if limits.early < limits.spare:
-        share = limits.spare / limits.potential.sum()
+        share = limits.spare / limits.price.sum()
         least = max(least, (used + devices - own - limits.early - share * own) / (1.0 + share))
     y = in_flight(later, d)
     most_bytes = limits.memory_bytes * (1.0 + _GUARD)
@@ -262,11 +262,11 @@ def _reach_from(
         if target < 0 or (label == _BEHIND) != _has(path.outer[0], v):
             continue
         spent_s = path.spent_s[k] + paths.charge_s[r, state, label]
-        potential = path.potential[k]
+        price = path.price[k]
         a_bytes, b_bytes, shared_bytes = path.a_bytes[k], path.b_bytes[k], path.shared_bytes[k]
         if label == _INSIDE:
             spent_s += kinds.weight_s[q, v]
-            potential += limits.potential[v]
+            price += limits.price[v]
             a_bytes += kinds.least_a[v, r]
             b_bytes += kinds.least_b[v, r]
             shared_bytes += kinds.least_shared[v, r]
@@ -276,11 +276,11 @@ def _reach_from(
         if left_s < 0.0:
             continue
         added = ahead[target, min(int(left_s * per_cell), cells - 1)]
-        if added < 0.0 or potential + added < least:
+        if added < 0.0 or price + added < least:
             continue
         above = k + 1
         path.state[above], path.label[above] = target, 0
-        path.potential[above], path.spent_s[above] = potential, spent_s
+        path.price[above], path.spent_s[above] = price, spent_s
         path.a_bytes[above], path.b_bytes[above], path.shared_bytes[above] = a_bytes, b_bytes, shared_bytes
         path.size[above] = path.size[k]
         for word in range(words):
@@ -319,7 +319,7 @@ def reach_from(
     number = first
     while number < kinds.degree.size * sources.size:
         q = number // sources.size
-        ahead = _potential_ahead(q, paths, kinds, limits.potential, meet, join)
+        ahead = _price_ahead(q, paths, kinds, limits.price, meet, join)
         while number < (q + 1) * sources.size:
             if not _reach_from(sources[number - q * sources.size], q, paths, kinds, ahead, limits, path, reached):
                 return number

@@ -1,12 +1,12 @@
-"""Potentials for a search, where they are worth their time: evaluations take long, and layers are hard to pack."""
+"""Dual prices for a search, where they are worth their time: evaluations take long, and layers are hard to pack."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.evaluation.outcome import BUCKET_S, Outcome, work_s
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
 from piper_ray.engine.tables.problem import Problem
 
@@ -28,7 +28,7 @@ _WORTHWHILE = 0.4
 """Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
 
 _USELESS = 0.9
-"""Of all downsets: where so many have states in spite of potentials, these are not looked for again."""
+"""Of all downsets: where so many have states in spite of dual prices, these are not looked for again."""
 
 _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 """Thresholds at which the lower bound is looked for, rounds at each, and how close (relative) is close."""
@@ -36,8 +36,8 @@ _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 _PROOF = 1.0 + 1e-9
 
 
-def _leaves_less(problem: Problem, found: Potentials, threshold_s: float) -> bool:
-    """Whether potentials leave much less to waste at a threshold than work alone does."""
+def _leaves_less(problem: Problem, found: DualPrices, threshold_s: float) -> bool:
+    """Whether dual prices leave much less to waste at a threshold than work alone does."""
     devices = problem.cluster.devices
     by_work = float(problem.workload.sums.device_work_s[-1]) / threshold_s
     return devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
@@ -77,12 +77,12 @@ class Pricing:
     _bounded: bool = False
     _given_up: bool = False
     _cover: StageCover | None = None
-    _last: Potentials | None = None
+    _last: DualPrices | None = None
     _worthwhile: bool = False
 
     @property
     def wanted(self) -> bool:
-        """Whether potentials are in use, or are to be tried next."""
+        """Whether dual prices are in use, or are to be tried next."""
         return self._worthwhile or (not self._given_up and self._is_due(self._round_s))
 
     @property
@@ -103,7 +103,7 @@ class Pricing:
         self._spent_s, self._latest_s, self._live, self._bounded = 0.0, 0.0, 0, True
 
     def lower_bound_s(self, threshold_s: float) -> float | None:
-        """No plan is faster, by potentials; None where they are not worth their time, and once it was asked for.
+        """No plan is faster, by dual prices; None where they are not worth their time, and once it was asked for.
 
         threshold_s: what would be evaluated next.
         """
@@ -118,7 +118,7 @@ class Pricing:
             return None
         return self._bound_s(self._cover, threshold_s)
 
-    def potentials(self, threshold_s: float) -> Potentials | None:
+    def dual_prices(self, threshold_s: float) -> DualPrices | None:
         """For plans that keep the threshold; None where finding them would take longer than they save."""
         if not self._worthwhile or self._cover is None:
             return None
@@ -154,33 +154,33 @@ class Pricing:
         bound_s, self._last = bound_by_cover(cover, devices, threshold_s, self._last, self.check, rounds)
         return bound_s
 
-    def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> Potentials:
+    def _find(self, cover: StageCover, threshold_s: float, rounds: int) -> DualPrices:
         """Not from the last ones on: that takes no fewer rounds, and ends lower."""
         enough = self.problem.cluster.devices * _PROOF
-        return cover.potentials(threshold_s, until=enough, rounds=rounds, check=self.check)
+        return cover.dual_prices(threshold_s, until=enough, rounds=rounds, check=self.check)
 
-    def rules_out(self, potentials: Potentials | None) -> bool:
-        """Whether no plan keeps the potentials' threshold."""
-        return potentials is not None and potentials.devices > self.problem.cluster.devices * _PROOF
+    def rules_out(self, dual_prices: DualPrices | None) -> bool:
+        """Whether no plan keeps the dual prices' threshold."""
+        return dual_prices is not None and dual_prices.devices > self.problem.cluster.devices * _PROOF
 
 
 def bound_by_cover(
     cover: StageCover,
     devices: int,
     threshold_s: float,
-    start: Potentials | None,
+    start: DualPrices | None,
     check: Callable[[], None],
     rounds: int = _BOUND_ROUNDS,
     record: Callable[[float], None] = lambda _: None,
-) -> tuple[float, Potentials]:
-    """No plan is faster (0 if nothing was found), and the last potentials. Begins at ``threshold_s``.
+) -> tuple[float, DualPrices]:
+    """No plan is faster (0 if nothing was found), and the last dual prices. Begins at ``threshold_s``.
 
     Devices are about inverse to the threshold: that points to where all of them are needed. record: gets each bound
     as it is proved.
     """
     bound_s, last = 0.0, start
     for _ in range(_ASKED):
-        last = cover.potentials(threshold_s, start=last, rounds=rounds, check=check)
+        last = cover.dual_prices(threshold_s, start=last, rounds=rounds, check=check)
         ratio = last.devices / devices
         if ratio > _PROOF:
             bound_s = threshold_s

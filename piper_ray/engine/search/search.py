@@ -13,9 +13,9 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.evaluation.completion import Completion
+from piper_ray.engine.evaluation.dual_prices import DualPrices
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
-from piper_ray.engine.evaluation.potentials import Potentials
 from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.cover import BoolArray
@@ -177,8 +177,8 @@ class Search:
         if bound_s is not None:
             self.bracket.record_bound(bound_s)
             return
-        potentials = self._pricing.potentials(threshold_s)
-        if self._pricing.rules_out(potentials):
+        dual_prices = self._pricing.dual_prices(threshold_s)
+        if self._pricing.rules_out(dual_prices):
             self.bracket.record_infeasible(threshold_s)
             return
         if self._is_dear():
@@ -187,7 +187,7 @@ class Search:
             return
         # Where to tell stages apart costs little, the plan that turns out to be the best is at once the preferred one.
         fewest_stages = self._is_small and self.bracket.upper is not None
-        outcome = self._evaluate(threshold_s, fewest_stages=fewest_stages, potentials=potentials)
+        outcome = self._evaluate(threshold_s, fewest_stages=fewest_stages, dual_prices=dual_prices)
         if not outcome.feasible:
             self.bracket.record_infeasible(threshold_s, outcome.reach)
             self._report()
@@ -229,7 +229,7 @@ class Search:
     def _is_dear(self) -> bool:
         """Whether infeasible evaluations have been dear, and no plan near the best one was evaluated yet: then the
         states at that one's own value tell which downsets can be completed, which makes all that follows cheap.
-        Potentials make that dear evaluation needless.
+        Dual prices make that dear evaluation needless.
         """
         upper, known = self.bracket.upper, self._completion
         return (
@@ -303,8 +303,8 @@ class Search:
         if self._preferred is not None and self._preferred[0] == upper_s:
             self._settle(self._preferred[1])
             return
-        potentials = self._pricing.potentials(upper_s)
-        self._settle(self._evaluate(upper_s, fewest_stages=True, potentials=potentials, is_last=True))
+        dual_prices = self._pricing.dual_prices(upper_s)
+        self._settle(self._evaluate(upper_s, fewest_stages=True, dual_prices=dual_prices, is_last=True))
         self._report()
 
     def _settle(self, outcome: Outcome) -> None:
@@ -387,14 +387,14 @@ class Search:
         *,
         fewest_stages: bool = False,
         is_last: bool = False,
-        potentials: Potentials | None = None,
+        dual_prices: DualPrices | None = None,
     ) -> Outcome:
-        """Its figures become the last of ``stats``. potentials: at this threshold. is_last: none comes after it that
+        """Its figures become the last of ``stats``. dual prices: at this threshold. is_last: none comes after it that
         its states could help.
         """
         completion = known = self._completion
-        if potentials is not None:
-            completion = Completion.by_potentials(potentials, self.problem).within(completion)
+        if dual_prices is not None:
+            completion = Completion.by_dual_prices(dual_prices, self.problem).within(completion)
         surely_feasible = fewest_stages or threshold_s == self.bracket.upper
         watch = self._watch(threshold_s)
         outcome = self.evaluations.evaluate(

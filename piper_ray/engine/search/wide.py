@@ -11,8 +11,8 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_s
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.evaluation.backend import Evaluator
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.kernels.types import BitArray
@@ -28,7 +28,7 @@ from piper_ray.engine.tables.tmpc_options import TmpcOptions
 from piper_ray.model.stop import StoppedBy
 
 CELLS, _ROUNDS = 1024, 100
-"""Of the grid of times, and of the search for potentials: more than elsewhere, where so much hangs on them."""
+"""Of the grid of times, and of the search for dual prices: more than elsewhere, where so much hangs on them."""
 
 _ABOVE_BOUND = (0.002, 0.008, 0.032, 0.128)
 """Thresholds for a beam, relative to the lower bound."""
@@ -140,11 +140,11 @@ class WideSearch:
         return upper_s is not None and upper_s <= threshold_s * (1.0 + _NEAR)
 
     def _has_plan_along_beam(self, cover: StageCover, reach: Reach, most: int, threshold_s: float) -> bool:
-        potentials = self.potentials(cover, threshold_s)
-        if potentials.devices > self._devices * (1.0 + PROOF):
+        dual_prices = self.dual_prices(cover, threshold_s)
+        if dual_prices.devices > self._devices * (1.0 + PROOF):
             self.bracket.record_bound(threshold_s)
             return False
-        found = reach.downsets(potentials, Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS), _BEAM, self.ledger.check)
+        found = reach.downsets(dual_prices, Room(min(most, _BEAM_DOWNSETS), _BEAM_STEPS), _BEAM, self.ledger.check)
         if found is None or not self._is_whole(found):
             return False
         problem, outcome = self._evaluate(found, threshold_s)
@@ -163,7 +163,7 @@ class WideSearch:
             most_s = self.bracket.ceiling if self.bracket.upper is None else self.bracket.upper
             # Where nothing takes any time there is no bound to step up from.
             threshold_s = min(self.bracket.lower * (1.0 + step), most_s) if self.bracket.lower > 0.0 else most_s
-            found = reach.downsets(self.potentials(cover, threshold_s), Room(most, steps), check=self.ledger.check)
+            found = reach.downsets(self.dual_prices(cover, threshold_s), Room(most, steps), check=self.ledger.check)
             if found is None:
                 step /= 4.0
                 if step < _LEAST_STEP:
@@ -191,13 +191,13 @@ class WideSearch:
         upper_s = self.bracket.upper
         if upper_s is None:
             return None
-        found = reach.downsets(self.potentials(cover, upper_s), Room(most, steps), check=self.ledger.check)
+        found = reach.downsets(self.dual_prices(cover, upper_s), Room(most, steps), check=self.ledger.check)
         return None if found is None else self._tables(found)
 
-    def potentials(self, cover: StageCover, threshold_s: float) -> Potentials:
+    def dual_prices(self, cover: StageCover, threshold_s: float) -> DualPrices:
         """For plans that keep the threshold. Not from others on: these are no better, and take longer."""
         enough = self._devices * (1.0 + PROOF)
-        return cover.potentials(threshold_s, until=enough, rounds=_ROUNDS, check=self.ledger.check)
+        return cover.dual_prices(threshold_s, until=enough, rounds=_ROUNDS, check=self.ledger.check)
 
     def _is_whole(self, found: BitArray) -> bool:
         return int(np.bitwise_count(found).sum(axis=1).max()) == self.graph.size

@@ -1,8 +1,8 @@
-"""Potentials of layers: devices that each is worth at a threshold, so that no set of layers is done with fewer.
+"""Dual prices of layers: devices that each is worth at a threshold, so that no set of layers is done with fewer.
 
 The dual of covering all layers by fractional stages, found stage by stage (column generation; Desaulniers, Desrosiers
-and Solomon, 2005), in a box around the best values so far (Marsten, Hogan and Blankenship, 1975). Any values give
-potentials that hold, divided by the largest ratio of a stage's to its devices: so each round bounds from below, and how
+and Solomon, 2005), in a box around the best values so far (Marsten, Hogan and Blankenship, 1975). Any values,
+divided by the largest ratio of a stage's to its devices, are prices that hold: so each round bounds from below, and how
 exactly the linear program is solved does not matter.
 """
 
@@ -35,7 +35,7 @@ _CELLS, _FINER = 256, 4
 _ROUNDS = 80
 _STAGES_A_ROUND = 4
 _FAR_TOO_MANY = 2.0
-"""Of all devices there are: potentials that ask for more need not be any better."""
+"""Of all devices there are: dual prices that ask for more need not be any better."""
 
 _NEARLY = 0.9
 """Of the largest ratio in a round: what is less is no column worth having."""
@@ -58,7 +58,7 @@ _GUARD = 1e-9
 
 
 @dataclass(frozen=True)
-class Potentials:
+class DualPrices:
     """of_vertex: float64[n], devices. No layers take fewer than theirs sum to in plans that keep ``threshold_s``."""
 
     threshold_s: float
@@ -124,20 +124,20 @@ class StageCover:
         """What a round takes, roughly."""
         return _MOVE_S * self._labelling.moves.source.size * len(self._kinds)
 
-    def potentials(
+    def dual_prices(
         self,
         threshold_s: float,
         *,
-        start: Potentials | None = None,
+        start: DualPrices | None = None,
         until: float = np.inf,
         rounds: int = _ROUNDS,
         check: Callable[[], None] = lambda: None,
-    ) -> Potentials:
+    ) -> DualPrices:
         """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
         kinds = self._at(kept_s(threshold_s))
         alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
         if not np.isfinite(alone).all():
-            return Potentials(threshold_s, np.zeros(alone.size))
+            return DualPrices(threshold_s, np.zeros(alone.size))
         trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
         ascent = _Ascent(self._labelling, kinds, self._most_cells)
         for inside, devices, known_at_s in self._stages:
@@ -146,12 +146,12 @@ class StageCover:
         devices = self._problem.cluster.devices
         found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
         self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
-        return Potentials(threshold_s, found * (1.0 - _GUARD))
+        return DualPrices(threshold_s, found * (1.0 - _GUARD))
 
-    def kinds(self, potentials: Potentials, spare: float) -> StageKinds:
+    def kinds(self, dual_prices: DualPrices, spare: float) -> StageKinds:
         """Those of which some stage may keep the threshold and waste no more than ``spare`` devices."""
-        kinds = self._at(kept_s(potentials.threshold_s))
-        inside = np.zeros(potentials.of_vertex.size, np.bool_)
+        kinds = self._at(kept_s(dual_prices.threshold_s))
+        inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
         useful = []
         for kind, devices in enumerate(kinds.devices.tolist()):
             at = slice(kind, kind + 1)
@@ -160,7 +160,7 @@ class StageCover:
             )
             least = 1.0 - spare / devices - _GUARD
             _, found = dearest_stage(
-                self._labelling.moves, alone, self._most_cells, potentials.of_vertex, least, np.ones(1), inside
+                self._labelling.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
             )
             if found >= 0:
                 useful.append(kind)
@@ -231,7 +231,7 @@ def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) ->
 
 
 class _Ascent:
-    """Potentials that rise from round to round."""
+    """Dual prices that rise from round to round."""
 
     def __init__(self, labelling: Labelling, kinds: StageKinds, most_cells: int) -> None:
         self._moves, self._kinds, self._cells, self._most_cells = labelling.moves, kinds, _CELLS, most_cells
@@ -266,13 +266,13 @@ class _Ascent:
                 break
         return best
 
-    def _look(self, potential: FloatArray) -> float:
+    def _look(self, price: FloatArray) -> float:
         """The largest ratio of all stages'; its stage, and others apart from it, become columns.
 
         Not so where the grid shows a stage that does not keep the threshold and may be finer: it is too coarse then.
         """
         inside = np.zeros(self._size, np.bool_)
-        rest = potential.copy()
+        rest = price.copy()
         self._too_coarse = False
         largest, kind = dearest_stage(self._moves, self._kinds, self._cells, rest, 1e-9, self._ratios, inside)
         ratios = self._ratios.copy()
@@ -301,7 +301,7 @@ class _Ascent:
 
 
 class _BoxProgram:
-    """max sum of potentials, those of each stage at most its devices, each within its box."""
+    """max sum of dual prices, those of each stage at most its devices, each within its box."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -334,12 +334,12 @@ class _BoxProgram:
         cover = CoverBasis(
             start, np.concatenate(self._members), np.array(self._cost), self._basis, self._inverse, self._share
         )
-        potential = np.empty(n)
+        price = np.empty(n)
         for _ in range(10):
-            if solve_in_box(cover, len(self._members), _PIVOTS, potential) < _PIVOTS:
+            if solve_in_box(cover, len(self._members), _PIVOTS, price) < _PIVOTS:
                 break
             self._invert()
-        return np.clip(potential, lower, upper)
+        return np.clip(price, lower, upper)
 
     def _invert(self) -> None:
         """The basis anew, free of what rounding has added up to."""

@@ -1,4 +1,4 @@
-"""Potentials never ask for more devices than a plan has, and limits by them keep all that leads to one."""
+"""Dual prices never ask for more devices than a plan has, and limits by them keep all that leads to one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import piper_ray
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.completion import Completion
+from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.evaluation.outcome import Outcome
-from piper_ray.engine.evaluation.potentials import Potentials, StageCover
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.search import pricing
@@ -26,10 +26,10 @@ from tests.solver_support import ONE_THREAD, assert_optimal, tables
 FACTORS = (Fraction(9, 10), Fraction(99, 100), Fraction(1), Fraction(101, 100), Fraction(3, 2))
 
 
-def potentials_of(problem: Problem, threshold_s: float, rounds: int = 40) -> Potentials:
+def dual_prices_of(problem: Problem, threshold_s: float, rounds: int = 40) -> DualPrices:
     cover = StageCover.of(problem)
     assert cover is not None
-    return cover.potentials(threshold_s, rounds=rounds)
+    return cover.dual_prices(threshold_s, rounds=rounds)
 
 
 @pytest.mark.parametrize("bucket", long_after(1, range(4)))
@@ -44,14 +44,14 @@ def test_no_plan_takes_fewer_devices(bucket: int) -> None:
         seen += 1
         problem = tables(instance, contraction=without_contraction()).problem
         optimum = best.time_per_sample_s
-        found = potentials_of(problem, float(optimum))
+        found = dual_prices_of(problem, float(optimum))
         assert found.devices <= best.plan.devices
         above_work += found.devices > problem.workload.sums.device_work_s[-1] / float(optimum) * 1.001
         for factor in FACTORS:
             threshold_s = float(optimum * factor)
-            bounds = potentials_of(problem, threshold_s, rounds=1), potentials_of(problem, threshold_s)
+            bounds = dual_prices_of(problem, threshold_s, rounds=1), dual_prices_of(problem, threshold_s)
             plain, *narrowed = (
-                evaluated(problem, threshold_s, None if x is None else Completion.by_potentials(x, problem))
+                evaluated(problem, threshold_s, None if x is None else Completion.by_dual_prices(x, problem))
                 for x in (None, *bounds)
             )
             for outcome in narrowed:
@@ -71,7 +71,7 @@ def evaluated(problem: Problem, threshold_s: float, completion: Completion | Non
 
 
 def solved(instance: Instance, always: bool, monkeypatch: pytest.MonkeyPatch) -> Solution:
-    """With potentials for each threshold, or with none."""
+    """With dual prices for each threshold, or with none."""
     with monkeypatch.context() as patch:
         patch.setattr(pricing, "_SPENT", -1.0 if always else 1e300)
         patch.setattr(pricing, "_LARGE", 1e300)
@@ -108,6 +108,6 @@ def test_families_are_evaluated_with_less(instance: Instance, monkeypatch: pytes
     assert priced.time_per_sample_s == plain.time_per_sample_s
     assert plain.time_per_sample_s is not None
     problem, below_s = tables(instance).problem, 0.99 * plain.time_per_sample_s
-    completion = Completion.by_potentials(potentials_of(problem, below_s), problem)
+    completion = Completion.by_dual_prices(dual_prices_of(problem, below_s), problem)
     with_less = evaluated(problem, below_s, completion)
     assert 0 < with_less.live_downsets < evaluated(problem, below_s, None).live_downsets
