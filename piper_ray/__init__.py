@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
-    from piper_ray.model.batch import Batch
     from piper_ray.model.cluster import Cluster, Link
     from piper_ray.model.constraints import (
         AllDevices,
@@ -79,14 +78,13 @@ if TYPE_CHECKING:
         StepFinished,
     )
     from piper_ray.model.extras import advice
-    from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-    from piper_ray.model.mode import Mode, Sharding
+    from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
+    from piper_ray.model.mode import Mode, Recomputation, Sharding
     from piper_ray.model.options import Contract, SolveOptions
     from piper_ray.model.passes import Passes, passes_of, with_passes
     from piper_ray.model.plan import Plan, Stage
-    from piper_ray.model.recomputation import Recomputation
     from piper_ray.model.restrictions import Restrictions
-    from piper_ray.model.schedule import Schedule, ScheduleName
+    from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
     from piper_ray.model.solution import (
         BlockStats,
         ClusterStats,
@@ -99,9 +97,7 @@ if TYPE_CHECKING:
         SolveStats,
         Status,
     )
-    from piper_ray.model.step import AllReduce, StepTerms
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-    from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.figures import Figures
     from piper_ray.proposal.plan import Planned, plan
     from piper_ray.report.graph.picture import draw

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.runs import PublishedRun, RunModel
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
+from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware

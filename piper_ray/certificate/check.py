@@ -37,8 +37,7 @@ from piper_ray.certificate.tables import claim_of, count_downsets
 from piper_ray.certificate.ways import StageWay, ways_of
 from piper_ray.model import arguments
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
-from piper_ray.model.figures import PROOF_TOLERANCE
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions

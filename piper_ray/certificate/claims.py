@@ -16,9 +16,9 @@ from piper_ray.model.constraints import (
     TensorParallelDegrees,
 )
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
+from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 

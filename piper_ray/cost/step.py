@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import StepTerms
 
 
 def sync_s_per_byte(step: StepTerms, cluster: Cluster, data_parallel_degree: int, tensor_parallel_degree: int) -> float:

@@ -10,11 +10,11 @@ from piper_ray.evaluate import Evaluation, evaluate
 from piper_ray.model.constraints import KeepOrder, SameDegrees
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.events import Listener, silent
-from piper_ray.model.in_order import in_order
+from piper_ray.model.fields import renamed
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.renamed import renamed
+from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Forecast, Solution

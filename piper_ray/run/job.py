@@ -11,8 +11,8 @@ from enum import Enum
 from piper_ray.model import arguments
 from piper_ray.model.cores import share_of_cores
 from piper_ray.model.errors import UsageError
-from piper_ray.model.plain import as_tuple, convert_fields
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.units import as_tuple, convert_fields
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.formats.planned import Planned
 

@@ -14,8 +14,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.extras import require
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.run.job import Job, JobOptions, Replicas, job_of
 from piper_ray.run.result import Run

@@ -9,11 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import as_planned
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import as_planned
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.critical import critical_path

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from piper_ray.model.batch import Batch
-from piper_ray.model.figures import bytes_text, plural, size_text, time_text
-from piper_ray.model.notebook import html_table
+from piper_ray.model.figures import bytes_text, html_table, plural, size_text, time_text
+from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions

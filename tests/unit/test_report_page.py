@@ -16,8 +16,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
 from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.memory import memory_picture, most_by_column

@@ -14,8 +14,7 @@ import piper_ray
 from piper_ray.model.errors import InputError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import AllReduce
+from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName
 from piper_ray.simulate import steady, timeline
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.options import SimulationOptions

@@ -17,9 +17,8 @@ from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats
-from piper_ray.model.step import StepTerms
 
 
 @dataclass(frozen=True)

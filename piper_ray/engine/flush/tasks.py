@@ -15,7 +15,7 @@ from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, Flu
 from piper_ray.engine.kernels.types import frozen
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import StepTerms
 
 MEMORY_TOLERANCE = 5e-10
 """Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""
