@@ -14,12 +14,11 @@ from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
-from piper_ray.planners.exact import Exact
-from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
+from piper_ray.planners.named import ALL_NAMES, PLANNERS, PiperPublished, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
-from piper_ray.planners.piper_published import PiperPublished
 from piper_ray.planners.planner import (
     BaselineResult,
+    Exact,
     NamedPlanner,
     Needs,
     Planner,

@@ -14,11 +14,10 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
-from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.flushed_runs import GridPoint, best_simulated, candidates
 from piper_ray.planners.order import RunOrder, run_order
 from piper_ray.planners.planner import Light, Proposal
-from piper_ray.planners.run_costs import Integers, RunCosts
+from piper_ray.planners.run_costs import Integers, RunCosts, UniformChoice, uniform_choices
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.planners.choices import UniformChoice
-from piper_ray.planners.run_costs import Floats, Integers, RunCosts
+from piper_ray.planners.run_costs import Floats, Integers, RunCosts, UniformChoice
 from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
 
 _ROUNDING = 1e-9

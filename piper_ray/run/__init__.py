@@ -2,6 +2,6 @@
 
 ``job`` is what the ranks are to do, ``launch`` starts them on this machine, ``run`` is the way in, ``result`` what was
 measured, ``trace`` the same as events: none of them imports torch. A rank's process (``rank``) cuts the model
-(``stages``), writes the schedule's lists as torch's table and times its passes (``passes``), and
-trains (``pipeline``, ``train``) on microbatches of ``data``; ``memory`` finds its peak.
+(``stages``), writes the schedule's lists as torch's table and times its passes (``pipeline``), and
+trains on microbatches of ``data``, and finds its peak of memory (``train``).
 """

@@ -30,19 +30,24 @@ from pyarrow import ArrowException, fs
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
-from piper_ray.storage.claim import acquire
 from piper_ray.storage.folder import Folder, Vanished, open_folder, reason, shown
-from piper_ray.storage.lease import Lease
+from piper_ray.storage.lease import Lease, acquire
 from piper_ray.storage.names import StateFile
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
-from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
 from piper_ray.sweep.parts import (
     BEFORE_MANIFESTS,
+    CONTROL,
+    FOLDER,
     FORMAT,
+    Contents,
     Manifest,
     Part,
+    folders,
     parts,
+    read_contents,
     read_manifest,
+    read_part,
+    schema_of,
     unfinished_before,
     write_manifest,
 )

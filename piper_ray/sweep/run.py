@@ -18,13 +18,11 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import Event, Note, silent
 from piper_ray.model.figures import plural
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.sweep.answer import Report, Row, answer, lost_row, solve_points
+from piper_ray.sweep.answer import Lattices, Report, Row, answer, lost_row, solve_points
 from piper_ray.sweep.dataset import Dataset
-from piper_ray.sweep.demand import Demand
-from piper_ray.sweep.lattices import Lattices
+from piper_ray.sweep.demand import Demand, PointKind, PointQueue
 from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.progress import Progress, SweepListener
-from piper_ray.sweep.queue import PointKind, PointQueue
 from piper_ray.sweep.read import read_sweep
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def run_sweep(
     on_warning: Callable[[str], None] = lambda text: None,  # noqa: ARG005
     stop: Stop[Progress] | None = None,
 ) -> Progress:
-    """Solves every point of the sweep in ``source`` (TOML, see ``schema``) that ``storage`` does not hold.
+    """Solves every point of the sweep in ``source`` (TOML, see ``read``) that ``storage`` does not hold.
 
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
     address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.

@@ -244,7 +244,7 @@ sys.stdin.read()
 
 
 def test_two_sweeps_on_one_storage_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.storage.claim._POLL_S", 0.05)
+    monkeypatch.setattr("piper_ray.storage.lease._POLL_S", 0.05)
     command = [sys.executable, "-c", _OWNER, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(

@@ -9,7 +9,7 @@ from piper_ray.cost.variants import Variant
 from piper_ray.engine.blocks.choices import BlockChoice, combine
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.simulate.pass_times import pass_times
+from piper_ray.simulate.stages import pass_times
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from piper_ray.cost.step import sync_s_per_byte
+from piper_ray.cost.schedules import sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.chunks.shapes import PipelineShape

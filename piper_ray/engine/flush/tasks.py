@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import sync_s_per_byte
+from piper_ray.cost.schedules import FlushSchedule, sync_s_per_byte
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s

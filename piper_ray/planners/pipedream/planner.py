@@ -24,9 +24,9 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast
-from piper_ray.planners.choices import UniformChoice, uniform_choices
 from piper_ray.planners.pipedream.parameters import Level, Partition, States
 from piper_ray.planners.planner import Needs, Proposal, allowed, evaluated
+from piper_ray.planners.run_costs import UniformChoice, uniform_choices
 from piper_ray.workloads.formats.load import Source, instance_of
 
 _PAIR_BYTES = 32
@@ -82,7 +82,7 @@ class PipeDream:
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
         """Of states along an order of the layers it takes less."""
-        from piper_ray.planners.pipedream.states import PAIR_LIMIT
+        from piper_ray.planners.pipedream.optimum import PAIR_LIMIT
 
         return Needs.of_tables(_PAIR_BYTES * min(lattice.pairs or PAIR_LIMIT, PAIR_LIMIT))
 
@@ -144,8 +144,7 @@ class PipeDream:
     ) -> tuple[Partition | None, int]:
         """None if nothing fits; and how many pairs of states were looked at."""
         # What follows compiles kernels: only when a partition is asked for.
-        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition
-        from piper_ray.planners.pipedream.states import build_states
+        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition, build_states
 
         states = build_states(instance, choice.tmpcs, self.states)
         ratio = self.activation_compression_ratio
