@@ -77,7 +77,6 @@ if TYPE_CHECKING:
         PartBegun,
         StepFinished,
     )
-    from piper_ray.model.extras import advice
     from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
     from piper_ray.model.mode import Mode, Recomputation, Sharding
     from piper_ray.model.options import Contract, SolveOptions
@@ -102,20 +101,17 @@ if TYPE_CHECKING:
     from piper_ray.proposal.plan import Planned, plan
     from piper_ray.report.graph.picture import draw
     from piper_ray.report.info import info
-    from piper_ray.run.job import Job, LayerJob, Replicas
-    from piper_ray.run.result import RankRun, Run, Stretch
+    from piper_ray.run.job import Job, LayerJob, RankRun, Replicas, Run, Stretch
     from piper_ray.run.run import run
     from piper_ray.run.trace import run_trace, write_run_trace
-    from piper_ray.simulate.memory import MemorySteps, Versions
     from piper_ray.simulate.options import InFlightRule, SimulationOptions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
     from piper_ray.simulate.run import simulate
     from piper_ray.simulate.stages import StageLoad
-    from piper_ray.simulate.timeline import Timeline
+    from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions
     from piper_ray.simulate.trace import chrome_trace, write_trace
     from piper_ray.sweep.dataset import read_dataset
-    from piper_ray.sweep.point import Point
-    from piper_ray.sweep.progress import Best, Progress, SweepListener
+    from piper_ray.sweep.point import Best, Point, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
     from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
     from piper_ray.workloads.formats.load import Source
@@ -284,7 +280,6 @@ _NAMES = {
         "CertificateRefused CheckpointLost CheckpointRefused ChoiceTooHard ClusterError DatasetDamaged Fault "
         "InfeasibleError InputError InvalidPlan LimitError PiperRayError UsageError"
     ),
-    "model.batch": "Batch",
     "model.cluster": "Cluster Link",
     "model.constraints": (
         "AllDevices Constraint KeepOrder NoDataParallelism NoTensorParallelism Recompute RecomputeRule "
@@ -294,21 +289,17 @@ _NAMES = {
         "Bounds Compiling DegreesAdvanced DegreesSearched EvaluationAdvanced EvaluationFinished Event "
         "IncumbentFound Listener Note PartBegun StepFinished"
     ),
-    "model.extras": "advice",
-    "model.instance": "Edge Instance Layer Tensor Tmpc",
-    "model.trained_model": "TrainedModel",
-    "model.mode": "Mode Sharding",
-    "model.recomputation": "Recomputation",
+    "model.instance": "Batch Edge Instance Layer Tensor Tmpc TrainedModel",
+    "model.mode": "Mode Recomputation Sharding",
     "model.options": "Contract SolveOptions",
     "model.passes": "Passes passes_of with_passes",
     "model.plan": "Plan Stage",
     "model.restrictions": "Restrictions",
-    "model.schedule": "Schedule ScheduleName",
+    "model.schedule": "AllReduce Schedule ScheduleName StepTerms",
     "model.solution": (
         "BlockStats ClusterStats DegreeStats EvaluationStats Forecast Infeasibility NodeStats Solution SolveStats "
         "Status"
     ),
-    "model.step": "AllReduce StepTerms",
     "model.stop": "Stop StoppedBy StopSearch",
     "run.run": "run",
     "simulate.options": "InFlightRule SimulationOptions",
@@ -329,16 +320,13 @@ _NAMES = {
     "engine.frontier.result": "Frontier FrontierPoint FrontierStats",
     "engine.frontier.events": "FrontierListener CurveAdvanced PointClosed",
     "engine.frontier.ranges": "Numbers",
-    "sweep.progress": "Progress SweepListener Best",
-    "sweep.point": "Point",
+    "sweep.point": "Best Point Progress SweepListener",
     "engine.evaluation.backend": "Backend",
     "simulate.result": "Simulation RankSimulation PathPart Interval",
     "simulate.stages": "StageLoad",
-    "simulate.timeline": "Timeline",
-    "simulate.memory": "MemorySteps Versions",
+    "simulate.timeline": "MemorySteps Timeline Versions",
     "simulate.trace": "chrome_trace write_trace",
-    "run.result": "Run RankRun Stretch",
-    "run.job": "Job LayerJob Replicas",
+    "run.job": "Job LayerJob RankRun Replicas Run Stretch",
     "run.trace": "run_trace write_run_trace",
     "engine.backends.ray": "RayBackend",
     "engine.backends.ray.coordinator": "WithoutWorkers",
@@ -356,6 +344,8 @@ def __getattr__(name: str) -> object:
     try:
         value: object = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
+        from piper_ray.model.errors import advice
+
         raise advice(error) or error from None
     globals()[name] = value
     return value

@@ -19,8 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from piper_ray.certificate.certificate import Certificate, Tails
-from piper_ray.certificate.claims import restrictions_of
+from piper_ray.certificate.certificate import Certificate, Tails, restrictions_of
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file, written_whole

@@ -51,7 +51,7 @@ def refuse_uncertifiable(
     path: Path, instance: Instance, schedule: Schedule, restrictions: Restrictions, options: SolveOptions
 ) -> None:
     """Raises UsageError for what has no certificate, and for a place where no file can be: before the work."""
-    from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.certificate.certificate import require_certifiable
     from piper_ray.engine.certify import require_listable
 
     refuse_unwritable("--certificate", path)
@@ -110,7 +110,7 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
 
     Raises CertificateRefused if it proves nothing, and UsageError for a plan that its bound says nothing of.
     """
-    from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.certificate.certificate import require_certifiable
 
     require_certifiable(Restrictions(), schedule)
     if plan.in_flight is not None:

@@ -12,15 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import layers_in_order, order_violations
-
-if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance, Tmpc
-    from piper_ray.model.plan import Plan, Stage
 
 
 class Scope(Enum):

@@ -5,16 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from piper_ray.model.constraints import Constraint, Scope, choices_made
 from piper_ray.model.figures import plural
+from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.mode import Mode, Recomputation, Sharding, share_of
-
-if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance, Tmpc
-    from piper_ray.model.plan import Plan
-
+from piper_ray.model.plan import Plan
 
 _AXES = {
     "context": "context parallelism",

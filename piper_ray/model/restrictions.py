@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from piper_ray.model import arguments
 from piper_ray.model.constraints import (
@@ -22,10 +22,8 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-
-if TYPE_CHECKING:
-    from piper_ray.model.plan import Plan
 
 
 @dataclass(frozen=True, init=False)

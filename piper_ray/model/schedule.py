@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -144,19 +143,17 @@ class Schedule:
         return cls(ScheduleName(arguments.choice("schedule", given, ScheduleName)))
 
 
-_ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
-    {
-        ScheduleName.TWO_BW: "the paper's model: 1F1B never drained, gradients a batch late",
-        ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
-        ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
-        ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
-        ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
-        ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
-        ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
-        ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
-        ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
-    }
-)
+_ASSUMPTIONS: Mapping[ScheduleName, str] = {
+    ScheduleName.TWO_BW: "the paper's model: 1F1B never drained, gradients a batch late",
+    ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
+    ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
+    ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
+    ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
+    ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
+    ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
+    ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
+    ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
+}
 
 PAPERS_SCHEDULE = Schedule(ScheduleName.TWO_BW)
 """Piper's own, which holds where nothing else is said."""

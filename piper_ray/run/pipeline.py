@@ -27,8 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.data import Microbatch
-from piper_ray.run.job import Pass, PipelinePlan, Replicas
-from piper_ray.run.result import Stretch
+from piper_ray.run.job import Pass, PipelinePlan, Replicas, Stretch
 from piper_ray.run.stages import Border, StageModule, borders_of, cuts_of, untouched
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.workloads.measure.factory import Inputs, TrainableModel

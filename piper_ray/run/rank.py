@@ -21,9 +21,8 @@ import torch
 import torch.distributed as dist
 
 from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError, UsageError
-from piper_ray.run.job import Job
+from piper_ray.run.job import Failure, Job, Run
 from piper_ray.run.pipeline import PassFailed
-from piper_ray.run.result import Failure, Run
 from piper_ray.run.train import Progress, train
 from piper_ray.workloads.measure.places import place_of, words_of
 

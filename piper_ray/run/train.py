@@ -17,9 +17,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper_ray.run.data import Data, Microbatch
-from piper_ray.run.job import Job, PipelinePlan
+from piper_ray.run.job import Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.pipeline import Pipeline
-from piper_ray.run.result import RankRun, Run, Stretch
 from piper_ray.workloads.measure.factory import find_factory
 from piper_ray.workloads.measure.inputs import parse_input
 

@@ -23,12 +23,22 @@ from piper_ray.model.plan_rules import as_planned
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.memory import MemorySteps, Versions, held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
-from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
+from piper_ray.simulate.timeline import (
+    Layout,
+    MemorySteps,
+    PassSeconds,
+    Timeline,
+    Versions,
+    held_microbatches,
+    layout,
+    memory_steps,
+    run_lists,
+    weight_versions,
+)
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
 """Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""

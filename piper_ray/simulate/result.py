@@ -8,10 +8,9 @@ from functools import cached_property
 from piper_ray.model.figures import bytes_text, html_table, plural, size_text, time_text
 from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.stages import StageLoad
-from piper_ray.simulate.timeline import Timeline
+from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions, memory_steps
 
 PROMISE_KEPT = 1.0 + 1e-6
 """A step of so many times the promised one still keeps the promise."""

@@ -21,17 +21,17 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 from uuid import uuid4
 
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
-from piper_ray.storage.folder import Folder
-from piper_ray.storage.names import (
+from piper_ray.storage.folder import (
     CLAIM,
     LEASE,
     DriverFile,
+    Folder,
     driver_files,
     highest_epoch,
     state_files,
@@ -206,14 +206,14 @@ def acquire(folder: Folder, clock: Clock, on_warning: Callable[[str], None]) -> 
     return lease
 
 
+@dataclass
 class _Rivals:
     """Other drivers of the folder. dead: files of those that have ended without removing them."""
 
-    def __init__(self, folder: Folder, clock: Clock, on_warning: Callable[[str], None]) -> None:
-        self.dead: set[DriverFile] = set()
-        self._folder = folder
-        self._clock = clock
-        self._on_warning = on_warning
+    _folder: Folder
+    _clock: Clock
+    _on_warning: Callable[[str], None]
+    dead: set[DriverFile] = field(default_factory=set)
 
     def outlast_all(self) -> list[str]:
         """The names of all files once no other driver is left. Raises CheckpointRefused if one is alive."""

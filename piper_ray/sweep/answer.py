@@ -23,9 +23,10 @@ from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import version
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from piper_ray.compiled.jit import sources_digest
+from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.forecast import bytes_per_downset
 from piper_ray.engine.preparation import PointShape, Preparation, prepare
 from piper_ray.engine.solve import solve
@@ -43,10 +44,6 @@ from piper_ray.planners import planner_of
 from piper_ray.planners.planner import Proposal, Terms, allowed_proposal, evaluated
 from piper_ray.sweep.point import Point
 from piper_ray.version import __version__
-
-if TYPE_CHECKING:
-    from piper_ray.engine.evaluation.backend import Backend
-
 
 KEPT = 8
 KEPT_BYTES = 100e6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
@@ -106,16 +106,7 @@ def records_of(table: pa.Table) -> list[Record]:
                 schedule_text(row["schedule"], row["chunks"]),
             ),
             method=Method(row["planner"], _without(row)),
-            devices=row["devices"],
-            memory_bytes=row["memory_bytes"],
-            status=row["status"],
-            time_per_sample_s=row["time_per_sample_s"],
-            lower_bound_s=row["lower_bound_s"],
-            devices_used=row["devices_used"],
-            stages=row["stages"],
-            error_kind=row["error_kind"],
-            error=row["error"],
-            seconds=row["seconds"],
+            **{field.name: row[field.name] for field in fields(Record) if field.name in row},
         )
         for row in table.to_pylist()
     ]

@@ -26,8 +26,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from piper_ray.engine.checkpoint.records import prune, read_newest, write
-from piper_ray.storage.folder import Folder, Vanished, open_folder
-from piper_ray.storage.names import PARTS, UNFINISHED, StateFile, state_files
+from piper_ray.storage.folder import PARTS, UNFINISHED, Folder, StateFile, Vanished, open_folder, state_files
 from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
 
 _PART = re.compile(r"part-([0-9]+)-([0-9]+)\.E([0-9]+)\.([0-9a-f]{32})\.parquet")

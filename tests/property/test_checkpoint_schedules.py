@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
+from piper_ray.storage.folder import CLAIM, LEASE, DriverFile
 from piper_ray.storage.lease import BEAT_S, Lease, Owner, acquire
-from piper_ray.storage.names import CLAIM, LEASE, DriverFile
 from tests.checkpoint_support import ignored
 
 

@@ -18,7 +18,7 @@ import pytest
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
 from piper_ray.model.errors import CheckpointRefused
-from piper_ray.storage.names import state_files
+from piper_ray.storage.folder import state_files
 from tests.checkpoint_support import (
     Clock,
     ObjectStore,

@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused, ClusterError
-from piper_ray.storage.folder import Folder, LocalFolder
+from piper_ray.storage.folder import CLAIM, LEASE, DriverFile, Folder, LocalFolder, StateFile
 from piper_ray.storage.lease import LEASE_S, Lease, Owner, acquire
-from piper_ray.storage.names import CLAIM, LEASE, DriverFile, StateFile
 from tests.checkpoint_support import Clock, ObjectStore, ignored, open_folder_in, unexpected
 
 HERE = Owner.current()

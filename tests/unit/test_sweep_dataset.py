@@ -17,8 +17,7 @@ import pytest
 from pyarrow import fs
 
 from piper_ray import CheckpointRefused, UsageError
-from piper_ray.storage.folder import open_folder
-from piper_ray.storage.names import PARTS, StateFile, checksum
+from piper_ray.storage.folder import PARTS, StateFile, checksum, open_folder
 from piper_ray.sweep import columns, dataset
 from piper_ray.sweep.columns import ORDER, RUN_COLUMNS, SCHEMA
 from piper_ray.sweep.dataset import Dataset, read_dataset

@@ -22,7 +22,6 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.planners.order import topological_order
 from piper_ray.planners.pipedream.kernel import (
     LevelArrays,
     PairArrays,
@@ -35,7 +34,8 @@ from piper_ray.planners.pipedream.kernel import (
     make_segments,
     stage_seconds,
 )
-from piper_ray.planners.pipedream.parameters import States
+from piper_ray.planners.pipedream.planner import States
+from piper_ray.planners.runs import topological_order
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
