@@ -27,7 +27,7 @@ from piper_ray.model.units import as_tuple, convert_fields, count, counts, figur
 
 @dataclass(frozen=True)
 class Batch:
-    """What a step trains on, so that speeds can be said in samples and tokens.
+    """What a step trains on.
 
     microbatches: N. samples_per_microbatch, tokens_per_sample: of the training data; None where nobody says.
 
@@ -61,7 +61,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The model that a workload's figures are of, and how it is trained: what launch files say and figures do not.
+    """The model that a workload's figures are of, and how it is trained.
 
     config: the keys of its Hugging Face config that count here, ``model_type`` among them; plain values. precision: of
     matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
