@@ -19,9 +19,8 @@ TYPE_CHECKING = False  # as typing's, which takes longer to load than all of thi
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.calibrate.workload import estimate
-    from piper_ray.certificate.certificate import Certificate, Tails
+    from piper_ray.certificate.certificate import Certificate, Tails, read_certificate, write_certificate
     from piper_ray.certificate.check import CertifiedBound, verify_certificate
-    from piper_ray.certificate.file import read_certificate, write_certificate
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.certify import certify
@@ -272,9 +271,8 @@ __all__ = [
 
 _NAMES = {
     "evaluate": "Binding Evaluation StageEvaluation evaluate",
-    "certificate.certificate": "Certificate Tails",
+    "certificate.certificate": "Certificate Tails read_certificate write_certificate",
     "certificate.check": "CertifiedBound verify_certificate",
-    "certificate.file": "read_certificate write_certificate",
     "engine.certify": "certify",
     "model.errors": (
         "CertificateRefused CheckpointLost CheckpointRefused ChoiceTooHard ClusterError DatasetDamaged Fault "

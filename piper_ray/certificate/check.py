@@ -27,8 +27,16 @@ from typing import Any
 
 import numpy as np
 
-from piper_ray.certificate.certificate import Certificate, StageWay, Tails, charged, require_certifiable, ways_of
-from piper_ray.certificate.file import free_bytes, read_after
+from piper_ray.certificate.certificate import (
+    Certificate,
+    StageWay,
+    Tails,
+    charged,
+    free_bytes,
+    read_after,
+    require_certifiable,
+    ways_of,
+)
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch

@@ -76,7 +76,7 @@ def write_own_certificate(
     say: Callable[[str], object],
 ) -> None:
     """Makes it, writes it, and says so; after a signal, that there is none."""
-    from piper_ray.certificate.file import write_certificate
+    from piper_ray.certificate.certificate import write_certificate
     from piper_ray.engine.certify import certify
 
     if solution.stopped_by is not None and solution.stopped_by.in_haste:

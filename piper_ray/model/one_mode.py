@@ -36,14 +36,8 @@ def _axis_text(mode: Mode, axis: str) -> str:
 
 def context_of(instance: Instance, plan: Plan) -> int:
     """The most groups that share a sequence in any of its stages; 1 without context parallelism."""
-    chosen = (
-        tmpc.mode.context
-        for stage in plan.stages
-        for layer, tmpc_id in stage.tmpc_ids.items()
-        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-        if tmpc.id == tmpc_id
-    )
-    return max(chosen, default=1)
+    contexts = (tmpc.mode.context for stage in plan.stages for _, _, tmpc in choices_made(instance, stage))
+    return max(contexts, default=1)
 
 
 def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:

@@ -1,6 +1,6 @@
 """A rank's part of a pipeline: its stages of a traced model, on its device, joined to the others' by torch.
 
-This is the one way from a plan to torch: ``piper-ray run`` (``train``) and exported folders (``exported``) go it.
+This is the one way from a plan to torch: ``piper-ray run`` (``rank``) and exported folders (``exported``) go it.
 Replicas are made by torch's wrappers where its hooks are called, and by sums where the backward pass is split: that
 computes gradients of parameters without autograd's accumulation, so DistributedDataParallel never hears of them. Such
 stages stay as they are: replicas begin alike, and their gradients are summed after a step.
