@@ -138,14 +138,7 @@ class Recompute(str, Enum):
     ONE_FOR_ALL = "one-for-all"
 
 
-_ROLES: dict[Recompute, tuple[bool | None, ...]] = {
-    Recompute.AUTO: (None,),
-    Recompute.ALWAYS: (True,),
-    Recompute.NEVER: (False,),
-    Recompute.ALL_OR_NONE: (False, True),
-    Recompute.FIRST_K: (False, True),
-    Recompute.ONE_FOR_ALL: (False, True),
-}
+_ONE_ROLE: dict[Recompute, bool | None] = {Recompute.AUTO: None, Recompute.ALWAYS: True, Recompute.NEVER: False}
 
 
 @dataclass(frozen=True)
@@ -173,7 +166,7 @@ class RecomputeRule(Constraint):
     @property
     def roles(self) -> tuple[bool | None, ...]:
         """Under FIRST_K those of whole stages: others are in between."""
-        return _ROLES[self.rule]
+        return (_ONE_ROLE[self.rule],) if self.rule in _ONE_ROLE else (False, True)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if self.rule is Recompute.AUTO:

@@ -50,12 +50,8 @@ CHUNKED = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS, Schedule
 UNEVEN = ASYNCHRONOUS | {ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B}
 """Schedules whose stages may differ in their data-parallel degree: microbatches go round-robin to the replicas."""
 
-_DEFAULT_CHUNKS = {
-    ScheduleName.INTERLEAVED: 2,
-    ScheduleName.LOOPED_BFS: 2,
-    ScheduleName.ZB_V: 2,
-    ScheduleName.DUALPIPE_V: 2,
-}
+_OPEN_CHUNKS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
+"""Schedules whose number of chunks is open where it is not given."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         name = arguments.choice("schedule", self.name, ScheduleName)
-        chunks = _DEFAULT_CHUNKS.get(name, 1) if self.chunks is None else arguments.positive("chunks", self.chunks)
+        usual = 2 if name in _OPEN_CHUNKS | V_SHAPED else 1
+        chunks = usual if self.chunks is None else arguments.positive("chunks", self.chunks)
         if name in V_SHAPED and chunks != 2:
             raise UsageError(f"schedule {name.value} has two chunks on each rank, not {chunks}")
         if name not in CHUNKED and chunks != 1:
@@ -87,7 +84,7 @@ class Schedule:
         group = None if self.group is None else arguments.positive("group", self.group)
         if group is not None and name not in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
             raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
-        are_open = self.chunks is None and name in (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+        are_open = self.chunks is None and name in _OPEN_CHUNKS
         for of, value in (("name", name), ("chunks", chunks), ("group", group), ("chunks_are_open", are_open)):
             object.__setattr__(self, of, value)
 

@@ -42,15 +42,8 @@ class PassFailed(Exception):
     """An error of the user's own code, or of the device, in a pass: ``__cause__`` is the error."""
 
     def __init__(self, kind: ActionKind, stage: int) -> None:
-        super().__init__(f"{_WORDS[kind]} pass of stage {stage + 1}")
-
-
-_WORDS = {
-    ActionKind.F: "the forward",
-    ActionKind.B: "the backward",
-    ActionKind.I: "the backward",
-    ActionKind.W: "the backward",
-}
+        way = "forward" if kind is ActionKind.F else "backward"
+        super().__init__(f"the {way} pass of stage {stage + 1}")
 
 
 @dataclass

@@ -18,12 +18,11 @@ from piper_ray.model.stop import Stop
 from piper_ray.run.job import Job, JobOptions, Replicas, Run, job_of
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
-from piper_ray.workloads.formats.load import instance_of, load_plan, plan_claims, planned
+from piper_ray.workloads.formats.load import Source, instance_of, load_plan, plan_claims, planned
 from piper_ray.workloads.measure.arguments import PARAMETERS
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
-    from piper_ray.workloads.formats.load import Source
 
 
 @arguments.named_as_parameters(PARAMETERS)
