@@ -15,29 +15,6 @@ from piper_ray.model.options import EXACT
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.sweep.point import scene_name, schedule_text
 
-COLUMNS = [
-    "input_hash",
-    "planner",
-    "devices",
-    "microbatches",
-    "memory_bytes",
-    "bandwidth_bytes_per_s",
-    "tensor_parallelism",
-    "data_parallelism",
-    "recompute",
-    "schedule",
-    "chunks",
-    "status",
-    "time_per_sample_s",
-    "lower_bound_s",
-    "devices_used",
-    "stages",
-    "error_kind",
-    "error",
-    "seconds",
-]
-"""Of a dataset: what the findings need."""
-
 
 class Method(NamedTuple):
     """A planner with what it may not use, in words; "" if it may use all."""
@@ -93,6 +70,21 @@ class Record:
     def cluster(self) -> tuple[Scene, int, float, str]:
         """What planners are compared on: the workload, the cluster and the restrictions."""
         return self.scene, self.devices, self.memory_bytes, self.method.without
+
+
+COLUMNS = [
+    "input_hash",
+    "planner",
+    "microbatches",
+    "bandwidth_bytes_per_s",
+    "tensor_parallelism",
+    "data_parallelism",
+    "recompute",
+    "schedule",
+    "chunks",
+    *(field.name for field in fields(Record) if field.name not in ("scene", "method")),
+]
+"""Of a dataset: what the findings need."""
 
 
 def records_of(table: pa.Table) -> list[Record]:
