@@ -19,9 +19,8 @@ TYPE_CHECKING = False  # as typing's, which takes longer to load than all of thi
 if TYPE_CHECKING:
     from piper_ray import planners as baselines
     from piper_ray.calibrate.workload import estimate
-    from piper_ray.certificate.certificate import Certificate, Tails
+    from piper_ray.certificate.certificate import Certificate, Tails, read_certificate, write_certificate
     from piper_ray.certificate.check import CertifiedBound, verify_certificate
-    from piper_ray.certificate.file import read_certificate, write_certificate
     from piper_ray.engine.backends.ray import RayBackend
     from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
     from piper_ray.engine.certify import certify
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from piper_ray.engine.preparation import Preparation
     from piper_ray.engine.solve import solve
     from piper_ray.evaluate import Binding, Evaluation, StageEvaluation, evaluate
-    from piper_ray.model.batch import Batch
     from piper_ray.model.cluster import Cluster, Link
     from piper_ray.model.constraints import (
         AllDevices,
@@ -78,15 +76,13 @@ if TYPE_CHECKING:
         PartBegun,
         StepFinished,
     )
-    from piper_ray.model.extras import advice
-    from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-    from piper_ray.model.mode import Mode, Sharding
+    from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
+    from piper_ray.model.mode import Mode, Recomputation, Sharding
     from piper_ray.model.options import Contract, SolveOptions
     from piper_ray.model.passes import Passes, passes_of, with_passes
     from piper_ray.model.plan import Plan, Stage
-    from piper_ray.model.recomputation import Recomputation
     from piper_ray.model.restrictions import Restrictions
-    from piper_ray.model.schedule import Schedule, ScheduleName
+    from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
     from piper_ray.model.solution import (
         BlockStats,
         ClusterStats,
@@ -99,27 +95,22 @@ if TYPE_CHECKING:
         SolveStats,
         Status,
     )
-    from piper_ray.model.step import AllReduce, StepTerms
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-    from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.figures import Figures
     from piper_ray.proposal.plan import Planned, plan
     from piper_ray.report.graph.picture import draw
     from piper_ray.report.info import info
-    from piper_ray.run.job import Job, LayerJob, Replicas
-    from piper_ray.run.result import RankRun, Run, Stretch
+    from piper_ray.run.job import Job, LayerJob, RankRun, Replicas, Run, Stretch
     from piper_ray.run.run import run
     from piper_ray.run.trace import run_trace, write_run_trace
-    from piper_ray.simulate.memory import MemorySteps, Versions
     from piper_ray.simulate.options import InFlightRule, SimulationOptions
     from piper_ray.simulate.result import Interval, PathPart, RankSimulation, Simulation
     from piper_ray.simulate.run import simulate
     from piper_ray.simulate.stages import StageLoad
-    from piper_ray.simulate.timeline import Timeline
+    from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions
     from piper_ray.simulate.trace import chrome_trace, write_trace
     from piper_ray.sweep.dataset import read_dataset
-    from piper_ray.sweep.point import Point
-    from piper_ray.sweep.progress import Best, Progress, SweepListener
+    from piper_ray.sweep.point import Best, Point, Progress, SweepListener
     from piper_ray.sweep.run import run_sweep
     from piper_ray.workloads.formats import Form, InFlight, dump, dump_plan, load, load_plan, load_solution
     from piper_ray.workloads.formats.load import Source
@@ -280,15 +271,13 @@ __all__ = [
 
 _NAMES = {
     "evaluate": "Binding Evaluation StageEvaluation evaluate",
-    "certificate.certificate": "Certificate Tails",
+    "certificate.certificate": "Certificate Tails read_certificate write_certificate",
     "certificate.check": "CertifiedBound verify_certificate",
-    "certificate.file": "read_certificate write_certificate",
     "engine.certify": "certify",
     "model.errors": (
         "CertificateRefused CheckpointLost CheckpointRefused ChoiceTooHard ClusterError DatasetDamaged Fault "
         "InfeasibleError InputError InvalidPlan LimitError PiperRayError UsageError"
     ),
-    "model.batch": "Batch",
     "model.cluster": "Cluster Link",
     "model.constraints": (
         "AllDevices Constraint KeepOrder NoDataParallelism NoTensorParallelism Recompute RecomputeRule "
@@ -298,21 +287,17 @@ _NAMES = {
         "Bounds Compiling DegreesAdvanced DegreesSearched EvaluationAdvanced EvaluationFinished Event "
         "IncumbentFound Listener Note PartBegun StepFinished"
     ),
-    "model.extras": "advice",
-    "model.instance": "Edge Instance Layer Tensor Tmpc",
-    "model.trained_model": "TrainedModel",
-    "model.mode": "Mode Sharding",
-    "model.recomputation": "Recomputation",
+    "model.instance": "Batch Edge Instance Layer Tensor Tmpc TrainedModel",
+    "model.mode": "Mode Recomputation Sharding",
     "model.options": "Contract SolveOptions",
     "model.passes": "Passes passes_of with_passes",
     "model.plan": "Plan Stage",
     "model.restrictions": "Restrictions",
-    "model.schedule": "Schedule ScheduleName",
+    "model.schedule": "AllReduce Schedule ScheduleName StepTerms",
     "model.solution": (
         "BlockStats ClusterStats DegreeStats EvaluationStats Forecast Infeasibility NodeStats Solution SolveStats "
         "Status"
     ),
-    "model.step": "AllReduce StepTerms",
     "model.stop": "Stop StoppedBy StopSearch",
     "run.run": "run",
     "simulate.options": "InFlightRule SimulationOptions",
@@ -333,16 +318,13 @@ _NAMES = {
     "engine.frontier.result": "Frontier FrontierPoint FrontierStats",
     "engine.frontier.events": "FrontierListener CurveAdvanced PointClosed",
     "engine.frontier.ranges": "Numbers",
-    "sweep.progress": "Progress SweepListener Best",
-    "sweep.point": "Point",
+    "sweep.point": "Best Point Progress SweepListener",
     "engine.evaluation.backend": "Backend",
     "simulate.result": "Simulation RankSimulation PathPart Interval",
     "simulate.stages": "StageLoad",
-    "simulate.timeline": "Timeline",
-    "simulate.memory": "MemorySteps Versions",
+    "simulate.timeline": "MemorySteps Timeline Versions",
     "simulate.trace": "chrome_trace write_trace",
-    "run.result": "Run RankRun Stretch",
-    "run.job": "Job LayerJob Replicas",
+    "run.job": "Job LayerJob RankRun Replicas Run Stretch",
     "run.trace": "run_trace write_run_trace",
     "engine.backends.ray": "RayBackend",
     "engine.backends.ray.coordinator": "WithoutWorkers",
@@ -360,6 +342,8 @@ def __getattr__(name: str) -> object:
     try:
         value: object = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
+        from piper_ray.model.errors import advice
+
         raise advice(error) or error from None
     globals()[name] = value
     return value

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Literal
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
-from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
+from piper_ray.model.plan_rules import as_planned, chosen_tmpcs, edge_violations, partition_violations
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation

@@ -12,7 +12,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, stage_of_chunk
-from piper_ray.simulate.pass_times import pass_times
+from piper_ray.simulate.stages import pass_times
 from tests.link_rates import between, ring
 from tests.simulate_brute_force import MEMORY_TOLERANCE, cuts
 

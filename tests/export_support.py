@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS, Mode
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of

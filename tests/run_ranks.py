@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.job import Job
-from piper_ray.run.train import Training
+from piper_ray.run.rank import Training
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 from tests.run_support import loopback
 

@@ -14,8 +14,8 @@ from math import prod
 
 from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.simulate.pass_times import pass_times
 from piper_ray.simulate.run import simulate
+from piper_ray.simulate.stages import pass_times
 
 MEMORY_TOLERANCE = 1e-9
 

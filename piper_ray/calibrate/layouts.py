@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.runs import PublishedRun, RunModel
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
+from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware
@@ -244,7 +243,6 @@ _NAMED_SCHEDULES = (
     ("zb-h1", ScheduleName.ZB_H1),
     ("zero bubble", ScheduleName.ZB_H1),
     ("gpipe", ScheduleName.GPIPE),
-    ("interleaved", ScheduleName.INTERLEAVED),
     ("1f1b", ScheduleName.ONE_F_ONE_B),
 )
 
@@ -257,7 +255,7 @@ def _schedule(run: PublishedRun, pp: int) -> Schedule:
         return Schedule(ScheduleName.INTERLEAVED, v)
     told = f"{run.schedule} {run.notes}".lower()
     for words, name in _NAMED_SCHEDULES:
-        if words in told and name is not ScheduleName.INTERLEAVED:
+        if words in told:
             return Schedule(name)
     return Schedule(ScheduleName.ONE_F_ONE_B)
 
@@ -286,9 +284,8 @@ def _sharding(run: PublishedRun, assumed: list[str]) -> Sharding:
         return Sharding.GRADIENTS
     if "fsdp" in words or "hsdp" in words or "zero3" in words or "zero-3" in words:
         return Sharding.WEIGHTS
-    if "zero1" in words or "zero-1" in words or "distributed" in words:
-        return Sharding.OPTIMIZER
-    assumed.append(f"optimizer sharding {run.optimizer_sharding}: as ZeRO-1")
+    if not ("zero1" in words or "zero-1" in words or "distributed" in words):
+        assumed.append(f"optimizer sharding {run.optimizer_sharding}: as ZeRO-1")
     return Sharding.OPTIMIZER
 
 

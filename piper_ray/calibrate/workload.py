@@ -10,8 +10,7 @@ from typing import Literal
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS
-from piper_ray.model.recomputation import parse_recomputation
+from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
 """Of functions that estimate, by the command's options where these have other names."""

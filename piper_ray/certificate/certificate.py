@@ -1,14 +1,38 @@
-"""A certificate as plain data. ``file`` keeps it, ``check`` judges it."""
+"""A certificate as plain data; which claims can be certified: of Piper's own schedule, under constraints on what a
+stage may be; and the ways in which such a stage may run.
+
+In files certificates are Parquet, a row for each state of a tail, and what they are about as JSON in its metadata. What
+is read may come from anybody. Here it is only found to be in form, and as it was written; whether it proves anything is
+``check``'s to say.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from piper_ray.model import constraints
+from piper_ray.model.constraints import KeepOrder, Recompute
+from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.options import Contract
+from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.storage.files import kind_unless_file, written_whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,3 +78,316 @@ class Certificate:
     restrictions: Restrictions
     bound_s: float
     tails: tuple[Tails, ...]
+
+
+@dataclass(frozen=True)
+class StageWay:
+    """degree: t. tmpcs: for each layer id what it may run, nothing if it cannot be in such a stage.
+
+    data_parallel_degrees: those at which just these configurations are there, ascending.
+    """
+
+    degree: int
+    data_parallel_degrees: tuple[int, ...]
+    tmpcs: Mapping[int, tuple[Tmpc, ...]]
+
+
+def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, ...]:
+    """Each stage of each plan that keeps the restrictions is run in one of these, by ``evaluate``'s rules."""
+    return tuple(_ways(instance, restrictions))
+
+
+def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[StageWay]:
+    degrees = restrictions.data_parallel_degrees(instance)
+    starts = [*instance.least_data_parallel_degrees, instance.data_parallel_limit + 1]
+    for t in instance.degrees:
+        if t > instance.devices or not restrictions.admits_tensor_parallel_degree(t):
+            continue
+        for role in _roles(restrictions.recompute):
+            rows = {layer.id: _in_role(layer.tmpcs.get(t, ()), role) for layer in instance.layers}
+            for least, beyond in pairwise(starts):
+                inside = tuple(d for d in degrees if least <= d < beyond)
+                if inside:
+                    yield StageWay(
+                        t,
+                        inside,
+                        {
+                            layer: tuple(x for x in row if x.least_data_parallel_degree <= least)
+                            for layer, row in rows.items()
+                        },
+                    )
+
+
+def _roles(rule: Recompute) -> tuple[bool | None, ...]:
+    """What the layers of a stage that have the choice do: recompute, not recompute, or either."""
+    return {Recompute.ALWAYS: (True,), Recompute.NEVER: (False,), Recompute.ALL_OR_NONE: (False, True)}.get(
+        rule, (None,)
+    )
+
+
+def _in_role(row: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:
+    if role is None or {tmpc.recompute for tmpc in row} != {False, True}:
+        return row
+    return tuple(tmpc for tmpc in row if tmpc.recompute == role)
+
+
+_CERTIFIED: Mapping[str, type[constraints.Constraint]] = {
+    kind.__name__: kind
+    for kind in (
+        constraints.NoTensorParallelism,
+        constraints.NoDataParallelism,
+        constraints.RecomputeRule,
+        constraints.TensorParallelDegrees,
+        constraints.DataParallelDegrees,
+        KeepOrder,
+    )
+}
+_RULES = (Recompute.AUTO, Recompute.ALWAYS, Recompute.NEVER, Recompute.ALL_OR_NONE)
+
+
+def require_certifiable(
+    restrictions: Restrictions, schedule: Schedule = PAPERS_SCHEDULE, contract: Contract = Contract.SAFE
+) -> None:
+    """Raises UsageError for what no certificate is made for, by name."""
+    if schedule != PAPERS_SCHEDULE:
+        raise UsageError(
+            f"certificates are made of bounds under 2bw alone, not under {schedule.name.value}: give schedule 2bw"
+        )
+    if contract is not Contract.SAFE:
+        raise UsageError("the bound of a plan of operators' blocks has no certificate: leave out contract")
+    unknown = [repr(x) for x in restrictions.constraints if type(x).__name__ not in _CERTIFIED]
+    if restrictions.recompute not in _RULES:
+        unknown.append(f"recomputation {restrictions.recompute.value}")
+    if unknown:
+        raise UsageError(f"bounds under {', '.join(unknown)} have no certificate")
+
+
+def charged(instance: Instance, restrictions: Restrictions) -> Instance:
+    """What plans that keep the restrictions are charged for: the chain of its layers where they keep their order."""
+    return in_order(instance) if restrictions.has(KeepOrder) else instance
+
+
+def restrictions_of(document: object) -> Restrictions:
+    """The way back from ``Restrictions.to_dict``. Raises UsageError, or what Python does for other documents."""
+    if not isinstance(document, dict):
+        raise UsageError("no restrictions")
+    others = []
+    for listed in document.get("constraints", []):
+        fields = {name: tuple(x) if isinstance(x, list) else x for name, x in listed.items() if name != "kind"}
+        if listed["kind"] not in _CERTIFIED:
+            raise UsageError(f"{listed['kind']} is certified by nobody")
+        others.append(_CERTIFIED[listed["kind"]](**fields))
+    found = Restrictions(
+        tensor_parallelism=document["tensor_parallelism"],
+        data_parallelism=document["data_parallelism"],
+        recompute=document["recompute"],
+        constraints=others,
+    )
+    require_certifiable(found)
+    return found
+
+
+FORM, VERSION = "certificate", 1
+_KEY = b"piper_ray"
+_COLUMNS = {"level": pa.int32(), "members": pa.binary(), "devices": pa.int64(), "data_parallel_sum": pa.int64()}
+_MOST = 2**53
+"""What devices and sums are below, so that they are exact in any number."""
+
+_LEAST_BYTES, _SPARE_BYTES = 64, 2**20
+"""Of a row beside its members, while it is read; and of a file's own tables."""
+
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, MemoryError, RecursionError)
+_DAMAGED = "is no certificate, or is cut off or damaged"
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, UsageError, pa.ArrowException)
+
+
+def write_certificate(certificate: Certificate, path: str | os.PathLike[str]) -> None:
+    """Whole or not at all. Raises UsageError if the file cannot be written.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").bound_s == certificate.bound_s
+    True
+    """
+    schema = pa.schema(
+        [pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()],
+        metadata={_KEY: json.dumps(_header(certificate), allow_nan=False)},
+    )
+    batches = []
+    for level, tails in enumerate(certificate.tails):
+        members = [row.tobytes() for row in tails.members]
+        rows = (np.full(tails.used_devices.size, level, np.int32), members, tails.used_devices, tails.data_parallel_sum)
+        columns = [pa.array(values, kind) for values, kind in zip(rows, _COLUMNS.values(), strict=True)]
+        batches.append(pa.record_batch(columns, schema))
+    with written_whole(Path(path)) as file:
+        pq.write_table(pa.Table.from_batches(batches, schema), file, compression="zstd")
+
+
+def read_certificate(path: str | os.PathLike[str]) -> Certificate:
+    """What ``write_certificate`` wrote, found to be in form; whether it proves anything says ``verify_certificate``.
+
+    Raises CertificateRefused for what is no certificate, of another version, or not as it was written, UsageError for a
+    file that cannot be read, and LimitError for one of more rows than there is memory for.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> certificate = piper_ray.certify(bert, piper_ray.solve(bert, threads=1, schedule="2bw"))
+    >>> piper_ray.write_certificate(certificate, "bert.certificate")
+    >>> piper_ray.read_certificate("bert.certificate").digest == bert.digest
+    True
+    """
+    return read_after(path, lambda _head, _rows: None)
+
+
+def read_after(path: str | os.PathLike[str], look: Callable[[Certificate, int], object]) -> Certificate:
+    """As ``read_certificate``. look: at the certificate without its rows and how many those are, before they are read:
+    a small file can have any number. What it raises is raised."""
+    try:
+        kind = kind_unless_file(path)
+        if kind is not None:
+            raise UsageError(f"{path}: is {kind}: reading it could wait for ever; expected a file")
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with _refused(path, _UNREADABLE):
+        file = pq.ParquetFile(pa.BufferReader(content))
+        header = json.loads((file.schema_arrow.metadata or {})[_KEY])
+        if not isinstance(header, dict) or header["form"] != FORM:
+            raise ValueError
+    if header.get("schema_version") != VERSION:
+        raise CertificateRefused(
+            f"{path}: is a certificate of version {header.get('schema_version')!r}; this piper_ray reads {VERSION}"
+        )
+    with _refused(path, _MALFORMED):
+        head = _certificate(header, file.schema_arrow.empty_table())
+        rows = _rows(file.metadata, head)
+    look(head, rows)
+    if rows * (_LEAST_BYTES + _width(head)) > free_bytes():
+        raise LimitError(f"{path}: has {rows:,} rows, which take more memory than is free")
+    with _refused(path, _UNREADABLE):
+        table = file.read()
+    with _refused(path, _MALFORMED):
+        found = _certificate(header, table)
+        written = header.get("sha256") == _digest(_header(found, checked=False), found)
+    if not written:
+        raise CertificateRefused(f"{path}: was changed after it was written: its checksum is another")
+    return found
+
+
+@contextmanager
+def _refused(path: str | os.PathLike[str], kinds: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Raises CertificateRefused for errors of these kinds."""
+    try:
+        yield
+    except kinds as error:
+        form = f"is not in the form of a certificate: {error}" if kinds is _MALFORMED else _DAMAGED
+        raise CertificateRefused(f"{path}: {form}") from error
+
+
+def free_bytes() -> float:
+    """Of this machine, half of which may be taken."""
+    try:
+        return 0.5 * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # no such figure here
+        return 4e9
+
+
+def _width(certificate: Certificate) -> int:
+    """Bytes of a row's members, the most."""
+    return max(((len(tails.layers) + 7) // 8 for tails in certificate.tails), default=0)
+
+
+def _rows(metadata: pq.FileMetaData, head: Certificate) -> int:
+    """By what the file says before they are read, which is to be no more bytes than so many rows take."""
+    sizes_bytes = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+    if sizes_bytes > _SPARE_BYTES + metadata.num_rows * (_LEAST_BYTES + _width(head)):
+        raise ValueError(f"its {metadata.num_rows:,} rows are said to take {sizes_bytes:,} bytes")
+    return int(metadata.num_rows)
+
+
+def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]:
+    bound_s = certificate.bound_s
+    header: dict[str, Any] = {
+        "form": FORM,
+        "schema_version": VERSION,
+        "workload": {"name": certificate.name, "digest": certificate.digest},
+        "schedule": PAPERS_SCHEDULE.name.value,
+        "restrictions": certificate.restrictions.to_dict(),
+        "bound_s": None if math.isinf(bound_s) else bound_s,
+        "levels": [
+            {
+                "devices": tails.devices,
+                "layers": list(tails.layers),
+                "joined": [[layer, into] for layer, into in sorted(tails.joined.items())],
+            }
+            for tails in certificate.tails
+        ],
+    }
+    return header | {"sha256": _digest(header, certificate)} if checked else header
+
+
+def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
+    digest = hashlib.sha256(json.dumps(header, allow_nan=False, sort_keys=True).encode())
+    for tails in certificate.tails:
+        for column in (tails.members, tails.used_devices, tails.data_parallel_sum):
+            digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
+    if header["schedule"] != PAPERS_SCHEDULE.name.value:
+        raise ValueError(f"of schedule {header['schedule']!r}, but only {PAPERS_SCHEDULE.name.value} has certificates")
+    if table.column_names != list(_COLUMNS) or any(table[name].null_count for name in _COLUMNS):
+        raise ValueError(f"its columns are to be {', '.join(_COLUMNS)}, without gaps")
+    level = np.asarray(table["level"].to_numpy(), np.int64)
+    devices, sums = (np.asarray(table[name].to_numpy(), np.int64) for name in ("devices", "data_parallel_sum"))
+    if level.size and not 0 <= level.min() <= level.max() < len(header["levels"]):
+        raise ValueError("a row is of a level that is not there")
+    if devices.size and not (min(devices.min(), sums.min()) >= 0 and max(devices.max(), sums.max()) < _MOST):
+        raise ValueError("a row has fewer devices than none, or more than there can be")
+    bound_s = math.inf if header["bound_s"] is None else float(header["bound_s"])
+    if not bound_s >= 0.0:
+        raise ValueError(f"its bound is {bound_s} s")
+    of_table = table["members"].combine_chunks()
+    tails = []
+    for number, described in enumerate(header["levels"]):
+        rows = np.flatnonzero(level == number)
+        layers = tuple(_whole(layer) for layer in described["layers"])
+        tails.append(
+            Tails(
+                devices=_whole(described["devices"]),
+                layers=layers,
+                joined={_whole(layer): _whole(into) for layer, into in described["joined"]},
+                members=_members(of_table.take(pa.array(rows)), (len(layers) + 7) // 8),
+                used_devices=devices[rows],
+                data_parallel_sum=sums[rows],
+            )
+        )
+    return Certificate(
+        digest=str(header["workload"]["digest"]),
+        name=str(header["workload"]["name"]),
+        restrictions=restrictions_of(header["restrictions"]),
+        bound_s=bound_s,
+        tails=tuple(tails),
+    )
+
+
+def _members(column: pa.Array, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """uint8[rows, width]."""
+    _, ends, data = column.buffers()
+    if not len(column):
+        return np.zeros((0, width), np.uint8)
+    at = np.frombuffer(ends, np.int32)[column.offset : column.offset + len(column) + 1]
+    if np.any(np.diff(at) != width):
+        raise ValueError(f"a row's members are to be {width} bytes")
+    if data is None or at[-1] == at[0]:
+        return np.zeros((len(column), width), np.uint8)
+    return np.frombuffer(data, np.uint8)[at[0] : at[-1]].reshape(len(column), width)
+
+
+def _whole(number: object) -> int:
+    if type(number) is not int or abs(number) >= _MOST:
+        raise ValueError(f"{number!r} is no whole number")
+    return number

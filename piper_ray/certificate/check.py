@@ -27,18 +27,24 @@ from typing import Any
 
 import numpy as np
 
-from piper_ray.certificate.certificate import Certificate, Tails
-from piper_ray.certificate.claims import charged, require_certifiable
-from piper_ray.certificate.file import free_bytes, read_after
+from piper_ray.certificate.certificate import (
+    Certificate,
+    StageWay,
+    Tails,
+    charged,
+    free_bytes,
+    read_after,
+    require_certifiable,
+    ways_of,
+)
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import claim_of, count_downsets
-from piper_ray.certificate.ways import StageWay, ways_of
 from piper_ray.model import arguments
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
-from piper_ray.model.figures import PROOF_TOLERANCE
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
@@ -119,7 +125,7 @@ def verify_certificate(
         certificate = read_after(certificate, lambda head, rows: _refuse_too_many(instance, head, rows))
     on_levels = _levels_of(instance, certificate)
     found = [
-        _check_level(level, tails, certificate, threads or _cores(), stop or Stop())
+        _check_level(level, tails, certificate, threads or usable_cores(), stop or Stop())
         for level, tails in zip(on_levels, certificate.tails, strict=True)
     ]
     downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
@@ -155,12 +161,6 @@ def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
         most += downsets * (1 + min(level.devices, level.data_parallel_limit))
     if rows > most:
         raise CertificateRefused(f"the certificate has {rows:,} rows; for this workload there are {most:,} at the most")
-
-
-def _cores() -> int:
-    """That this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
 
 
 def _levels(instance: Instance) -> list[Instance]:

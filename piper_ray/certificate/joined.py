@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from piper_ray.certificate.ways import StageWay
+from piper_ray.certificate.certificate import StageWay
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.certificate import certificate
+from piper_ray.certificate.certificate import StageWay
 from piper_ray.certificate.joined import edge_charges
 from piper_ray.certificate.kernels.downsets import Bits, DownsetRoom, Floats, Ints, list_downsets, sums_over
 from piper_ray.certificate.kernels.types import Budgets, Claim, ClaimedTails, Graph, Least, Ways
-from piper_ray.certificate.ways import StageWay
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused, LimitError
 from piper_ray.model.instance import Instance, Tmpc

@@ -15,8 +15,7 @@ from typer.core import TyperGroup
 
 from piper_ray.cli.interrupts import listening
 from piper_ray.cli.wording import PLAIN, Command, FlagsAsFlags, UsageComplaint, as_options, reword, understood
-from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError
-from piper_ray.model.extras import advice
+from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError, advice
 from piper_ray.version import __version__
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"

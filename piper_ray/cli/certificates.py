@@ -51,7 +51,7 @@ def refuse_uncertifiable(
     path: Path, instance: Instance, schedule: Schedule, restrictions: Restrictions, options: SolveOptions
 ) -> None:
     """Raises UsageError for what has no certificate, and for a place where no file can be: before the work."""
-    from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.certificate.certificate import require_certifiable
     from piper_ray.engine.certify import require_listable
 
     refuse_unwritable("--certificate", path)
@@ -76,7 +76,7 @@ def write_own_certificate(
     say: Callable[[str], object],
 ) -> None:
     """Makes it, writes it, and says so; after a signal, that there is none."""
-    from piper_ray.certificate.file import write_certificate
+    from piper_ray.certificate.certificate import write_certificate
     from piper_ray.engine.certify import certify
 
     if solution.stopped_by is not None and solution.stopped_by.in_haste:
@@ -110,7 +110,7 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
 
     Raises CertificateRefused if it proves nothing, and UsageError for a plan that its bound says nothing of.
     """
-    from piper_ray.certificate.claims import require_certifiable
+    from piper_ray.certificate.certificate import require_certifiable
 
     require_certifiable(Restrictions(), schedule)
     if plan.in_flight is not None:

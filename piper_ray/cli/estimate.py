@@ -13,7 +13,7 @@ from piper_ray.cli.modelled import ModelOptions, OfferOptions, parse_some_replic
 from piper_ray.cli.options import command_text, flag, option, parse_size
 from piper_ray.cli.telling import note
 from piper_ray.model.errors import UsageError
-from piper_ray.model.recomputation import parse_recomputation
+from piper_ray.model.mode import parse_recomputation
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from piper_ray.cli.shared import PlannedOptions, ScheduleOptions, WorkloadOption
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import RANKS, Target
 from piper_ray.model.errors import InvalidPlan, UsageError
-from piper_ray.model.recomputation import Recomputation, parse_recomputation
+from piper_ray.model.mode import Recomputation, parse_recomputation
 from piper_ray.model.schedule import PAPERS_SCHEDULE, ScheduleName
 from piper_ray.runtimes.runtime import gpus_per_node_of
 from piper_ray.workloads.formats import Form

@@ -29,8 +29,7 @@ from piper_ray.workloads.formats import parse_count
 
 if TYPE_CHECKING:
     from piper_ray.export.files import Export
-    from piper_ray.model.instance import Instance
-    from piper_ray.model.trained_model import TrainedModel
+    from piper_ray.model.instance import Instance, TrainedModel
     from piper_ray.proposal.propose import FoundPlans, Help
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"

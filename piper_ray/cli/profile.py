@@ -15,8 +15,7 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, command_text, flag, option, parse_rate, parse_size
 from piper_ray.cli.telling import note, refuse_unwritable, say, working
 from piper_ray.model import limits
-from piper_ray.model.errors import PiperRayError, UsageError
-from piper_ray.model.extras import require
+from piper_ray.model.errors import PiperRayError, UsageError, require
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 

@@ -19,8 +19,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 
 if TYPE_CHECKING:
-    from piper_ray.run.job import Job
-    from piper_ray.run.result import Run
+    from piper_ray.run.job import Job, Run
 
 
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -18,8 +18,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, ScheduleName, StepTerms
 from piper_ray.workloads.formats import InFlight, load_text, parse_count, parse_seconds
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from piper_ray.cli.options import flag, option, parse_time
 from piper_ray.cli.shared import JsonOption, PlannedOptions, StepOptions
 from piper_ray.cli.telling import Unwritten, judged, working
 from piper_ray.model.errors import UsageError
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 
 

@@ -172,8 +172,7 @@ def _noted(number: int, frame: FrameType | None) -> None:
 
 def _saved(checkpoint: str) -> set[str]:
     """The content of the checkpoint, as checksums: a lease, or an old answer written anew, is no progress."""
-    from piper_ray.storage.folder import open_folder
-    from piper_ray.storage.names import state_files
+    from piper_ray.storage.folder import open_folder, state_files
 
     try:
         return {file.checksum for file in state_files(open_folder(checkpoint).names())}

@@ -64,7 +64,7 @@ def sweep(asked: SweepOptions) -> None:
     """
     from piper_ray.report.layout import console
     from piper_ray.report.sweep_log import SweepLog, outcome_lines
-    from piper_ray.sweep.progress import Progress
+    from piper_ray.sweep.point import Progress
 
     screen = console()
     if asked.dry_run:

@@ -18,8 +18,7 @@ from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:

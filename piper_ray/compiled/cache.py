@@ -4,15 +4,24 @@ Numba's own cache trusts what it finds: a damaged file ends the program, some by
 disk without room. Here an entry is one file, which begins with a checksum of the rest and holds what it was compiled
 from and for. What does not match is as good as missing, and what cannot be written is compiled by the next process too.
 So processes may read, write and delete entries at the same time, in any order. A checksum keeps nobody from writing an
-entry that does harm: folders that others may write to are left alone (``trust``).
+entry that does harm, and what is unpickled can do anything: folders that others may write to are left alone
+(``fault_of``).
+
+Processes of a machine that need the same kernel: one compiles it, the others wait for that (``claim``). A lock of the
+system's for each kernel, in one file: a process that ends, however it does, holds nothing any more. Kernels call each
+other in one direction only, so no two processes wait for each other.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import os
 import pickle
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 from typing import Any, final
@@ -26,11 +35,79 @@ from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult, compile_result
 from numba.core.serialize import dumps
 
-from piper_ray.compiled.claims import claim, release
 from piper_ray.compiled.compiler import KernelLibrary, Merged
 from piper_ray.compiled.observers import COMPILING, tell
-from piper_ray.compiled.trust import fault_of, made
 from piper_ray.storage.files import replacing
+
+_FILE = "compiling"
+
+
+def claim(folders: Sequence[Path], number: int) -> bool:
+    """Takes the lock of that number, at most 63 bits; waits for it if another process has it, and returns whether one
+    had. Where no lock can be taken, whoever asks has it."""
+    file = _opened(tuple(folders))
+    if file is None:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+    except OSError:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX, 1, number)
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def release(folders: Sequence[Path], number: int) -> None:
+    """Who waits for the lock has it."""
+    file = _opened(tuple(folders))
+    if file is not None:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, number)
+
+
+@cache
+def _opened(folders: tuple[Path, ...]) -> int | None:
+    """Kept open: a process that closes the file anywhere gives up all its locks. None if no folder can be written."""
+    for folder in folders:
+        if fault_of(folder) is not None:
+            continue
+        with contextlib.suppress(OSError):
+            made(folder)
+            return os.open(folder / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    return None
+
+
+_OTHERS_MAY_WRITE = 0o022
+_MODE = 0o755
+
+
+def fault_of(folder: Path) -> str | None:
+    """Why nothing in it is read or written, in words. None for one that is not there yet."""
+    if not hasattr(os, "getuid"):
+        return None
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    if status.st_uid not in _trusted():
+        return "it belongs to another user"
+    if status.st_mode & _OTHERS_MAY_WRITE:
+        return "others may write to it; delete it, and it is made anew"
+    return None
+
+
+def made(folder: Path) -> None:
+    """The folder, whatever the umask for no one else to write to. Raises OSError."""
+    folder.mkdir(_MODE, parents=True, exist_ok=True)
+
+
+@cache
+def _trusted() -> frozenset[int]:
+    """This user, root, and whoever has installed what is run anyhow."""
+    return frozenset((os.getuid(), 0, Path(__file__).stat().st_uid))
+
 
 _CHECKSUM_BYTES = hashlib.sha256().digest_size
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 
 from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
-from piper_ray.model.in_order import as_planned
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import chosen_tmpcs
+from piper_ray.model.plan_rules import as_planned, chosen_tmpcs
 
 _Chosen = Sequence[dict[int, Tmpc]]
 """Of each stage the TMPC of each layer."""

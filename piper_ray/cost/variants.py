@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_ray.model.constraints import Recompute
-from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from piper_ray.certificate.certificate import Certificate, Tails
-from piper_ray.certificate.claims import charged, require_certifiable
+from piper_ray.certificate.certificate import Certificate, Tails, charged, require_certifiable
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend

@@ -25,8 +25,8 @@ from piper_ray.engine.tables.problem import LatticeTables, build_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.errors import ChoiceTooHard, LimitError, UsageError
 from piper_ray.model.events import StepFinished, silent
+from piper_ray.model.fields import when_asked
 from piper_ray.model.instance import Instance
-from piper_ray.model.on_demand import when_asked
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats

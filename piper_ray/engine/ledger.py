@@ -20,9 +20,8 @@ from piper_ray.model.errors import ChoiceTooHard, LimitError
 from piper_ray.model.events import Bounds, IncumbentFound, Listener, Note, silent
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 TIE = 1e-12

@@ -19,9 +19,8 @@ from piper_ray.model.events import Listener, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 
 if TYPE_CHECKING:

@@ -19,9 +19,8 @@ from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
 

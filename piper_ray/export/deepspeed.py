@@ -16,9 +16,8 @@ from piper_ray.export.files import Export, json_text, rendered
 from piper_ray.export.job import Job
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.software import Precision
 

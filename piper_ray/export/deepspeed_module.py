@@ -10,10 +10,10 @@ from piper_ray.export.files import rendered
 from piper_ray.export.job import Job
 from piper_ray.export.stage_documents import in_document, read_stage_document
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule, ScheduleName
 
 MODULE = "planned_module.py"

@@ -28,7 +28,7 @@ from piper_ray.export.megatron_model import model_settings, require_megatron_mod
 from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 

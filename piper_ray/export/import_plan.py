@@ -22,10 +22,9 @@ from piper_ray.export.torchtitan_config import HARMLESS_FIELDS, READ_FIELDS, rea
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import missing_of, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size

@@ -9,12 +9,10 @@ from functools import cached_property
 from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
 from piper_ray.model.figures import plural, printable
-from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding, share_of
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import chosen_tmpcs, order_violations, partition_violations
-from piper_ray.model.recomputation import Recomputation, share_of
+from piper_ray.model.plan_rules import chosen_tmpcs, layers_in_order, order_violations, partition_violations
 from piper_ray.model.schedule import Schedule
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime

@@ -11,8 +11,8 @@ from piper_ray.export.megatron_flags import PLAN_FLAGS, Settings, Value, said_by
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
 from piper_ray.model.errors import UsageError
-from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 from piper_ray.workloads.estimate.software import ContextExchange
 

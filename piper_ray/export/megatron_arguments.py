@@ -16,7 +16,7 @@ from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, requi
 from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch, positive
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"

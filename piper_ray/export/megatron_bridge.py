@@ -24,8 +24,7 @@ from piper_ray.export.megatron_flags import PLAN_FLAGS, READ_FLAGS, RENAMED_FIEL
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP
 from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Instance
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention
 from piper_ray.workloads.estimate.architectures.layers import Attention

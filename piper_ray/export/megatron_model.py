@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from piper_ray.export.megatron_flags import Settings, Value, true_ones
 from piper_ray.model.errors import UsageError
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape

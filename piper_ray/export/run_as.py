@@ -8,7 +8,7 @@ from typing import Any
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.schedule import ScheduleName
 
 ALL = 0

@@ -14,13 +14,11 @@ from piper_ray.export.job import Job
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import printable
-from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.instance import Instance, Tmpc, TrainedModel
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
 from piper_ray.workloads.formats.surroundings import read_schedule

@@ -19,12 +19,11 @@ from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text, plural
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.mode import Sharding
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.ranks import rank_lines, rank_places
 from piper_ray.runtimes.runtime import Runtime, RuntimeName

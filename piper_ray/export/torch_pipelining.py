@@ -7,8 +7,8 @@ from piper_ray.export.job import Job
 from piper_ray.export.stage_documents import torch_document
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
+from piper_ray.model.instance import TrainedModel
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.run.exported_files import LISTS, STAGES
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.version import __version__

@@ -8,7 +8,7 @@ from piper_ray.export.files import Export, json_text, rendered
 from piper_ray.export.job import Job
 from piper_ray.export.torch_pipelining import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_config import compiles_blocks, shard_degree, titan_document
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 
 
 def export_torchtitan(job: Job) -> Export:

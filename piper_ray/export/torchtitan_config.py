@@ -12,10 +12,9 @@ from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.export.torchtitan_modules import module_names, own_division, read_modules
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import printable
-from piper_ray.model.instance import Instance, divisors
-from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.instance import Instance, TrainedModel, divisors
+from piper_ray.model.mode import EVERY_SECOND_PRODUCT, Recomputation
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "torchtitan layout"

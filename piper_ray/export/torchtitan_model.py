@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.latent import LatentAttention

@@ -14,8 +14,7 @@ from typing import TypedDict, TypeVar, cast
 
 from piper_ray.model import limits
 from piper_ray.model.errors import LimitError, UsageError
-from piper_ray.model.plain import as_tuple, figure, plain
-from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_seconds
+from piper_ray.model.units import as_tuple, figure, parse_bytes, parse_bytes_per_s, parse_seconds, plain
 
 Choice = TypeVar("Choice", bound=Enum)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from piper_ray.model.plain import as_tuple, convert_fields, count, rate, size
+from piper_ray.model.units import as_tuple, convert_fields, count, rate, size
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,16 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import ClassVar
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import layers_in_order
-from piper_ray.model.plan_rules import order_violations
-
-if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance
-    from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import layers_in_order, order_violations
 
 
 class Scope(Enum):
@@ -76,8 +73,23 @@ class Constraint(ABC):
         """Each way in which a plan breaks it, in words, stages numbered from 1."""
 
 
+class _DegreeRule(Constraint):
+    """Base of those that admit some degrees of stages."""
+
+    @property
+    def _expected(self) -> str:
+        return "but none is allowed"
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
+        for number, stage in enumerate(plan.stages, start=1):
+            if not self.admits_tensor_parallel_degree(stage.tensor_parallel_degree):
+                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, {self._expected}"
+            if not self.admits_data_parallel_degree(stage.data_parallel_degree):
+                yield f"stage {number}: data-parallel degree {stage.data_parallel_degree}, {self._expected}"
+
+
 @dataclass(frozen=True)
-class NoTensorParallelism(Constraint):
+class NoTensorParallelism(_DegreeRule):
     """Every stage has t = 1.
 
     >>> import piper_ray
@@ -90,14 +102,9 @@ class NoTensorParallelism(Constraint):
     def admits_tensor_parallel_degree(self, degree: int) -> bool:
         return degree == 1
 
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.tensor_parallel_degree != 1:
-                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, but none is allowed"
-
 
 @dataclass(frozen=True)
-class NoDataParallelism(Constraint):
+class NoDataParallelism(_DegreeRule):
     """Every stage has d = 1.
 
     >>> import piper_ray
@@ -109,11 +116,6 @@ class NoDataParallelism(Constraint):
 
     def admits_data_parallel_degree(self, degree: int) -> bool:
         return degree == 1
-
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.data_parallel_degree != 1:
-                yield f"stage {number}: data-parallel degree {stage.data_parallel_degree}, but none is allowed"
 
 
 class Recompute(str, Enum):
@@ -136,14 +138,7 @@ class Recompute(str, Enum):
     ONE_FOR_ALL = "one-for-all"
 
 
-_ROLES: dict[Recompute, tuple[bool | None, ...]] = {
-    Recompute.AUTO: (None,),
-    Recompute.ALWAYS: (True,),
-    Recompute.NEVER: (False,),
-    Recompute.ALL_OR_NONE: (False, True),
-    Recompute.FIRST_K: (False, True),
-    Recompute.ONE_FOR_ALL: (False, True),
-}
+_ONE_ROLE: dict[Recompute, bool | None] = {Recompute.AUTO: None, Recompute.ALWAYS: True, Recompute.NEVER: False}
 
 
 @dataclass(frozen=True)
@@ -171,7 +166,7 @@ class RecomputeRule(Constraint):
     @property
     def roles(self) -> tuple[bool | None, ...]:
         """Under FIRST_K those of whole stages: others are in between."""
-        return _ROLES[self.rule]
+        return (_ONE_ROLE[self.rule],) if self.rule in _ONE_ROLE else (False, True)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if self.rule is Recompute.AUTO:
@@ -200,20 +195,47 @@ class RecomputeRule(Constraint):
         return ", ".join(str(layer) for role in asked for layer in against[role][:5])
 
 
-def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
-    """Of the stage's layers that have the choice, and have made it: whether they recompute."""
-    made = {}
+def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[Tmpc, ...], Tmpc]]:
+    """Of the stage's layers that have made a choice: the id, the TMPCs to choose from, and the chosen one."""
     for layer_id in stage.layers:
         layer = instance.layer_by_id.get(layer_id)
         row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
         chosen = next((tmpc for tmpc in row if tmpc.id == stage.tmpc_ids.get(layer_id)), None)
-        if chosen is not None and len({tmpc.recompute for tmpc in row}) == 2:
-            made[layer_id] = chosen.recompute
-    return made
+        if chosen is not None:
+            yield layer_id, row, chosen
+
+
+def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
+    """Of the stage's layers that have the choice, and have made it: whether they recompute."""
+    return {
+        layer_id: chosen.recompute
+        for layer_id, row, chosen in choices_made(instance, stage)
+        if len({tmpc.recompute for tmpc in row}) == 2
+    }
 
 
 @dataclass(frozen=True)
-class TensorParallelDegrees(Constraint):
+class _SomeDegrees(_DegreeRule):
+    """Base of those that list the degrees of one kind."""
+
+    degrees: tuple[int, ...]
+
+    _kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        degrees = arguments.whole_numbers("degrees", self.degrees)
+        if not degrees or degrees[0] < 1 or any(later <= earlier for earlier, later in pairwise(degrees)):
+            given = arguments.shown(self.degrees)
+            raise UsageError(f"{self._kind}-parallel degrees must be positive and rising, not {given}")
+        object.__setattr__(self, "degrees", degrees)
+
+    @property
+    def _expected(self) -> str:
+        return f"not one of {', '.join(map(str, self.degrees))}"
+
+
+@dataclass(frozen=True)
+class TensorParallelDegrees(_SomeDegrees):
     """The tensor-parallel degrees that stages may have.
 
     degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
@@ -225,46 +247,20 @@ class TensorParallelDegrees(Constraint):
     Plan(1 stage on 8 devices; d x t: 4x2)
     """
 
-    degrees: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        degrees = arguments.whole_numbers("degrees", self.degrees)
-        if not degrees or degrees[0] < 1 or any(later <= earlier for earlier, later in pairwise(degrees)):
-            raise UsageError(
-                f"tensor-parallel degrees must be positive and rising, not {arguments.shown(self.degrees)}"
-            )
-        object.__setattr__(self, "degrees", degrees)
+    _kind = "tensor"
 
     def admits_tensor_parallel_degree(self, degree: int) -> bool:
         return degree in self.degrees
 
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.tensor_parallel_degree not in self.degrees:
-                allowed = ", ".join(map(str, self.degrees))
-                yield f"stage {number}: tensor-parallel degree {stage.tensor_parallel_degree}, not one of {allowed}"
-
 
 @dataclass(frozen=True)
-class DataParallelDegrees(Constraint):
+class DataParallelDegrees(_SomeDegrees):
     """degrees: those that d may be, ascending. Raises UsageError unless there are some, positive and rising."""
 
-    degrees: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        degrees = arguments.whole_numbers("degrees", self.degrees)
-        if not degrees or degrees[0] < 1 or any(later <= earlier for earlier, later in pairwise(degrees)):
-            raise UsageError(f"data-parallel degrees must be positive and rising, not {arguments.shown(self.degrees)}")
-        object.__setattr__(self, "degrees", degrees)
+    _kind = "data"
 
     def admits_data_parallel_degree(self, degree: int) -> bool:
         return degree in self.degrees
-
-    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
-        for number, stage in enumerate(plan.stages, start=1):
-            if stage.data_parallel_degree not in self.degrees:
-                allowed = ", ".join(map(str, self.degrees))
-                yield f"stage {number}: data-parallel degree {stage.data_parallel_degree}, not one of {allowed}"
 
 
 @dataclass(frozen=True)
@@ -278,9 +274,7 @@ class SameDegrees(Constraint):
     Plan(1 stage on 8 devices; d x t: 8x1)
     """
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
@@ -306,13 +300,8 @@ class StageCount(Constraint):
     def __post_init__(self) -> None:
         object.__setattr__(self, "stages", arguments.positive("stages", self.stages))
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
-
-    @property
-    def is_of_ranks(self) -> bool:
-        return True
+    scope = Scope.PLAN
+    is_of_ranks = True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         if len(plan.stages) != self.stages:
@@ -330,13 +319,8 @@ class AllDevices(Constraint):
     Plan(1 stage on 8 devices; d x t: 8x1)
     """
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
-
-    @property
-    def is_of_ranks(self) -> bool:
-        return True
+    scope = Scope.PLAN
+    is_of_ranks = True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if plan.devices != instance.devices:
@@ -347,13 +331,8 @@ class AllDevices(Constraint):
 class FilledPipeline(Constraint):
     """Each replica has at least as many microbatches as there are ranks in its pipeline."""
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
-
-    @property
-    def is_of_ranks(self) -> bool:
-        return True
+    scope = Scope.PLAN
+    is_of_ranks = True
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         for stage in plan.stages[:1]:
@@ -367,9 +346,7 @@ class PipelinedChunks(Constraint):
     """Several chunks of a rank are for pipelines of two ranks at least. A plan alone does not say its chunks: who knows
     its schedule tells that it breaks this."""
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         return iter(())
@@ -381,9 +358,7 @@ class WholePieces(Constraint):
 
     pieces: tuple[tuple[int, ...], ...]
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         stage_of = {layer: number for number, stage in enumerate(plan.stages, start=1) for layer in stage.layers}
@@ -406,9 +381,7 @@ class KeepOrder(Constraint):
     Plan(1 stage on 8 devices; d x t: 8x1; order kept)
     """
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if not plan.keeps_order:
@@ -428,9 +401,7 @@ class SustainedRate(Constraint):
     Plan(2 stages on 8 devices; d x t: 4x1 (2 stages); in flight 2, 1)
     """
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:  # noqa: ARG002
         if plan.in_flight is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import relative_gap
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,12 @@
-"""Numbers as a reader wants them: few digits, a unit, and one unit for all numbers of a column."""
+"""Numbers as a reader wants them: few digits, a unit, and one unit for all numbers of a column; and what notebooks show
+of an object: a small table, with everything in it escaped."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 PROOF_TOLERANCE = 2e-9
 """Relative: a proof says that no plan is faster by more than 1e-9, and its own arithmetic rounds."""
@@ -154,3 +156,41 @@ def flop_text(flop: float) -> str:
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP", "ZFLOP")
     power = min(len(units) - 1, max(0, math.floor(math.log10(flop) / 3))) if flop > 0 else 0
     return f"{flop / 1000.0**power:.4g} {units[power]}"
+
+
+def relative_gap(time_s: float, lower_bound_s: float) -> float:
+    """(time - lower bound) / time, in 0 .. 1; 0 for a plan that takes no time."""
+    return max(0.0, (time_s - lower_bound_s) / time_s) if time_s > 0.0 else 0.0
+
+
+MOST_ROWS = 12
+"""Of a small table. Of more rows the first and the last few are shown."""
+
+
+def html_table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """A table without style of its own. Without a head the first cell of each row names it."""
+    shown = list(rows)
+    lines = [f"<table><caption>{_text(caption)}</caption>"]
+    if head:
+        lines.append("<thead><tr>" + "".join(f"<th>{_text(cell)}</th>" for cell in head) + "</tr></thead>")
+    lines.append("<tbody>")
+    for row in shortened(shown):
+        if row is None:
+            width = len(head) or len(shown[0])
+            lines.append(f'<tr><td colspan="{width}">{len(shown) - MOST_ROWS + 1:,} more</td></tr>')
+            continue
+        named = "" if head else f"<th>{_text(row[0])}</th>"
+        lines.append(f"<tr>{named}" + "".join(f"<td>{_text(cell)}</td>" for cell in row[not head :]) + "</tr>")
+    return "".join([*lines, "</tbody></table>"])
+
+
+def shortened(rows: Sequence[Sequence[str]]) -> list[Sequence[str] | None]:
+    """At most ``MOST_ROWS``; None in place of those left out."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows)
+    last = MOST_ROWS // 3
+    return [*rows[: MOST_ROWS - 1 - last], None, *rows[-last:]]
+
+
+def _text(cell: str) -> str:
+    return escape(printable(cell))

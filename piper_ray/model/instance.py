@@ -1,4 +1,6 @@
-"""The problem: layers, their configurations, edges, and the cluster they are to run on (Piper, section 3).
+"""The problem: layers, their configurations, edges, the cluster they are to run on (Piper, section 3), and the batch.
+
+The unit is what one pass works on: the paper's sample, a microbatch. All times "per sample" are of one.
 
 Plain frozen data. ``formats`` builds it from files, and checks it wherever it comes from; nothing here reads, solves or
 prints. Numbers of other libraries (numpy's, say) become Python's own; whether they make sense is looked at later.
@@ -15,15 +17,79 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from piper_ray.model.arguments import cluster_figures, shown
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import memory_text, plural
+from piper_ray.model.figures import html_table, memory_text, plural
 from piper_ray.model.mode import Mode, mode_of
-from piper_ray.model.notebook import html_table
-from piper_ray.model.plain import as_tuple, convert_fields, count, counts, figure, plain, size
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.units import as_tuple, convert_fields, count, counts, figure, plain, size
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a step trains on.
+
+    microbatches: N. samples_per_microbatch, tokens_per_sample: of the training data; None where nobody says.
+
+    >>> Batch(512, samples_per_microbatch=2).samples
+    1024
+    """
+
+    microbatches: int
+    samples_per_microbatch: int | None = None
+    tokens_per_sample: int | None = None
+
+    def __post_init__(self) -> None:
+        convert_fields(self, count, "microbatches", "samples_per_microbatch", "tokens_per_sample")
+
+    def step_s(self, time_per_sample_s: float) -> float:
+        """What the whole batch takes, in s."""
+        return self.microbatches * time_per_sample_s
+
+    @property
+    def samples(self) -> int | None:
+        """Of the whole batch; None where nobody says."""
+        return None if self.samples_per_microbatch is None else self.microbatches * self.samples_per_microbatch
+
+    @property
+    def tokens_per_microbatch(self) -> int | None:
+        """None where nobody says, and where samples have none."""
+        if self.samples_per_microbatch is None or self.tokens_per_sample is None:
+            return None
+        return self.samples_per_microbatch * self.tokens_per_sample
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The model that a workload's figures are of, and how it is trained.
+
+    config: the keys of its Hugging Face config that count here, ``model_type`` among them; plain values. precision: of
+    matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
+    of. gpu: the device they are of, by its key in the table of hardware. lora_rank: of adapters that are trained in
+    the model's place; 0: the model itself is trained. fused_attention: attention is one kernel. context_exchange: how
+    groups that share a sequence attend to all of it. weight_bytes, gradient_bytes, optimizer_bytes: kept for each
+    parameter.
+
+    >>> TrainedModel({"model_type": "llama"}).precision
+    'bf16'
+    """
+
+    config: Mapping[str, object] = field(default_factory=dict)
+    precision: str = "bf16"
+    software: str = "megatron-core"
+    gpu: str = ""
+    lora_rank: int = 0
+    fused_attention: bool = True
+    context_exchange: str = "ring"
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+
+    @property
+    def scales_by_blocks(self) -> bool:
+        """Whether products of 8 bits on its device have scales for blocks of 32 numbers (MXFP8): Blackwell's have."""
+        return self.gpu.startswith(("B", "GB"))
+
 
 _CHECKED = "_checked"
 
@@ -260,22 +326,10 @@ class Instance:
         Raises UsageError for figures that make no sense.
         """
         figures = cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
-        changed = Instance(
-            self.layers,
-            self.edges,
-            name=self.name,
-            tensors=self.tensors,
-            notes=self.notes,
-            cluster=self.cluster if cluster is None else cluster,
-            batch=self.batch,
-            schedule=self.schedule if schedule is None else schedule,
-            model=self.model,
-            measured_threads=self.measured_threads,
-            **figures,
-        )
-        if self.checked:
-            changed.mark_checked()
-        return changed
+        batch = dataclasses.replace(self.batch, microbatches=figures.get("microbatches", self.microbatches))
+        under = self.schedule if schedule is None else _named_schedule(schedule)
+        on = (self.cluster if cluster is None else cluster).changed(figures)
+        return dataclasses.replace(self, cluster=on, batch=batch, schedule=under).checked_as(self)
 
     @property
     def devices(self) -> int:
@@ -330,6 +384,12 @@ class Instance:
     def mark_checked(self) -> None:
         """For who has found that it keeps all rules."""
         vars(self)[_CHECKED] = True
+
+    def checked_as(self, other: Instance) -> Instance:
+        """Itself, held to be checked if the other is: for who made it of the other and broke no rule."""
+        if other.checked:
+            self.mark_checked()
+        return self
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:

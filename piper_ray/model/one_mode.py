@@ -5,17 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from piper_ray.model.constraints import Constraint, Scope
+from piper_ray.model.constraints import Constraint, Scope, choices_made
 from piper_ray.model.figures import plural
-from piper_ray.model.mode import Mode, Sharding
-from piper_ray.model.recomputation import Recomputation, share_of
-
-if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance, Tmpc
-    from piper_ray.model.plan import Plan
-
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import Mode, Recomputation, Sharding, share_of
+from piper_ray.model.plan import Plan
 
 _AXES = {
     "context": "context parallelism",
@@ -41,14 +36,8 @@ def _axis_text(mode: Mode, axis: str) -> str:
 
 def context_of(instance: Instance, plan: Plan) -> int:
     """The most groups that share a sequence in any of its stages; 1 without context parallelism."""
-    chosen = (
-        tmpc.mode.context
-        for stage in plan.stages
-        for layer, tmpc_id in stage.tmpc_ids.items()
-        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-        if tmpc.id == tmpc_id
-    )
-    return max(chosen, default=1)
+    contexts = (tmpc.mode.context for stage in plan.stages for _, _, tmpc in choices_made(instance, stage))
+    return max(contexts, default=1)
 
 
 def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
@@ -137,9 +126,7 @@ class OneMode(Constraint):
         """What is one for all layers."""
         return tuple(axis for axis in _AXES if axis != "recomputation" or not self.by_layer)
 
-    @property
-    def scope(self) -> Scope:
-        return Scope.PLAN
+    scope = Scope.PLAN
 
     def modes(self, instance: Instance) -> tuple[Mode, ...]:
         """All that a plan of the instance may be run in, the plainest first; by_layer: whatever layers recompute."""
@@ -197,10 +184,7 @@ class OneMode(Constraint):
                 )
                 for layer, of_layer in zip(instance.layers, rows, strict=True)
             )
-            found = replace(instance, layers=layers)
-            if instance.checked:
-                found.mark_checked()
-            yield found
+            yield replace(instance, layers=layers).checked_as(instance)
 
     def divides_key_heads(self, instance: Instance, degree: int) -> bool:
         """Whether tensor parallelism of that degree leaves heads of keys and values for each device, if it has to."""
@@ -229,13 +213,9 @@ class OneMode(Constraint):
         chosen: list[tuple[int, Sequence[Tmpc], Tmpc]] = []
         undivided: dict[str | None, None] = {}
         for stage in plan.stages:
-            for layer_id in stage.layers:
-                layer = instance.layer_by_id.get(layer_id)
-                row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
-                tmpc = next((x for x in row if x.id == stage.tmpc_ids.get(layer_id)), None)
-                if tmpc is not None:
-                    chosen.append((layer_id, row, tmpc))
-                    undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
+            for layer_id, row, tmpc in choices_made(instance, stage):
+                chosen.append((layer_id, row, tmpc))
+                undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
         yield from (what for what in undivided if what is not None)
         modes = self.modes(instance)
         against: dict[Mode, list[tuple[int, Tmpc]]] = {}

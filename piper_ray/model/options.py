@@ -9,7 +9,7 @@ from enum import Enum
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.plain import size
+from piper_ray.model.units import size
 
 EXACT = "piper"
 """The name of the exact planner among planners: ``solve``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.instance import Instance, Tmpc
 
 RECOMPUTE_ID = "activation recomp"
 """The id that Piper's files give to the TMPC that recomputes activations."""
@@ -62,7 +62,8 @@ def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -
             layers.append(layer)
             continue
         assumed += 1
-        layers.append(_with_passes(layer))
+        tmpcs = {degree: tuple(map(_with_known_passes, row)) for degree, row in layer.tmpcs.items()}
+        layers.append(replace(layer, tmpcs=tmpcs))
     if not assumed:
         return instance
     note = (
@@ -71,18 +72,9 @@ def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -
     )
     if tell is not None:
         tell(note)
-    found = replace(instance, layers=tuple(layers), notes=(*instance.notes, note))
-    if instance.checked:
-        found.mark_checked()
-    return found
+    return replace(instance, layers=tuple(layers), notes=(*instance.notes, note)).checked_as(instance)
 
 
-def _with_passes(layer: Layer) -> Layer:
-    tmpcs = {}
-    for degree, row in layer.tmpcs.items():
-        passes = [passes_of(tmpc) for tmpc in row]
-        tmpcs[degree] = tuple(
-            replace(tmpc, forward_s=found.forward_s, backward_s=found.backward_s)
-            for tmpc, found in zip(row, passes, strict=True)
-        )
-    return replace(layer, tmpcs=tmpcs)
+def _with_known_passes(tmpc: Tmpc) -> Tmpc:
+    found = passes_of(tmpc)
+    return replace(tmpc, forward_s=found.forward_s, backward_s=found.backward_s)

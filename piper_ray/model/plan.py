@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 
-from piper_ray.model.figures import plural, range_text
-from piper_ray.model.notebook import html_table
-from piper_ray.model.plain import as_tuple, convert_fields, count, counts, plain
+from piper_ray.model.figures import html_table, plural, range_text
 from piper_ray.model.schedule import Schedule
+from piper_ray.model.units import as_tuple, convert_fields, count, counts, plain
 
 _MOST_DEGREES = 8
 

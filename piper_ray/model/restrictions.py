@@ -1,11 +1,12 @@
-"""All constraints of a plan together, and the usual three by name."""
+"""All constraints of a plan together, and the usual three by name; and what has to divide what for all devices to be
+used: d t p devices, with d a divisor of a batch's microbatches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from piper_ray.model import arguments
 from piper_ray.model.constraints import (
@@ -20,12 +21,9 @@ from piper_ray.model.constraints import (
     StageCount,
 )
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import divisors
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-
-if TYPE_CHECKING:
-    from piper_ray.model.instance import Instance
-    from piper_ray.model.plan import Plan
 
 
 @dataclass(frozen=True, init=False)
@@ -195,3 +193,51 @@ def _one_of_a_kind(constraints: list[Constraint]) -> tuple[Constraint, ...]:
 def _fields(constraint: Constraint) -> dict[str, object]:
     values = vars(constraint)  # of a frozen dataclass: its fields
     return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+_NEAR = 1 / 50
+"""How far from a batch, relative, one is looked for that more degrees divide."""
+
+
+def can_use_all(instance: Instance, restrictions: Restrictions) -> bool:
+    """Whether plans with one d and one t may use all devices, whatever the memory."""
+    most, wanted = len(instance.layers), restrictions.stage_count
+    for d in restrictions.data_parallel_degrees(instance):
+        for t in filter(restrictions.admits_tensor_parallel_degree, instance.degrees):
+            ranks, left = divmod(instance.devices, d * t)
+            if left == 0 and ranks <= most and wanted in (None, ranks):
+                return True
+    return False
+
+
+def reason_against_all(instance: Instance, restrictions: Restrictions) -> str:
+    """For people, where none can."""
+    devices, microbatches = instance.devices, instance.microbatches
+    degrees = [str(t) for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
+    wanted = restrictions.stage_count
+    ranks = f"at most {len(instance.layers):,}, the layers" if wanted is None else f"{wanted:,}"
+    fitting = divisible_batch(microbatches, devices)
+    other = "" if fitting == microbatches else f"; {fitting:,} microbatches may do"
+    return (
+        f"no plan with one d and one t uses all {devices:,} devices: of d t p = {devices:,}, d divides the "
+        f"{microbatches:,} microbatches, t is {', '.join(degrees) or 'nothing'}, and p {ranks}{other}"
+    )
+
+
+def divisible_batch(batch: int, devices: int) -> int:
+    """The batch near this one that the odd part of a number of devices divides, and beside it as high a power of two as
+    divides any so near: the more divisors the two have in common, the more degrees can use all devices."""
+    step = odd_part(devices)
+    found = max(1, round(batch / step)) * step
+    while 2 * step <= batch:
+        step *= 2
+        near = round(batch / step) * step
+        if abs(near - batch) > _NEAR * batch:
+            break
+        found = near
+    return found
+
+
+def odd_part(number: int) -> int:
+    """Its largest odd divisor."""
+    return number // (number & -number)

@@ -1,11 +1,11 @@
-"""Schedules: in which order ranks run the passes of a batch, and when they take part in it."""
+"""Schedules: in which order ranks run the passes of a batch, and when they take part in it; and what a step takes
+beside these passes: gradients summed over replicas, the optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from types import MappingProxyType
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -50,12 +50,8 @@ CHUNKED = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS, Schedule
 UNEVEN = ASYNCHRONOUS | {ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B}
 """Schedules whose stages may differ in their data-parallel degree: microbatches go round-robin to the replicas."""
 
-_DEFAULT_CHUNKS = {
-    ScheduleName.INTERLEAVED: 2,
-    ScheduleName.LOOPED_BFS: 2,
-    ScheduleName.ZB_V: 2,
-    ScheduleName.DUALPIPE_V: 2,
-}
+_OPEN_CHUNKS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
+"""Schedules whose number of chunks is open where it is not given."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         name = arguments.choice("schedule", self.name, ScheduleName)
-        chunks = _DEFAULT_CHUNKS.get(name, 1) if self.chunks is None else arguments.positive("chunks", self.chunks)
+        usual = 2 if name in _OPEN_CHUNKS | V_SHAPED else 1
+        chunks = usual if self.chunks is None else arguments.positive("chunks", self.chunks)
         if name in V_SHAPED and chunks != 2:
             raise UsageError(f"schedule {name.value} has two chunks on each rank, not {chunks}")
         if name not in CHUNKED and chunks != 1:
@@ -87,7 +84,7 @@ class Schedule:
         group = None if self.group is None else arguments.positive("group", self.group)
         if group is not None and name not in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
             raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
-        are_open = self.chunks is None and name in (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+        are_open = self.chunks is None and name in _OPEN_CHUNKS
         for of, value in (("name", name), ("chunks", chunks), ("group", group), ("chunks_are_open", are_open)):
             object.__setattr__(self, of, value)
 
@@ -143,22 +140,72 @@ class Schedule:
         return cls(ScheduleName(arguments.choice("schedule", given, ScheduleName)))
 
 
-_ASSUMPTIONS: Mapping[ScheduleName, str] = MappingProxyType(
-    {
-        ScheduleName.TWO_BW: "the paper's model: 1F1B never drained, gradients a batch late",
-        ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
-        ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
-        ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
-        ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
-        ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
-        ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
-        ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
-        ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
-    }
-)
+_ASSUMPTIONS: Mapping[ScheduleName, str] = {
+    ScheduleName.TWO_BW: "the paper's model: 1F1B never drained, gradients a batch late",
+    ScheduleName.PIPEDREAM: "asynchronous 1F1B with stashed weights",
+    ScheduleName.GPIPE: "GPipe, drained after each batch; one d and one t",
+    ScheduleName.ONE_F_ONE_B: "1F1B, drained after each batch; one d and one t",
+    ScheduleName.INTERLEAVED: "interleaved 1F1B, drained after each batch; one d and one t",
+    ScheduleName.LOOPED_BFS: "looped breadth-first, drained after each batch; one d and one t",
+    ScheduleName.ZB_H1: "zero bubble, drained after each batch; one d and one t",
+    ScheduleName.ZB_V: "zero bubble in a V, drained after each batch; one d and one t",
+    ScheduleName.DUALPIPE_V: "DualPipe in a V, drained after each batch; one d and one t",
+}
 
 PAPERS_SCHEDULE = Schedule(ScheduleName.TWO_BW)
 """Piper's own, which holds where nothing else is said."""
 
 TRAINED_TODAY = Schedule(ScheduleName.ONE_F_ONE_B)
 """What models are trained with, and so what workloads that are estimated or measured say."""
+
+
+class AllReduce(str, Enum):
+    """How gradients are summed over d replicas.
+
+    For each byte of weights 4 (d-1)/d bytes go through Piper's parameter servers, 2 (d-1)/d around a ring.
+
+    >>> StepTerms(all_reduce="ring").all_reduce
+    <AllReduce.RING: 'ring'>
+    """
+
+    PARAMETER_SERVER = "parameter-server"
+    RING = "ring"
+
+    @property
+    def factor(self) -> float:
+        """Times (d - 1) / d of the gradients: the bytes that each of d replicas moves."""
+        return 2.0 if self is AllReduce.RING else 4.0
+
+
+@dataclass(frozen=True)
+class StepTerms:
+    """Terms of a step under a flush. Raises UsageError for figures that make no sense.
+
+    all_reduce: how gradients are summed, once each stage has done its last backward pass. all_reduce_overlap: share of
+    that time which hides beside backward passes, 0 to 1. optimizer_s: each rank's step of the optimizer, once a batch.
+
+    >>> StepTerms(all_reduce="ring", optimizer_s=0.02).all_reduce
+    <AllReduce.RING: 'ring'>
+    """
+
+    all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
+    all_reduce_overlap: float = 0.0
+    optimizer_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "all_reduce", arguments.choice("all_reduce", self.all_reduce, AllReduce))
+        object.__setattr__(self, "all_reduce_overlap", share("all_reduce_overlap", self.all_reduce_overlap))
+        object.__setattr__(self, "optimizer_s", seconds("optimizer_s", self.optimizer_s))
+
+
+def share(name: str, value: object) -> float:
+    """A number from 0 to 1. Raises UsageError."""
+    found = arguments.number(value)
+    if found is None or not 0.0 <= found <= 1.0:
+        raise UsageError(f"{name} must be from 0 to 1, not {arguments.shown(value)}")
+    return found
+
+
+def seconds(name: str, value: object) -> float:
+    """A number, not negative and not infinite. Raises UsageError."""
+    return arguments.number_from(name, value, 0.0, "a number of seconds, at least 0")

@@ -5,14 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray.model.figures import percent_text, plural, printable, size_text, time_text
-from piper_ray.model.gap import relative_gap
-from piper_ray.model.notebook import html_table
-from piper_ray.model.on_demand import on_demand
+from piper_ray.model.fields import on_demand, renamed
+from piper_ray.model.figures import html_table, percent_text, plural, printable, relative_gap, size_text, time_text
 from piper_ray.model.plan import Plan
-from piper_ray.model.renamed import renamed
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.stop import StoppedBy
 
 

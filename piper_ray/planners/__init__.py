@@ -7,19 +7,24 @@ result.plan, result.time_per_sample_s, result.note
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
 from piper_ray.model import arguments
+from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.solution import Forecast
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
-from piper_ray.planners.exact import Exact
-from piper_ray.planners.named import ALL_NAMES, PLANNERS, planner_of
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
-from piper_ray.planners.piper_published import PiperPublished
 from piper_ray.planners.planner import (
     BaselineResult,
+    Exact,
     NamedPlanner,
     Needs,
     Planner,
@@ -27,6 +32,13 @@ from piper_ray.planners.planner import (
     Terms,
     allowed_proposal,
     evaluated,
+)
+from piper_ray.planners.published.paper_table import (
+    DEFAULT_TABLE_LIMIT_BYTES,
+    TmpcChoice,
+    bytes_per_downset,
+    checked_limit_bytes,
+    paper_table,
 )
 from piper_ray.workloads.formats.load import Source, instance_of
 
@@ -91,3 +103,106 @@ def plan(
         name = repr(planner)
     proposal, evaluation = evaluated(instance, allowed_proposal(planner, instance, restrictions))
     return BaselineResult(name, proposal.plan, evaluation, proposal.tried, proposal.note, proposal.solution, under)
+
+
+@dataclass(frozen=True)
+class PiperPublished:
+    """dp[I][k][s] over all downsets, on one thread: seconds to minutes at thousands of devices.
+
+    Raises LimitError when the table would take more than ``table_limit_bytes``.
+    """
+
+    table_limit_bytes: int = DEFAULT_TABLE_LIMIT_BYTES
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table_limit_bytes", checked_limit_bytes(self.table_limit_bytes))
+
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        if restrictions.recompute in (Recompute.FIRST_K, Recompute.ONE_FOR_ALL):
+            restrictions = restrictions.with_recompute(Recompute.ALL_OR_NONE)  # as far as the table can go
+        table = paper_table(
+            instance,
+            restrictions=restrictions,
+            choice=TmpcChoice.GREEDY,
+            table_limit_bytes=self.table_limit_bytes,
+        )
+        size = f"table of {table.downsets:,} downsets and {table.pairs:,} pairs"
+        if table.plan is None:
+            return Proposal(None, table.pairs, f"no plan in a {size}")
+        return Proposal(table.plan, table.pairs, f"{size}, greedy choice of TMPCs: {table.time_per_sample_s:.6g} s")
+
+    def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:
+        table_bytes = float(bytes_per_downset(devices, min(devices, microbatches))) * (lattice.downsets or 0)
+        return Needs.of_tables(min(table_bytes, self.table_limit_bytes))
+
+
+PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
+    {
+        "pipedream-2bw": PipeDream2BW,
+        "data-parallel": DataParallel,
+        "tensor-parallel": TensorParallel,
+        "gpipe": GPipe,
+        "megatron": Megatron,
+        "pipedream": PipeDream,
+        "piper-published": PiperPublished,
+    }
+)
+"""To compare the exact one with; by name, with default parameters."""
+
+ALL_NAMES = (EXACT, *PLANNERS)
+
+
+def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
+    """``NAME`` or ``NAME:key=value,key=value``. terms: for the exact one.
+
+    Raises UsageError for a name, key or value that is unknown.
+    """
+    arguments.of_kind("planner", text, str, "a text such as 'megatron'")
+    name, _, settings = text.partition(":")
+    if name not in ALL_NAMES:
+        names = [*PLANNERS, EXACT]
+        meant = arguments.did_you_mean(name, names)
+        raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(names)}{meant}")
+    known = _SETTINGS.get(name, {})
+    chosen: dict[str, Any] = {}
+    for setting in filter(None, settings.split(",")):
+        key, _, value = setting.partition("=")
+        if key not in known:
+            raise UsageError(
+                f"planner {name} has no setting {key!r}; "
+                + (f"expected one of {', '.join(known)}" if known else "it has none")
+            )
+        try:
+            chosen[key.replace("-", "_")] = known[key](value)
+        except ValueError:
+            raise UsageError(f"planner {name}: {value!r} is no value for {key}") from None
+    return Exact(terms or Terms()) if name == EXACT else PLANNERS[name](**chosen)
+
+
+def _flag(text: str) -> bool:
+    """Named alone it is on."""
+    if text not in ("", "yes", "no"):
+        raise ValueError(text)
+    return text != "no"
+
+
+def _levels(text: str) -> tuple[Level, ...]:
+    """``4x100GB/s+8x10GB/s``: groups of 4 devices, and 8 such groups."""
+    from piper_ray.workloads.formats import parse_bytes_per_s
+
+    parts = [part.partition("x") for part in text.split("+")]
+    return tuple(
+        Level(int(machines), parse_bytes_per_s(bandwidth, unit_required=True)) for machines, _, bandwidth in parts
+    )
+
+
+def _ratio(text: str) -> float | None:
+    return None if text == "none" else float(text)
+
+
+_SETTINGS: Mapping[str, Mapping[str, Callable[[str], object]]] = {
+    "pipedream-2bw": {"separate": _flag},
+    "megatron": {"devices-per-node": int},
+    "pipedream": {"states": States, "levels": _levels, "activation-compression-ratio": _ratio},
+}
+"""Of each planner, by its field's name with hyphens: how the value is read that a user writes (ValueError: none)."""

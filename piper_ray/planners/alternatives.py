@@ -15,9 +15,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.proposal.propose import Proposed
 from piper_ray.workloads.estimate.work import hardware_flop
 

@@ -14,9 +14,8 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.propose import PlanDemand, Proposed, propose

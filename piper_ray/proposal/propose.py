@@ -10,17 +10,15 @@ from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import StageCount
-from piper_ray.model.divided import divisible_batch, odd_part
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text, time_text
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.runtimes.runtime import Runtime

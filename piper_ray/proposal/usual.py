@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.decoder_shape import decoder_shape

@@ -16,9 +16,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Solution
-from piper_ray.model.step import StepTerms
 from piper_ray.report.speed import speed_document
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents

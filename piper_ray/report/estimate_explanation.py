@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, range_text, size_text, time_text
-from piper_ray.model.mode import ALL_REPLICAS, Sharding
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers

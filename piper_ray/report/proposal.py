@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.model.divided import odd_part
 from piper_ray.model.events import (
     Bounds,
     DegreesAdvanced,
@@ -20,6 +19,7 @@ from piper_ray.model.events import (
     PartBegun,
 )
 from piper_ray.model.figures import memory_text, percent_text, plural, share_text, size_text, time_text
+from piper_ray.model.restrictions import odd_part
 from piper_ray.proposal.figures import Figures
 from piper_ray.proposal.propose import FoundPlans, Help, Proposed, SolveBegun, idle_devices
 from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons, shape_text

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.figures import rate_text, time_text
+from piper_ray.model.instance import Batch
 
 
 @dataclass(frozen=True)

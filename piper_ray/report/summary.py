@@ -13,11 +13,11 @@ from piper_ray.model.figures import (
     percent_text,
     plural,
     printable,
+    relative_gap,
     size_above,
     size_text,
     time_text,
 )
-from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import CHUNKED, Schedule
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status

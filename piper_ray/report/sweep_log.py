@@ -11,10 +11,8 @@ from rich.text import Text
 from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
 from piper_ray.report.layout import Column, print_table
 from piper_ray.report.live import LiveLog
-from piper_ray.sweep.demand import Demand
-from piper_ray.sweep.point import Sweep
-from piper_ray.sweep.progress import Best, Progress
-from piper_ray.sweep.queue import PointKind
+from piper_ray.sweep.demand import Demand, PointKind
+from piper_ray.sweep.point import Best, Progress, Sweep
 
 _LINE_EVERY_S = 10.0
 

@@ -1,7 +1,7 @@
 """Plans trained for real: a user's model cut by a plan, run by torch's pipelines, and measured against the promise.
 
-``job`` is what the ranks are to do, ``launch`` starts them on this machine, ``run`` is the way in, ``result`` what was
-measured, ``trace`` the same as events: none of them imports torch. A rank's process (``rank``) cuts the model
-(``stages``), writes the schedule's lists as torch's table and times its passes (``passes``), and
-trains (``pipeline``, ``train``) on microbatches of ``data``; ``memory`` finds its peak.
+``job`` is what the ranks are to do and what was measured, ``launch`` starts them on this machine, ``run`` is the way
+in, ``trace`` the same as events: none of them imports torch. A rank's process (``rank``) cuts the model (``stages``),
+writes the schedule's lists as torch's table and times its passes (``pipeline``), trains on microbatches of
+``data``, and finds its peak of memory.
 """

@@ -16,8 +16,7 @@ from typing import Any
 
 from piper_ray.model.errors import ClusterError, PiperRayError
 from piper_ray.model.stop import Stop
-from piper_ray.run.job import Job
-from piper_ray.run.result import Failure, Run
+from piper_ray.run.job import Failure, Job, Run
 
 _POLL_S = 0.05
 _CAUSE_WITHIN_S = 1.0

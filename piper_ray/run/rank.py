@@ -5,6 +5,9 @@
 Started by ``launch``, with what torchrun gives its processes in the environment. FOLDER has job.pickle; written there
 are run.pickle by rank 0, progress by rank 0, and error-RANK.pickle by whom something goes wrong. The process ends with
 its launcher: its standard input then closes.
+
+It trains in steps, each from a common start, timed and gathered on the first rank; the most memory that tensors take at
+once is told by the allocator of a GPU, and counted on a CPU.
 """
 
 from __future__ import annotations
@@ -15,17 +18,233 @@ import pickle
 import sys
 import threading
 import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import median_low
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError, UsageError
-from piper_ray.run.job import Job
-from piper_ray.run.passes import PassFailed
-from piper_ray.run.result import Failure, Run
-from piper_ray.run.train import Progress, train
+from piper_ray.run.data import Data, Microbatch
+from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
+from piper_ray.run.pipeline import PassFailed, Pipeline
+from piper_ray.workloads.measure.factory import find_factory
+from piper_ray.workloads.measure.inputs import parse_input
 from piper_ray.workloads.measure.places import place_of, words_of
+
+
+class PeakMemory:
+    """A context in which the peak is followed. Tensors that are there before count on a CPU if they are ``held``.
+
+    Counted are the storages of what operations give, from then until nobody has them any more: not what an operation
+    needs inside. Operations take longer meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._live = None if device.type == "cuda" else _LiveBytes()
+
+    def __enter__(self) -> None:
+        if self._live is None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._live.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._live is not None:
+            self._live.__exit__(*error)
+
+    def held(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are there."""
+        if self._live is not None:
+            for tensor in tensors:
+                self._live.count(tensor)
+
+    def forget_peak(self) -> None:
+        """The peak counts from here; what is there stays counted."""
+        if self._live is None:
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            self._live.forget_peak()
+
+    @property
+    def peak_bytes(self) -> float:
+        """So far."""
+        return float(torch.cuda.max_memory_allocated(self._device) if self._live is None else self._live.peak_bytes)
+
+
+class _LiveBytes(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._live_bytes = 0
+        self._storages: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in pytree.tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self.count(leaf)
+        return result
+
+    def count(self, tensor: torch.Tensor) -> None:
+        if isinstance(tensor, DTensor):
+            tensor = tensor.to_local()
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages and self._storages[key][0]() is not None:
+            return
+        size = storage.nbytes()
+        self._storages[key] = weakref.ref(storage, lambda gone: self._gone(key, gone)), size
+        self._live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+    def forget_peak(self) -> None:
+        self.peak_bytes = self._live_bytes
+
+    def _gone(self, key: int, gone: weakref.ref[Any]) -> None:
+        held, size = self._storages[key]
+        self._live_bytes -= size
+        if held is gone:
+            del self._storages[key]
+
+
+_CPU = torch.device("cpu")
+_LEARNING_RATE = 1e-4
+
+Progress = Callable[[int], None]
+"""Steps done, those of the warm-up included."""
+
+
+class Training:
+    """A rank's part of a job: its pipeline, and the microbatches that the job's factory gives.
+
+    Its data are the same on every rank. Raises InputError and UsageError for a model that the plan does not fit."""
+
+    def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
+        factory = find_factory(job.model, dict(job.arguments))
+        declared = [parse_input(text) for text in job.inputs]
+        model = factory.build(job.microbatch, _CPU, declared)
+        self._job, self._replica = job, mesh.get_local_rank("dp")
+        self._data = Data(factory, model, declared, job.microbatch)
+        self.pipeline = Pipeline(job.model, PipelinePlan.of(job), model, model.inputs, mesh, device)
+
+    def batch(self) -> list[Microbatch]:
+        """This replica's microbatches of the next step, on its device."""
+        whole = self._data.batch(self._job.microbatches)
+        return [one.on(self.pipeline.device) for one in whole[self._replica :: self._job.replicas]]
+
+    def run(self, batch: list[Microbatch]) -> list[torch.Tensor]:
+        """See ``Pipeline.run``; the loss gets the microbatch's inputs."""
+        return self.pipeline.run(batch, [one.inputs for one in batch])
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Of one rank. losses: their sum, and their number, where the last stage is."""
+
+    stretches: list[Stretch]
+    losses: tuple[float, int]
+
+    @property
+    def end_s(self) -> float:
+        return max(stretch.end_s for stretch in self.stretches)
+
+
+def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
+    """Trains by the job's plan: the process group is there, all its ranks call this, and the first gets the run.
+
+    Random numbers, of dropout say, begin with the rank's own number: replicas differ in them, and runs do not. Raises
+    InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
+    """
+    mesh = init_device_mesh(device.type, (job.places, job.replicas), mesh_dim_names=("pp", "dp"))
+    training = Training(job, mesh, device)
+    torch.manual_seed(dist.get_rank())
+    parameters = training.pipeline.parameters()
+    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE) if parameters else None
+    memory = PeakMemory(device)
+    with memory:
+        for module in training.pipeline.modules.values():
+            memory.held([*module.parameters(), *module.buffers()])
+        steps = [_step(training, optimizer)]
+        progress(1)
+        memory.forget_peak()  # the first step began without the optimizer's state
+        steps.append(_step(training, optimizer))
+    for done in range(2, job.steps_before + job.steps):
+        progress(done)
+        steps.append(_step(training, optimizer))
+    progress(job.steps_before + job.steps)
+    return _gathered(job, device, training.pipeline.border_bytes, memory.peak_bytes, steps)
+
+
+def _step(training: Training, optimizer: torch.optim.Optimizer | None) -> _Step:
+    batch = training.batch()
+    recorder, device = training.pipeline.recorder, training.pipeline.device
+    _together(device)
+    recorder.begin()
+    losses = training.run(batch)
+    start = recorder.clock()
+    if optimizer is not None:
+        optimizer.step()
+        optimizer.zero_grad()
+    recorder.add("optimizer", None, None, start)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return _Step(recorder.stretches(), (sum(loss.item() for loss in losses), len(losses)))
+
+
+def _together(device: torch.device) -> None:
+    """All ranks go on from here at once: they meet on the CPU, when the devices have nothing left to do."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    dist.all_reduce(torch.zeros(1))
+
+
+def _gathered(job: Job, device: torch.device, border_bytes: float, peak_bytes: float, steps: list[_Step]) -> Run | None:
+    ranks = dist.get_world_size()
+    found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
+    dist.all_gather_object(found, ([step.end_s for step in steps], [step.losses for step in steps]))
+    steps_s = [max(ends) for ends in zip(*(ends for ends, _ in found), strict=True)]
+    losses = [
+        sum(total for total, _ in of_ranks) / sum(count for _, count in of_ranks)
+        for of_ranks in zip(*(of_rank for _, of_rank in found), strict=True)
+    ]
+    measured_s = steps_s[job.steps_before :]
+    shown = measured_s.index(median_low(measured_s))
+    rank = dist.get_rank()
+    own = RankRun(
+        name=job.name_of(rank),
+        stages=job.stages_of(rank),
+        replica=rank % job.replicas,
+        stretches=tuple(steps[job.steps_before + shown].stretches),
+        peak_memory_bytes=peak_bytes,
+        border_bytes=border_bytes,
+    )
+    runs: list[RankRun | None] = [None] * ranks
+    dist.gather_object(own, runs if rank == 0 else None)
+    if rank:
+        return None
+    return Run(
+        job=job,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+        threads=torch.get_num_threads(),
+        steps_s=tuple(measured_s),
+        losses=tuple(losses),
+        shown=shown,
+        ranks=tuple(one for one in runs if one is not None),
+    )
 
 
 def work(job: Job, progress: Progress) -> Run | None:

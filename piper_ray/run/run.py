@@ -10,23 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
 from piper_ray.model.cores import machine_load
-from piper_ray.model.errors import UsageError
-from piper_ray.model.extras import require
+from piper_ray.model.errors import UsageError, require
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.stop import Stop
-from piper_ray.run.job import Job, JobOptions, Replicas, job_of
-from piper_ray.run.result import Run
+from piper_ray.run.job import Job, JobOptions, Replicas, Run, job_of
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
-from piper_ray.workloads.formats.load import instance_of, load_plan, plan_claims, planned
+from piper_ray.workloads.formats.load import Source, instance_of, load_plan, plan_claims, planned
 from piper_ray.workloads.measure.arguments import PARAMETERS
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
-    from piper_ray.workloads.formats.load import Source
 
 
 @arguments.named_as_parameters(PARAMETERS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from piper_ray.run.result import Run
+from piper_ray.run.job import Run
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.trace import (
     Event,

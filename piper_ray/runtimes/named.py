@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from piper_ray.model.mode import Sharding
+from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.one_mode import OneMode
-from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.runtimes.runtime import Runtime, RuntimeName
 

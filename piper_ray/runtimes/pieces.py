@@ -12,9 +12,9 @@ from itertools import pairwise
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import printable
-from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import layers_in_order
 
 _IN_LIST = re.compile(r"(?P<list>.*?)\.?(?<![^.])(?P<index>\d+)(?:\.|$)")
 _BLOCK_NAME = re.compile(r"layer|block", re.IGNORECASE)

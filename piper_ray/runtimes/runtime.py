@@ -18,9 +18,9 @@ from piper_ray.model.constraints import (
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import layers_in_order
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.one_mode import OneMode
+from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.runtimes.pieces import pieces_of, require_chain

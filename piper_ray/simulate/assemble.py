@@ -1,30 +1,44 @@
-"""A simulation from end to end: figures of the stages, lists, events, and what they amount to for each rank."""
+"""A simulation from end to end: figures of the stages, lists, events, and what they amount to for each rank.
+
+Which links a plan's stages and their replicas have follows from where devices lie, counted device by device: what is
+to share a node gets consecutive devices, the most first, so that nothing that divides a node is cut by its border: a
+whole stage, or else as many of its replicas as divide a node together. What lies beside that is chance, and nothing
+counts on it.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 
-from piper_ray.model.batch import Batch
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
-from piper_ray.model.in_order import as_planned
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import as_planned
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.critical import critical_path
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.links import replicas_bytes_per_s, transfer_bytes_per_s
-from piper_ray.simulate.memory import MemorySteps, Versions, held_microbatches, memory_steps, weight_versions
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.simulate.result import PROMISE_KEPT, Interval, RankSimulation, Simulation
+from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
-from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
+from piper_ray.simulate.timeline import (
+    Layout,
+    MemorySteps,
+    PassSeconds,
+    Timeline,
+    Versions,
+    held_microbatches,
+    layout,
+    memory_steps,
+    run_lists,
+    weight_versions,
+)
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
 """Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
@@ -375,3 +389,74 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
     if scene.schedule.name is ScheduleName.DUALPIPE_V:
         notes.append("passes that DualPipeV runs as one go one after the other here: what that gains is not counted")
     return notes
+
+
+def transfer_bytes_per_s(cluster: Cluster, devices: int) -> float:
+    """Of what the stages of a plan of so many devices hand over: some two neighbours have no other link."""
+    _, bandwidth = _groups(cluster, devices)[-1]
+    return bandwidth
+
+
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
+    """Of a ring through the d replicas of a stage, t devices each, in a plan of so many. Where several of them share a
+    node, each has a link out of it. inf for one replica.
+    """
+    *inner, (_, between) = _groups(cluster, devices)
+    row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)
+    carried, near = float("inf"), 1
+    for size, bandwidth in inner:
+        together = min(Counter(replica * t // size for replica in range(row)).values())
+        if together > near:
+            carried, near = min(carried, near * bandwidth), together
+    return min(carried, near * between) if near < d else carried
+
+
+def _groups(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
+    """Devices and bandwidth of each group that a ring or a transfer may lie in, the smallest first; the last one holds
+    the plan. Within a node the network can be used as well, should it be faster.
+    """
+    found: list[tuple[int, float]] = []
+    for level, link in enumerate(cluster.links):
+        size = devices if link.devices is None else link.devices
+        found.append((size, max(x.bandwidth_bytes_per_s for x in cluster.links[level:])))
+        if cluster.packed and devices <= size:
+            break
+    return found
+
+
+def critical_path(
+    timeline: Timeline, all_reduces: Sequence[Interval], optimizers: Sequence[Interval]
+) -> tuple[PathPart, ...]:
+    """Parts back to back from 0 to the end of the step, those of no length left out.
+
+    Where several ranks end last it is the first of them; where a pass had to wait for several things the earlier pass
+    of its own rank goes first.
+    """
+    ends_s = [interval.end_s for interval in optimizers]
+    rank = ends_s.index(max(ends_s))
+    parts = [
+        PathPart(rank, what, None, None, interval.start_s, interval.end_s)
+        for what, interval in (("optimizer", optimizers[rank]), ("all-reduce", all_reduces[rank]))
+    ]
+    place = timeline.layout.ranks[rank].place
+    together = [number for number, other in enumerate(timeline.layout.ranks) if other.place == place]
+    action = max((int(timeline.first[number + 1]) - 1 for number in together), key=lambda last: timeline.end_s[last])
+    while action >= 0:
+        here = int(timeline.rank_of_action[action])
+        start_s = float(timeline.start_s[action])
+        parts.append(
+            PathPart(
+                here,
+                ActionKind(timeline.kind[action]).name,
+                int(timeline.stage[action]),
+                int(timeline.microbatch[action]),
+                start_s,
+                float(timeline.end_s[action]),
+                float(timeline.communication_s[action]),
+            )
+        )
+        cause = int(timeline.cause[action])
+        if cause >= 0 and float(timeline.end_s[cause]) < start_s:
+            parts.append(PathPart(here, "transfer", None, None, float(timeline.end_s[cause]), start_s))
+        action = cause
+    return tuple(part for part in reversed(parts) if part.duration_s > 0.0)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.step import AllReduce, StepTerms, seconds, share
+from piper_ray.model.schedule import AllReduce, StepTerms, seconds, share
 
 
 class InFlightRule(str, Enum):

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from piper_ray.model.batch import Batch
-from piper_ray.model.figures import bytes_text, plural, size_text, time_text
-from piper_ray.model.notebook import html_table
+from piper_ray.model.figures import bytes_text, html_table, plural, size_text, time_text
+from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.memory import MemorySteps, Versions, memory_steps
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.stages import StageLoad
-from piper_ray.simulate.timeline import Timeline
+from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions, memory_steps
 
 PROMISE_KEPT = 1.0 + 1e-6
 """A step of so many times the promised one still keeps the promise."""

@@ -1,4 +1,5 @@
-"""What the stages of a plan do and send for one microbatch: read off the instance, layer by layer."""
+"""What the stages of a plan do and send for one microbatch, read off the instance, layer by layer; and how a TMPC's
+seconds fall on its passes: the one place that simulations ask."""
 
 from __future__ import annotations
 
@@ -7,13 +8,38 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import fsum
+from typing import NamedTuple
 
 from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
 from piper_ray.model.schedule import UNEVEN, Schedule
-from piper_ray.simulate.pass_times import pass_times
+
+
+class PassTimes(NamedTuple):
+    """Seconds of one layer for one microbatch: forward pass, gradients of its inputs, gradients of its weights.
+
+    What is run again in the backward pass is part of input_s.
+    """
+
+    forward_s: float
+    input_s: float
+    weight_s: float
+
+
+def pass_times(tmpc: Tmpc) -> PassTimes:
+    """As far as they are known (``model.passes``); of the backward pass, what is not run again is half for the weights.
+
+    What is run again where a TMPC recomputes takes as long as the forward pass, if the backward pass has room for it.
+    """
+    passes = passes_of(tmpc)
+    weight_s = passes.weight_s
+    if weight_s is None:
+        again_s = passes.forward_s if tmpc.recompute else 0.0
+        weight_s = max(0.0, passes.backward_s - again_s) / 2.0
+    return PassTimes(passes.forward_s, passes.backward_s - weight_s, weight_s)
 
 
 @dataclass(frozen=True)

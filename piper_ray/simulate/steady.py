@@ -24,8 +24,7 @@ from math import ceil, inf, lcm
 import numpy as np
 
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.kernels.circles import gaining_circle
-from piper_ray.simulate.kernels.events import Floats, Integers
+from piper_ray.simulate.kernels.events import Floats, Integers, gaining_circle
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.timeline import Layout, Timeline
 

@@ -103,27 +103,23 @@ def pass_event(
     chunks: int,
 ) -> Event:
     """A pass from start to end. stage: from 0; communication_s: of it, transfers; chunks: stages of the rank."""
-    start_s, end_s = span_s
-    return {
-        "name": f"{kind.name}{microbatch}" + (f" stage {stage + 1}" if chunks > 1 else ""),
-        "cat": _CATEGORIES[kind],
-        "ph": "X",
-        "pid": track,
-        "tid": _PASSES,
-        "ts": start_s * _US,
-        "dur": (end_s - start_s) * _US,
-        "args": {"microbatch": microbatch, "stage": stage + 1, "communication_us": communication_s * _US},
-    }
+    name = f"{kind.name}{microbatch}" + (f" stage {stage + 1}" if chunks > 1 else "")
+    said = {"microbatch": microbatch, "stage": stage + 1, "communication_us": communication_s * _US}
+    return {**_stretch(track, _PASSES, name, _CATEGORIES[kind], *span_s), "args": said}
 
 
 def batch_event(track: int, name: str, start_s: float, end_s: float) -> Event:
     """What a rank does once a batch, from start to end."""
+    return _stretch(track, _BATCH, name, name, start_s, end_s)
+
+
+def _stretch(track: int, thread: int, name: str, category: str, start_s: float, end_s: float) -> Event:
     return {
         "name": name,
-        "cat": name,
+        "cat": category,
         "ph": "X",
         "pid": track,
-        "tid": _BATCH,
+        "tid": thread,
         "ts": start_s * _US,
         "dur": (end_s - start_s) * _US,
     }

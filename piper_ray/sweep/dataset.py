@@ -20,8 +20,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import final
 
 import pyarrow as pa
@@ -30,19 +30,23 @@ from pyarrow import ArrowException, fs
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
-from piper_ray.storage.claim import acquire
-from piper_ray.storage.folder import Folder, Vanished, open_folder, reason, shown
-from piper_ray.storage.lease import Lease
-from piper_ray.storage.names import StateFile
+from piper_ray.storage.folder import Folder, StateFile, Vanished, open_folder, reason, shown
+from piper_ray.storage.lease import Lease, acquire
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
-from piper_ray.sweep.contents import CONTROL, FOLDER, Contents, folders, read_contents, read_part, schema_of
 from piper_ray.sweep.parts import (
     BEFORE_MANIFESTS,
+    CONTROL,
+    FOLDER,
     FORMAT,
+    Contents,
     Manifest,
     Part,
+    folders,
     parts,
+    read_contents,
     read_manifest,
+    read_part,
+    schema_of,
     unfinished_before,
     write_manifest,
 )
@@ -127,33 +131,29 @@ def _check_format(control: Folder, location: str) -> Manifest | None:
 
 
 @final
+@dataclass(eq=False)
 class Dataset:
-    """A dataset that only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``."""
+    """A dataset that only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``.
 
-    def __init__(
-        self,
-        location: str,
-        filesystem: fs.FileSystem,
-        root: str,
-        control: Folder,
-        lease: Lease,
-        on_warning: Callable[[str], None],
-    ) -> None:
-        self._location = location
-        self._filesystem = filesystem
-        self._root = root
-        self._control = control
-        self._lease = lease
-        self._on_warning = on_warning
-        self._name = ""
-        self._folders = folders(filesystem, root)
-        self._rows: defaultdict[str, dict[Part, int]] = defaultdict(dict)
-        self._damaged: dict[str, set[Part]] = defaultdict(set)  # since they were written, found in merging
-        self._damaged_manifests: list[StateFile] = []
-        self._sequence = 0
-        self._next = 1
-        self.finished: set[str] = set()
-        """Input hashes of the points on record."""
+    finished: input hashes of the points on record. _damaged: parts, since they were written, found in merging.
+    """
+
+    _location: str
+    _filesystem: fs.FileSystem
+    _root: str
+    _control: Folder
+    _lease: Lease
+    _on_warning: Callable[[str], None]
+    _name: str = ""
+    _rows: defaultdict[str, dict[Part, int]] = field(default_factory=lambda: defaultdict(dict))
+    _damaged: defaultdict[str, set[Part]] = field(default_factory=lambda: defaultdict(set))
+    _damaged_manifests: list[StateFile] = field(default_factory=list)
+    _sequence: int = 0
+    _next: int = 1
+    finished: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._folders = folders(self._filesystem, self._root)
 
     @classmethod
     def open(
@@ -341,9 +341,7 @@ class Dataset:
     def __enter__(self) -> Dataset:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import geometric_mean, median
 from typing import NamedTuple
 
@@ -14,29 +14,6 @@ import pyarrow as pa
 from piper_ray.model.options import EXACT
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.sweep.point import scene_name, schedule_text
-
-COLUMNS = [
-    "input_hash",
-    "planner",
-    "devices",
-    "microbatches",
-    "memory_bytes",
-    "bandwidth_bytes_per_s",
-    "tensor_parallelism",
-    "data_parallelism",
-    "recompute",
-    "schedule",
-    "chunks",
-    "status",
-    "time_per_sample_s",
-    "lower_bound_s",
-    "devices_used",
-    "stages",
-    "error_kind",
-    "error",
-    "seconds",
-]
-"""Of a dataset: what the findings need."""
 
 
 class Method(NamedTuple):
@@ -95,6 +72,21 @@ class Record:
         return self.scene, self.devices, self.memory_bytes, self.method.without
 
 
+COLUMNS = [
+    "input_hash",
+    "planner",
+    "microbatches",
+    "bandwidth_bytes_per_s",
+    "tensor_parallelism",
+    "data_parallelism",
+    "recompute",
+    "schedule",
+    "chunks",
+    *(field.name for field in fields(Record) if field.name not in ("scene", "method")),
+]
+"""Of a dataset: what the findings need."""
+
+
 def records_of(table: pa.Table) -> list[Record]:
     """Sorted by workload, N, B, schedule, planner (the exact one first), M and K."""
     found = [
@@ -106,16 +98,7 @@ def records_of(table: pa.Table) -> list[Record]:
                 schedule_text(row["schedule"], row["chunks"]),
             ),
             method=Method(row["planner"], _without(row)),
-            devices=row["devices"],
-            memory_bytes=row["memory_bytes"],
-            status=row["status"],
-            time_per_sample_s=row["time_per_sample_s"],
-            lower_bound_s=row["lower_bound_s"],
-            devices_used=row["devices_used"],
-            stages=row["stages"],
-            error_kind=row["error_kind"],
-            error=row["error"],
-            seconds=row["seconds"],
+            **{field.name: row[field.name] for field in fields(Record) if field.name in row},
         )
         for row in table.to_pylist()
     ]

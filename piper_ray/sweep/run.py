@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from piper_ray.compiled.observers import observed
@@ -18,13 +19,10 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import Event, Note, silent
 from piper_ray.model.figures import plural
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.sweep.answer import Report, Row, answer, lost_row, solve_points
+from piper_ray.sweep.answer import Lattices, Report, Row, answer, lost_row, solve_points
 from piper_ray.sweep.dataset import Dataset
-from piper_ray.sweep.demand import Demand
-from piper_ray.sweep.lattices import Lattices
-from piper_ray.sweep.point import Point, Sweep
-from piper_ray.sweep.progress import Progress, SweepListener
-from piper_ray.sweep.queue import PointKind, PointQueue
+from piper_ray.sweep.demand import Demand, PointKind, PointQueue
+from piper_ray.sweep.point import Point, Progress, Sweep, SweepListener
 from piper_ray.sweep.read import read_sweep
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ def run_sweep(
     on_warning: Callable[[str], None] = lambda text: None,  # noqa: ARG005
     stop: Stop[Progress] | None = None,
 ) -> Progress:
-    """Solves every point of the sweep in ``source`` (TOML, see ``schema``) that ``storage`` does not hold.
+    """Solves every point of the sweep in ``source`` (TOML, see ``read``) that ``storage`` does not hold.
 
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
     address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
@@ -108,29 +106,21 @@ def run_sweep(
     return progress
 
 
+@dataclass
 class _Run:
-    """The driver's loop."""
+    """The driver's loop. _deaths: of workers since a batch was last answered."""
 
-    def __init__(
-        self,
-        wanted: Sweep,
-        dataset: Dataset,
-        progress: Progress,
-        listener: SweepListener,
-        on_warning: Callable[[str], None],
-        stop: Stop[Progress],
-    ) -> None:
-        self._sweep = wanted
-        self._dataset = dataset
-        self._progress = progress
-        self._listener = listener
-        self._on_warning = on_warning
-        self._stop = stop
-        self._writing = threading.Lock()
-        self._began = time.monotonic()
-        self._unwritten: list[Row] = []
-        self._written_at = self._began
-        self._deaths = 0  # of workers since a batch was last answered
+    _sweep: Sweep
+    _dataset: Dataset
+    _progress: Progress
+    _listener: SweepListener
+    _on_warning: Callable[[str], None]
+    _stop: Stop[Progress]
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _began: float = field(default_factory=time.monotonic)
+    _unwritten: list[Row] = field(default_factory=list)
+    _written_at: float = field(default_factory=time.monotonic)
+    _deaths: int = 0
 
     @contextmanager
     def written(self) -> Iterator[None]:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from piper_ray.model.figures import percent_text
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import percent_text, relative_gap
 from piper_ray.workloads.formats import dump
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import SMALL

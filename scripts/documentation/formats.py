@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from inspect import cleandoc
 from typing import Any
 
-from piper_ray.sweep import columns, schema
+from piper_ray.sweep import columns, read
 from piper_ray.workloads.estimate.config import model_names
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.formats import plan_schema, workload_schema
@@ -29,7 +29,7 @@ def workload_form() -> str:
 
 def sweep_form() -> str:
     """Markdown: the file of a sweep, as its reader describes it."""
-    return _described(schema.__doc__, "toml")
+    return _described(read.__doc__, "toml")
 
 
 def dataset_columns() -> str:

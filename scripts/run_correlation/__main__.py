@@ -15,7 +15,7 @@ from statistics import quantiles
 import piper_ray
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
-from piper_ray.model.step import AllReduce
+from piper_ray.model.schedule import AllReduce
 from piper_ray.simulate.options import SimulationOptions
 from scripts.run_correlation.machine import Machine, measured
 from scripts.run_correlation.plans import LAYERS, TRIALS, Trial

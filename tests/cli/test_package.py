@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
-from piper_ray.model.extras import EXTRAS
+from piper_ray.model.errors import EXTRAS
 
 ROOT = Path(__file__).resolve().parents[2]
 WITHOUT = ", ".join(repr(module) for module in EXTRAS)

@@ -15,7 +15,7 @@ import pytest
 
 from piper_ray.cli.supervise import DEATHS, PAUSES_S, supervise, without_supervise
 from piper_ray.model.errors import ClusterError
-from piper_ray.storage.names import OUTCOMES, StateFile, checksum
+from piper_ray.storage.folder import OUTCOMES, StateFile, checksum
 from tests.cli_cases import ROOT
 from tests.interrupt_support import AS_IN_A_TERMINAL
 

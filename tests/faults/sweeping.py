@@ -25,8 +25,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.sweep import run
 from piper_ray.sweep.answer import Report, solve_points
-from piper_ray.sweep.point import Point
-from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.point import Point, Progress
 from tests.faults.machines import HEAD, LONG_S, Machines
 
 Word = dict[str, Any]

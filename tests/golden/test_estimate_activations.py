@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.memory import kept_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from tests.estimate_support import estimated, gpt, kind_of

@@ -19,7 +19,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.instance import Tmpc
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.formats import load

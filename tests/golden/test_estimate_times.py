@@ -9,8 +9,8 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.evaluate import Evaluation, evaluate
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.modes import LayerMode

@@ -19,9 +19,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import ASYNCHRONOUS, ScheduleName
 from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
-from piper_ray.planners.choices import uniform_choices
-from piper_ray.planners.order import run_order
-from piper_ray.planners.run_costs import RunCosts
+from piper_ray.planners.runs import RunCosts, run_order, uniform_choices
 from tests.instances import RECOMPUTE, VANILLA, random_instance
 from tests.solver_support import ONE_THREAD
 

@@ -16,7 +16,7 @@ from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, PipeDream, States, plan
-from piper_ray.planners.choices import uniform_choices
+from piper_ray.planners.runs import uniform_choices
 from tests.instances import equal_chain, random_instance
 from tests.solver_support import downsets_by_definition
 

@@ -18,8 +18,8 @@ from piper_ray.certificate.check import verify_certificate
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import DataParallelDegrees, KeepOrder, Recompute, TensorParallelDegrees
-from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import brute_force
 from tests.certificate_support import (

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
-from piper_ray.storage.claim import acquire
-from piper_ray.storage.lease import BEAT_S, Lease
-from piper_ray.storage.names import CLAIM, LEASE, DriverFile
-from piper_ray.storage.owner import Owner
+from piper_ray.storage.folder import CLAIM, LEASE, DriverFile
+from piper_ray.storage.lease import BEAT_S, Lease, Owner, acquire
 from tests.checkpoint_support import ignored
 
 
@@ -119,7 +117,7 @@ def simulate(seed: int, drivers: int, longest_nap_s: float = 0.0, left: bytes | 
     if left is not None:
         simulation.files[DriverFile(rng.choice([LEASE, CLAIM]), 3, "7" * 32).name] = left
     with (
-        patch("piper_ray.storage.claim.uuid4", lambda: UUID(int=rng.getrandbits(128))),
+        patch("piper_ray.storage.lease.uuid4", lambda: UUID(int=rng.getrandbits(128))),
         patch("piper_ray.storage.lease.BEAT_S", 1e6),  # signs of life are part of the simulation
     ):
         simulation.run([f"driver {number}" for number in range(drivers)])

@@ -10,8 +10,8 @@ from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import AllReduce, StepTerms
 from piper_ray.model.solution import Status
-from piper_ray.model.step import AllReduce, StepTerms
 from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_support import solve_flush

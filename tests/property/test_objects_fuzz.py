@@ -16,9 +16,8 @@ import pytest
 
 import piper_ray
 from piper_ray import Edge, InputError, Instance, InvalidPlan, Layer, Plan, Stage, Tmpc
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
-from piper_ray.model.instance import Tensor
+from piper_ray.model.instance import Batch, Tensor
 from piper_ray.planners.published import paper_table
 from piper_ray.workloads.formats import instance_of, load, to_toml, to_upstream
 from piper_ray.workloads.formats.documents import parse_toml

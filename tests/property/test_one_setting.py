@@ -14,11 +14,11 @@ from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
-from piper_ray.model.in_order import in_order
 from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution

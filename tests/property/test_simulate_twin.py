@@ -9,10 +9,9 @@ import pytest
 
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.memory import Versions, memory_steps, weight_versions
 from piper_ray.simulate.stages import Hop, StageLoad
 from piper_ray.simulate.steady import rule_in_flight
-from piper_ray.simulate.timeline import Layout, Timeline
+from piper_ray.simulate.timeline import Layout, Timeline, Versions, memory_steps, weight_versions
 from tests.simulate_support import FLUSHED, placed, random_seconds, run, twin_of
 from tests.simulate_twin import Pipeline, peak_bytes
 

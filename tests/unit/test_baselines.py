@@ -14,9 +14,8 @@ from piper_ray.model.instance import Edge, Instance, Layer
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners import PLANNERS, DataParallel, EqualRuns, Megatron, PipeDream2BW, PiperPublished, plan
-from piper_ray.planners.choices import uniform_choices
-from piper_ray.planners.flushed_runs import held_on
-from piper_ray.planners.order import run_order, topological_order
+from piper_ray.planners.equal_runs import held_on
+from piper_ray.planners.runs import run_order, topological_order, uniform_choices
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.instances import RECOMPUTE, VANILLA, build, equal_chain, named_instances, tmpc
 

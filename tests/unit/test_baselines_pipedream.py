@@ -9,7 +9,7 @@ from piper_ray.model.errors import InfeasibleError, LimitError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, Partition, PipeDream, States, plan
-from piper_ray.planners.pipedream import states as states_module
+from piper_ray.planners.pipedream import optimum as states_module
 from tests.instances import build, equal_chain, named_instances, parallel_branches, tmpc, two_towers
 
 

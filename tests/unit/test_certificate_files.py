@@ -15,9 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from piper_ray.certificate.certificate import Certificate
+from piper_ray.certificate.certificate import Certificate, read_certificate, write_certificate
 from piper_ray.certificate.check import verify_certificate
-from piper_ray.certificate.file import read_certificate, write_certificate
 from piper_ray.model.constraints import KeepOrder, SameDegrees, TensorParallelDegrees
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
 from piper_ray.model.restrictions import Restrictions
@@ -153,7 +152,7 @@ def test_more_rows_than_there_can_be_are_not_read(path: Path, monkeypatch: pytes
 
 
 def test_more_rows_than_there_is_memory_for(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.certificate.file.free_bytes", lambda: 10.0)
+    monkeypatch.setattr("piper_ray.certificate.certificate.free_bytes", lambda: 10.0)
     with pytest.raises(LimitError, match="rows, which take more memory than is free"):
         read_certificate(path)
 

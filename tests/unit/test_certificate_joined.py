@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from piper_ray.certificate.certificate import ways_of
 from piper_ray.certificate.joined import check_joined, memory_is_ample
-from piper_ray.certificate.ways import ways_of
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tensor, Tmpc
 from piper_ray.model.restrictions import Restrictions

@@ -13,9 +13,8 @@ from piper_ray.engine.checkpoint import Checkpoint, Identity
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.storage.folder import LocalFolder
-from piper_ray.storage.names import LEASE, LEVELS, OUTCOMES, DriverFile, StateFile, state_files
-from piper_ray.storage.owner import Owner
+from piper_ray.storage.folder import LEASE, LEVELS, OUTCOMES, DriverFile, LocalFolder, StateFile, state_files
+from piper_ray.storage.lease import Owner
 from tests.checkpoint_support import (
     LEASE_THREAD,
     Clock,

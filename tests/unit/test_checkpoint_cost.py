@@ -12,7 +12,7 @@ import pytest
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S, SHARE
 from piper_ray.engine.kernels.types import LevelStates
-from piper_ray.storage.names import LEASE, OUTCOMES
+from piper_ray.storage.folder import LEASE, OUTCOMES
 from tests.checkpoint_support import Clock, ObjectStore, key, levels, opened, outcome, record, recorded, unexpected
 from tests.lengths import long_after
 

@@ -12,12 +12,10 @@ from piper_ray.engine.checkpoint import Identity
 from piper_ray.model.cluster import Link
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import CheckpointRefused, UsageError
-from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 TMPC = Tmpc("vanilla", 1.5, 2.5, 3.5, 4.5, {0: 0.25}, {2: 0.5})
 LAYERS = tuple(Layer(v, f"layer{v}", {1: (TMPC,), 2: (TMPC, TMPC)}) for v in range(2))

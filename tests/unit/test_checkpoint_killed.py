@@ -18,7 +18,7 @@ import pytest
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.checkpoint.checkpoint import LEVELS_EVERY_S
 from piper_ray.model.errors import CheckpointRefused
-from piper_ray.storage.names import state_files
+from piper_ray.storage.folder import state_files
 from tests.checkpoint_support import (
     Clock,
     ObjectStore,
@@ -158,10 +158,10 @@ import sys
 import time
 
 from piper_ray.model.errors import CheckpointRefused
-from piper_ray.storage import claim, lease
+from piper_ray.storage import lease
 from tests.checkpoint_support import ignored, opened
 
-claim._POLL_S, lease.BEAT_S = 0.02, 0.01
+lease._POLL_S, lease.BEAT_S = 0.02, 0.01
 print("ready", flush=True)
 for folder in map(str.strip, sys.stdin):
     try:

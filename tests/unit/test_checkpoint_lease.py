@@ -14,11 +14,8 @@ from pathlib import Path
 import pytest
 
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused, ClusterError
-from piper_ray.storage.claim import acquire
-from piper_ray.storage.folder import Folder, LocalFolder
-from piper_ray.storage.lease import LEASE_S, Lease
-from piper_ray.storage.names import CLAIM, LEASE, DriverFile, StateFile
-from piper_ray.storage.owner import Owner
+from piper_ray.storage.folder import CLAIM, LEASE, DriverFile, Folder, LocalFolder, StateFile
+from piper_ray.storage.lease import LEASE_S, Lease, Owner, acquire
 from tests.checkpoint_support import Clock, ObjectStore, ignored, open_folder_in, unexpected
 
 HERE = Owner.current()
@@ -87,8 +84,8 @@ def test_a_process_that_its_parent_has_not_taken_note_of_is_gone() -> None:
 
 
 def test_machines_that_tell_nothing_of_their_processes_are_not_guessed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.storage.owner._text", lambda path: "")  # noqa: ARG005
-    monkeypatch.setattr("piper_ray.storage.owner._link", lambda path: "")  # noqa: ARG005
+    monkeypatch.setattr("piper_ray.storage.lease._text", lambda path: "")  # noqa: ARG005
+    monkeypatch.setattr("piper_ray.storage.lease._link", lambda path: "")  # noqa: ARG005
     assert not replace(Owner.current(), pid=2**30).is_gone()
 
 

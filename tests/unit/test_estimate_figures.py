@@ -7,8 +7,7 @@ import math
 import pytest
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.formulas import evaluate, substituted

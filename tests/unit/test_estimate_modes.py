@@ -9,8 +9,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, Sharding
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.proposal.usual import usual_contexts, usual_experts
 from piper_ray.runtimes.named import RUNTIMES

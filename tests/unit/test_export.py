@@ -23,9 +23,8 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import Mode
+from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces
 from tests.export_support import llama, mixture, plan_in, plan_of

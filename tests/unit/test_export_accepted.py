@@ -17,9 +17,8 @@ from piper_ray.export.targets import export_plan
 from piper_ray.export.torchtitan_modules import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS, Mode
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.plan import Plan
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.export_support import llama, mixture, plan_in, plan_of, random_counts, runtime_says

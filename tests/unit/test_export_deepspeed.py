@@ -22,8 +22,7 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS, Mode
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.runtime import RuntimeName

@@ -13,12 +13,11 @@ import yaml
 from piper_ray.export.files import Target
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, UnsupportedPlan, UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Mode
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, model_of_config, read_model
 from piper_ray.workloads.estimate.modes import Offer

@@ -19,8 +19,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import StepTerms
 from piper_ray.model.solution import Infeasibility, Solution, Status
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.workloads.formats.load import instance_of
 from tests.data import INPUTS

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
-from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats import load, load_text, to_toml, to_upstream
 
 WORKLOAD = """\

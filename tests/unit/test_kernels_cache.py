@@ -21,7 +21,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 import piper_ray
-from piper_ray.compiled import claims, jit, trust
+from piper_ray.compiled import cache, jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler
 from piper_ray.compiled.observers import observed
@@ -232,7 +232,7 @@ def test_what_others_may_write_to_is_neither_read_nor_written(tmp_path: Path, mo
 def test_what_another_user_owns_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, other = tmp_path / "kernels", tmp_path / "other"
     assert call([folder]).compiled
-    monkeypatch.setattr(trust, "_trusted", lambda: frozenset({os.getuid() + 1}))
+    monkeypatch.setattr(cache, "_trusted", lambda: frozenset({os.getuid() + 1}))
     told = call([folder, other])
     assert told.compiled
     assert f"compiled kernels in {folder} are left alone: it belongs to another user" in told.notes[0]
@@ -400,7 +400,7 @@ def test_nothing_is_compiled_again_for_another_command_a_worker_or_more_threads(
 def test_claims_wait_for_nobody_where_there_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     nowhere = (tmp_path / "file" / "kernels",)
-    assert not claims.claim(nowhere, 1)
-    claims.release(nowhere, 1)
-    assert not claims.claim((tmp_path,), 1), "nobody had it"
-    claims.release((tmp_path,), 1)
+    assert not cache.claim(nowhere, 1)
+    cache.release(nowhere, 1)
+    assert not cache.claim((tmp_path,), 1), "nobody had it"
+    cache.release((tmp_path,), 1)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import gradient_shapes, kept_bytes, needed_bytes, working_bytes

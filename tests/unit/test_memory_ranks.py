@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.architectures import FAMILIES

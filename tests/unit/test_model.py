@@ -11,10 +11,9 @@ import pytest
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of, with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.speed import batch_text, speed_document, speed_text

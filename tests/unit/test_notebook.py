@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.model.figures import MOST_ROWS, html_table
 from piper_ray.model.instance import Instance, Layer
-from piper_ray.model.notebook import MOST_ROWS, html_table
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy

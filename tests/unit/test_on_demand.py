@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 import pytest
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.on_demand import on_demand, when_asked
+from piper_ray.model.fields import on_demand, when_asked
 from tests.instances import two_towers
 
 

@@ -268,7 +268,7 @@ def test_no_gpu(tmp_path: Path) -> None:
 
 
 def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.model.extras.find_spec", lambda name: importlib.util.find_spec(f"no_{name}"))
+    monkeypatch.setattr("piper_ray.model.errors.find_spec", lambda name: importlib.util.find_spec(f"no_{name}"))
     result = run(GPT, "--microbatch-size", 2, "-o", tmp_path / "x.toml")
     assert result.exit_code == 2
     assert "profile needs torch, which is not installed: pip install 'piper-ray[torch]'" in result.stderr

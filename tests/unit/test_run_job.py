@@ -16,7 +16,7 @@ import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.run.job import Job, JobOptions, LayerJob, pass_lists
-from piper_ray.run.passes import torch_table
+from piper_ray.run.pipeline import torch_table
 from piper_ray.run.run import Promise, prepared
 from piper_ray.simulate.actions import ActionKind
 from tests.run_support import job

@@ -14,9 +14,9 @@ import pytest
 from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, PiperRayError, UsageError
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.run import launch
+from piper_ray.run.job import Failure
 from piper_ray.run.launch import _at_fault, _environment
 from piper_ray.run.rank import told
-from piper_ray.run.result import Failure
 from tests.run_support import job
 
 JOB = job(ScheduleName.GPIPE, (2, 4))

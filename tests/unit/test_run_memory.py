@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from piper_ray.run.memory import PeakMemory
+from piper_ray.run.rank import PeakMemory
 
 CPU = torch.device("cpu")
 MIB = 2**20

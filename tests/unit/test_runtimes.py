@@ -21,10 +21,9 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.model.mode import Mode
+from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
-from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.named import RUNTIMES

@@ -14,8 +14,8 @@ from hypothesis import settings
 
 from piper_ray import DatasetDamaged, UsageError
 from piper_ray.model.errors import CheckpointRefused
-from piper_ray.sweep.contents import CONTROL
 from piper_ray.sweep.dataset import Dataset, read_dataset, read_whole_parts
+from piper_ray.sweep.parts import CONTROL
 from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import content, dataset_row, write_small
 

@@ -17,8 +17,7 @@ import pytest
 from pyarrow import fs
 
 from piper_ray import CheckpointRefused, UsageError
-from piper_ray.storage.folder import open_folder
-from piper_ray.storage.names import PARTS, StateFile, checksum
+from piper_ray.storage.folder import PARTS, StateFile, checksum, open_folder
 from piper_ray.sweep import columns, dataset
 from piper_ray.sweep.columns import ORDER, RUN_COLUMNS, SCHEMA
 from piper_ray.sweep.dataset import Dataset, read_dataset
@@ -244,7 +243,7 @@ sys.stdin.read()
 
 
 def test_two_sweeps_on_one_storage_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.storage.claim._POLL_S", 0.05)
+    monkeypatch.setattr("piper_ray.storage.lease._POLL_S", 0.05)
     command = [sys.executable, "-c", _OWNER, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(

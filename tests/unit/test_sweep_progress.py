@@ -6,8 +6,7 @@ import random
 
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.sweep_log import best_text, outcome_lines
-from piper_ray.sweep.point import Point
-from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.point import Point, Progress
 
 
 def point(planner: str, devices: int, memory_gib: int) -> Point:

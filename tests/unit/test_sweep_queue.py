@@ -6,9 +6,8 @@ import random
 from dataclasses import replace
 
 from piper_ray import Restrictions
-from piper_ray.sweep.demand import Demand
+from piper_ray.sweep.demand import BATCH_POINTS, BATCH_S, Demand, PointKind, PointQueue
 from piper_ray.sweep.point import Point
-from piper_ray.sweep.queue import BATCH_POINTS, BATCH_S, PointKind, PointQueue
 
 
 def points(count: int, planner: str = "piper", first: int = 0) -> list[Point]:

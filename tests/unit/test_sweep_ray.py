@@ -21,8 +21,7 @@ from piper_ray.sweep import run
 from piper_ray.sweep.answer import Report, solve_points
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.demand import Demand
-from piper_ray.sweep.point import Point
-from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.point import Point, Progress
 from tests.sweep_support import SMALL_POINTS, content, write_small
 
 pytestmark = pytest.mark.usefixtures("local_ray")

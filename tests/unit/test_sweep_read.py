@@ -9,8 +9,7 @@ import pytest
 from piper_ray import InputError, Restrictions
 from piper_ray.model.constraints import Recompute
 from piper_ray.sweep.point import Point
-from piper_ray.sweep.read import read_sweep
-from piper_ray.sweep.schema import counts
+from piper_ray.sweep.read import counts, read_sweep
 from tests.sweep_support import SMALL_POINTS, write_small
 
 ROOT = Path(__file__).resolve().parents[2]

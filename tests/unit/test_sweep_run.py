@@ -13,7 +13,7 @@ import piper_ray
 from piper_ray import Restrictions, baselines, evaluate, load_plan
 from piper_ray.model.constraints import Recompute
 from piper_ray.sweep.dataset import Dataset, read_dataset
-from piper_ray.sweep.progress import Progress
+from piper_ray.sweep.point import Progress
 from piper_ray.sweep.read import read_sweep
 from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import SMALL_POINTS, content, write_small

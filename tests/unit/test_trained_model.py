@@ -9,7 +9,7 @@ import pytest
 
 import piper_ray
 from piper_ray.model.errors import InputError
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from tests.estimate_support import estimated, model_of
 from tests.report_cases import small_instance

@@ -12,7 +12,7 @@ from piper_ray.engine.preparation import Outline
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import BlockStats
-from piper_ray.simulate.pass_times import pass_times
+from piper_ray.simulate.stages import pass_times
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,8 @@ from piper_ray.engine.checkpoint.records import Records, SavedAnswers, prune, wr
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
-from piper_ray.storage.claim import Clock, acquire
-from piper_ray.storage.folder import Folder, open_folder, reason, shown
-from piper_ray.storage.lease import Lease
-from piper_ray.storage.names import LEVELS, OUTCOMES, StateFile, state_files
+from piper_ray.storage.folder import LEVELS, OUTCOMES, Folder, StateFile, open_folder, reason, shown, state_files
+from piper_ray.storage.lease import Clock, Lease, acquire
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem

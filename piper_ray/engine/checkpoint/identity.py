@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from piper_ray.model.errors import CheckpointRefused
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.version import __version__
 
 FORMAT = 3

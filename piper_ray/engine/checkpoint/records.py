@@ -18,8 +18,7 @@ from piper_ray.engine.checkpoint.encoding import (
 from piper_ray.engine.checkpoint.identity import Identity
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
-from piper_ray.storage.folder import Folder, Vanished
-from piper_ray.storage.names import LEVELS, OUTCOMES, StateFile, checksum, state_files
+from piper_ray.storage.folder import LEVELS, OUTCOMES, Folder, StateFile, Vanished, checksum, state_files
 
 _KEPT = 2
 """Files of each kind: the newest, and the one before in case the newest is damaged."""

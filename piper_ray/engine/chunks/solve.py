@@ -19,9 +19,8 @@ from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.step import StepTerms
 
 
 def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:

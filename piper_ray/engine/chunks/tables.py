@@ -33,7 +33,7 @@ from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, descendants
 from piper_ray.model.instance import Edge, Instance, Tmpc
-from piper_ray.simulate.pass_times import PassTimes, pass_times
+from piper_ray.simulate.stages import PassTimes, pass_times
 
 _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""

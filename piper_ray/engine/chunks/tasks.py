@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from piper_ray.cost.step import sync_s_per_byte
+from piper_ray.cost.schedules import sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
 _WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
 """Schedules that do not split the backward pass."""

@@ -17,15 +17,14 @@ from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.divided import can_use_all, reason_against_all
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.restrictions import can_use_all, reason_against_all
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.step import StepTerms
 
 _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""

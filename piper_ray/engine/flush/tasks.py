@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from piper_ray.cost.schedules import FlushSchedule
-from piper_ray.cost.step import sync_s_per_byte
+from piper_ray.cost.schedules import FlushSchedule, sync_s_per_byte
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
@@ -15,7 +14,7 @@ from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, Flu
 from piper_ray.engine.kernels.types import frozen
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import StepTerms
 
 MEMORY_TOLERANCE = 5e-10
 """Relative. Sums of prefix differences round otherwise than sums over a stage; ``evaluate`` allows twice as much."""

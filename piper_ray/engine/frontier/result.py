@@ -11,13 +11,11 @@ from piper_ray.engine.frontier.ranges import Numbers, rising
 from piper_ray.engine.frontier.walk import Walk
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import percent_text, plural, time_text
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.fields import renamed
+from piper_ray.model.figures import html_table, percent_text, plural, relative_gap, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.model.notebook import html_table
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
-from piper_ray.model.renamed import renamed
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
 from piper_ray.engine.ledger import Inexact
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import relative_gap
 
 _FIRST_STEP = 0.0025
 _LAST_STEP = 5.0

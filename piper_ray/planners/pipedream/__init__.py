@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from piper_ray.planners.pipedream.parameters import Level, Partition, States
-from piper_ray.planners.pipedream.planner import PipeDream
+from piper_ray.planners.pipedream.planner import Level, Partition, PipeDream, States
 
 __all__ = ["Level", "Partition", "PipeDream", "States"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import groupby
 
 from piper_ray.model import arguments
@@ -24,10 +25,57 @@ from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Forecast
-from piper_ray.planners.choices import UniformChoice, uniform_choices
-from piper_ray.planners.pipedream.parameters import Level, Partition, States
 from piper_ray.planners.planner import Needs, Proposal, allowed, evaluated
+from piper_ray.planners.runs import UniformChoice, uniform_choices
 from piper_ray.workloads.formats.load import Source, instance_of
+
+
+class States(str, Enum):
+    """Where a partition may cut.
+
+    DOWNSETS: everywhere. SINGLE_SOURCE: only the states that PipeDream itself grows, from the file's first source.
+    ORDER: only along one topological order: n + 1 states for graphs with too many.
+    """
+
+    DOWNSETS = "downsets"
+    SINGLE_SOURCE = "single-source"
+    ORDER = "order"
+
+
+@dataclass(frozen=True)
+class Level:
+    """Groups of ``machines`` devices, or groups of the level below, joined by links of ``bandwidth_bytes_per_s``."""
+
+    machines: int
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        machines, bandwidth = arguments.whole(self.machines), arguments.number(self.bandwidth_bytes_per_s)
+        if machines is None or machines < 1 or bandwidth is None or not bandwidth > 0.0:
+            raise UsageError(
+                f"a level needs at least 1 machine and a bandwidth above 0 in bytes per second, not {self}"
+            )
+        object.__setattr__(self, "machines", machines)
+        object.__setattr__(self, "bandwidth_bytes_per_s", bandwidth)
+
+
+@dataclass(frozen=True)
+class Partition:
+    """PipeDream's answer. stages: layer ids, front to back. replication: data-parallel degree of each.
+
+    time_per_stage_s: the recurrence's value. states: what it ran over; as PipeDream counts, without that of no layers.
+    """
+
+    stages: tuple[tuple[int, ...], ...]
+    replication: tuple[int, ...]
+    time_per_stage_s: float
+    states: int
+
+    @property
+    def noam(self) -> int:
+        """The optimal number of minibatches in flight: machines / replicas of the first stage, rounded up."""
+        return -(-sum(self.replication) // self.replication[0])
+
 
 _PAIR_BYTES = 32
 """Of a pair of states, with what each level keeps of it."""
@@ -82,7 +130,7 @@ class PipeDream:
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
         """Of states along an order of the layers it takes less."""
-        from piper_ray.planners.pipedream.states import PAIR_LIMIT
+        from piper_ray.planners.pipedream.optimum import PAIR_LIMIT
 
         return Needs.of_tables(_PAIR_BYTES * min(lattice.pairs or PAIR_LIMIT, PAIR_LIMIT))
 
@@ -144,8 +192,7 @@ class PipeDream:
     ) -> tuple[Partition | None, int]:
         """None if nothing fits; and how many pairs of states were looked at."""
         # What follows compiles kernels: only when a partition is asked for.
-        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition
-        from piper_ray.planners.pipedream.states import build_states
+        from piper_ray.planners.pipedream.optimum import LevelTask, best_partition, build_states
 
         states = build_states(instance, choice.tmpcs, self.states)
         ratio = self.activation_compression_ratio

@@ -9,8 +9,7 @@ from piper_ray.model.figures import given_size_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.step import AllReduce
+from piper_ray.model.schedule import AllReduce, ScheduleName
 from piper_ray.simulate.result import Simulation
 
 _ONE_DEGREE = "All stages have one data-parallel and one tensor-parallel degree, as runtimes need it."

@@ -13,8 +13,8 @@ from piper_ray.model.figures import plural, share_text, size_text, time_scale
 from piper_ray.report.page import svg
 from piper_ray.report.page.tables import Group
 from piper_ray.report.simulation.findings import ranks_text
-from piper_ray.simulate.memory import MemorySteps
 from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.timeline import MemorySteps
 
 _LITTLE = 0.25
 """Share of a device's memory below which the peaks are drawn at a scale of their own."""

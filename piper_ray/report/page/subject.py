@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import InvalidPlan, LimitError
-from piper_ray.model.gap import relative_gap
+from piper_ray.model.figures import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation

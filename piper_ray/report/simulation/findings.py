@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from piper_ray.model.figures import plural, share_text, size_text, time_text
-from piper_ray.simulate.memory import VERSIONS_IN_FIXED
 from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.timeline import VERSIONS_IN_FIXED
 
 _WORTH_SAYING = 0.01
 """Share of the time from which a loss is told."""

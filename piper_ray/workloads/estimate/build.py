@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.model import limits
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
-from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc, TrainedModel
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig

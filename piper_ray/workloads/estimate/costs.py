@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate import synchronisation
 from piper_ray.workloads.estimate.exchanges import exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
-from piper_ray.model.instance import Edge, Instance, Layer
-from piper_ray.model.mode import Sharding
+from piper_ray.model.instance import Batch, Edge, Instance, Layer
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.recomputation import Recomputation
-from piper_ray.model.schedule import Schedule
-from piper_ray.model.step import StepTerms
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch

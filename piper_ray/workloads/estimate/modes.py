@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
-from piper_ray.model.recomputation import EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Mode, Recomputation, Sharding
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Split
 
 

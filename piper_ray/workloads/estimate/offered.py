@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.mode import Sharding
-from piper_ray.model.recomputation import CHEAP, EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding
 from piper_ray.workloads.estimate.costs import Costs
 from piper_ray.workloads.estimate.memory import kept_bytes
 from piper_ray.workloads.estimate.modes import LayerMode, Offer, recomputation_of

@@ -48,7 +48,7 @@ class Product:
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """Bytes kept from the forward for the backward pass. again: parts (``model.recomputation``) whose recomputation
+    """Bytes kept from the forward for the backward pass. again: parts (``model.mode``) whose recomputation
     makes them again, so that they are not kept."""
 
     bytes: str

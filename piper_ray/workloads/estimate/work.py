@@ -9,7 +9,7 @@ recomputed, but for what fused attention makes again within its kernel; HFU is t
 
 from __future__ import annotations
 
-from piper_ray.model.recomputation import Recomputation
+from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Operator
 

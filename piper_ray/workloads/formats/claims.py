@@ -11,8 +11,7 @@ from pydantic import Field
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule
-from piper_ray.model.step import AllReduce, StepTerms
+from piper_ray.model.schedule import AllReduce, Schedule, StepTerms
 from piper_ray.workloads.formats.faults import Faults, quoted
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Open
 from piper_ray.workloads.formats.surroundings import read_schedule

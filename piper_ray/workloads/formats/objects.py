@@ -13,13 +13,11 @@ from typing import NamedTuple, TypeVar
 from pydantic import TypeAdapter
 
 from piper_ray.model import limits
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import InputError
-from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (

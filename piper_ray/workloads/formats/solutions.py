@@ -9,9 +9,8 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.step import StepTerms
 from piper_ray.model.stop import StoppedBy
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.plan_schema import SolutionDocument

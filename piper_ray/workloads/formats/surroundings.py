@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from piper_ray.model import arguments
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import (

@@ -1,4 +1,4 @@
-"""The [model] table of workloads: which model is trained, and how (``model.trained_model``).
+"""The [model] table of workloads: which model is trained, and how (``model.instance``).
 
     [model]
     precision = "bf16"               # of matrix products: bf16, fp16 or fp8
@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field
 
-from piper_ray.model.trained_model import TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.formats.faults import Faults, path_of, shown
 from piper_ray.workloads.formats.fields import Closed, Figure
 

@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training

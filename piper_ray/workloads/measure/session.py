@@ -12,11 +12,10 @@ from pathlib import Path
 
 import torch
 
-from piper_ray.model.batch import Batch
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.cores import machine_load, share_of_cores
 from piper_ray.model.errors import Fault, InputError, UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Batch, Instance
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.gpu_names import find_gpu
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware

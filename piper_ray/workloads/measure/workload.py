@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from piper_ray.model import arguments
-from piper_ray.model.errors import UsageError
-from piper_ray.model.extras import require
+from piper_ray.model.errors import UsageError, require
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.measure.arguments import PARAMETERS
 

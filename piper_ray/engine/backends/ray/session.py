@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from piper_ray.engine.backends.ray import keeper, services
-from piper_ray.model.errors import ClusterError
-from piper_ray.model.extras import require
+from piper_ray.model.errors import ClusterError, require
 
 LOCAL = "local"
 

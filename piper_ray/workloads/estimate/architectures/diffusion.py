@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.model.recomputation import CHEAP
+from piper_ray.model.mode import CHEAP
 from piper_ray.workloads.estimate.architectures.decoder import key
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import chain, stack

@@ -31,7 +31,7 @@ Norms = Literal["before", "after", "both"]
 class Part:
     """A part of a layer. name: norms and residual sums are called after it. biases: added with the residual sum.
 
-    norm_again: parts (``model.recomputation``) whose recomputation does the norm before it again.
+    norm_again: parts (``model.mode``) whose recomputation does the norm before it again.
     """
 
     name: str

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from piper_ray.model.recomputation import CHEAP
+from piper_ray.model.mode import CHEAP
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Product, Split
 
 _CORE = "core_attn"

@@ -1,7 +1,8 @@
-"""Fields of dataclasses whose values are found when they are first asked for."""
+"""Fields of dataclasses: values that are found when they are first asked for, and old names of fields."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -51,3 +52,13 @@ class _Field:
 
 def _found(instance: object) -> dict[str, Any]:
     return {name: getattr(instance, name) for name in vars(instance)}
+
+
+def renamed(old: str, new: str) -> property:
+    """For one version: a property ``old`` that gives the field ``new`` with a DeprecationWarning."""
+
+    def read(instance: object) -> object:
+        warnings.warn(f"{type(instance).__name__}.{old} is now {new}", DeprecationWarning, stacklevel=2)
+        return getattr(instance, new)
+
+    return property(read, doc=f"The old name of ``{new}``.")

@@ -1,18 +1,164 @@
-"""What the stages cost when layers in a given order are cut into runs: all degrees and choices at once, with numpy."""
+"""Layers in an order, cut into runs: the order, which of its layers repeat, the choices, and what the stages cost: all
+degrees and choices at once, with numpy.
+
+A choice is one configuration for each layer, the same way in all stages: a degree t, and recomputation everywhere or
+nowhere.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.cost.variants import ANY_DEGREE, stage_variants
+from piper_ray.engine.tables.tmpc_options import fastest
 from piper_ray.evaluate import MEMORY_TOLERANCE
-from piper_ray.model.instance import Instance
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of
-from piper_ray.planners.choices import UniformChoice
+from piper_ray.model.restrictions import Restrictions
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """layers: all layer ids, every edge running forwards. The runs are cut from the layers between the first ``before``
+    and the last ``after``.
+
+    repeated: those are one layer repeated; if not, they are all layers.
+    """
+
+    layers: tuple[int, ...]
+    before: int
+    after: int
+    repeated: bool
+
+    @property
+    def between(self) -> int:
+        return len(self.layers) - self.before - self.after
+
+
+def run_order(instance: Instance) -> RunOrder:
+    """The repeated layers in order, with those before and after them; without any, a topological order of all.
+
+    Repeated layers, the transformer layers of a language model, are told by the workload: layers of one kind, each
+    with an edge to the next and no other layer between them, that hold at least half of the work (the least t * p of
+    each layer). A kind is a name or, if no name repeats in this way, all figures at all degrees. "After" are the
+    layers that need a repeated one, "before" all others.
+    """
+    order = topological_order(instance)
+    predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
+    successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
+    for kind in (_name, _figures):
+        chain = _heaviest_kind(instance, order, kind)
+        if not chain or any(v not in successors[u] for u, v in pairwise(chain)):
+            continue
+        members = set(chain)
+        after = _reached([chain[0]], successors) - members
+        if after & _reached([chain[-1]], predecessors):
+            continue
+        before = [layer for layer in order if layer not in after and layer not in members]
+        layers = (*before, *chain, *(layer for layer in order if layer in after))
+        return RunOrder(layers, len(before), len(after), repeated=True)
+    return RunOrder(tuple(order), 0, 0, repeated=False)
+
+
+def topological_order(instance: Instance) -> list[int]:
+    """Layer ids in the order of upstream's planner: Kahn's algorithm with a stack, layers and edges in file order."""
+    missing = {layer: len(before) for layer, (before, _) in instance.neighbours.items()}
+    ready = [layer for layer, count in missing.items() if count == 0]
+    order = []
+    while ready:
+        layer = ready.pop()
+        order.append(layer)
+        for head in instance.neighbours[layer][1]:
+            missing[head] -= 1
+            if missing[head] == 0:
+                ready.append(head)
+    return order
+
+
+def _heaviest_kind(instance: Instance, order: Iterable[int], kind: Callable[[Layer], Hashable]) -> list[int]:
+    """The layers of the kind with the most work, in ``order``; none if that is one layer or less than half of all."""
+    members: dict[Hashable, list[int]] = {}
+    for layer in order:
+        members.setdefault(kind(instance.layer_by_id[layer]), []).append(layer)
+    work = {layer.id: _work_s(layer) for layer in instance.layers}
+    heaviest = max(members.values(), key=lambda layers: (sum(work[layer] for layer in layers), len(layers)))
+    half = 2.0 * sum(work[layer] for layer in heaviest) >= sum(work.values())
+    return heaviest if half and len(heaviest) > 1 else []
+
+
+def _name(layer: Layer) -> Hashable:
+    return layer.name
+
+
+def _figures(layer: Layer) -> Hashable:
+    return tuple(
+        (t, tmpc.id, tmpc.time_per_sample_s, tmpc.weights_bytes, tmpc.activation_bytes, tmpc.fixed_bytes)
+        for t in sorted(layer.tmpcs)
+        for tmpc in layer.tmpcs[t]
+    )
+
+
+def _work_s(layer: Layer) -> float:
+    return min((t * tmpc.time_per_sample_s for t, tmpcs in layer.tmpcs.items() for tmpc in tmpcs), default=0.0)
+
+
+def _reached(start: Sequence[int], heads: Mapping[int, Sequence[int]]) -> set[int]:
+    found = set(start)
+    pending = list(start)
+    while pending:
+        for head in heads[pending.pop()]:
+            if head not in found:
+                found.add(head)
+                pending.append(head)
+    return found
+
+
+@dataclass(frozen=True)
+class UniformChoice:
+    """degree: t. tmpcs: for each layer id the TMPC it runs in whatever stage it is.
+
+    least_data_parallel_degree, most_data_parallel_degree: of the stages that this choice is for.
+    """
+
+    degree: int
+    tmpcs: Mapping[int, Tmpc]
+    least_data_parallel_degree: int = 1
+    most_data_parallel_degree: int = ANY_DEGREE
+
+    @property
+    def recompute_words(self) -> str:
+        recomputes = any(tmpc.recompute for tmpc in self.tmpcs.values())
+        return "recomputation everywhere" if recomputes else "no recomputation"
+
+
+def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[UniformChoice, ...]:
+    """All that the restrictions leave, by ascending degree, nowhere before everywhere, few replicas before many.
+
+    Of several TMPCs with the same role (recomputing or not) a layer runs the fastest; a layer without the choice
+    keeps what it has. A degree that some layer cannot run at is left out.
+    """
+    if restrictions.recompute in (Recompute.AUTO, Recompute.FIRST_K, Recompute.ONE_FOR_ALL):
+        restrictions = restrictions.with_recompute(Recompute.ALL_OR_NONE)
+    choices: list[UniformChoice] = []
+    for variant in stage_variants(instance, restrictions):
+        if all(variant.tmpcs.values()):
+            choice = UniformChoice(
+                variant.degree,
+                {layer_id: fastest(tmpcs) for layer_id, tmpcs in variant.tmpcs.items()},
+                variant.least_data_parallel_degree,
+                variant.most_data_parallel_degree,
+            )
+            if choice not in choices:
+                choices.append(choice)
+    return tuple(choices)
+
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
