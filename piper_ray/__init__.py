@@ -78,7 +78,6 @@ if TYPE_CHECKING:
         PartBegun,
         StepFinished,
     )
-    from piper_ray.model.extras import advice
     from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
     from piper_ray.model.mode import Mode, Sharding
     from piper_ray.model.options import Contract, SolveOptions
@@ -102,10 +101,9 @@ if TYPE_CHECKING:
     from piper_ray.model.step import AllReduce, StepTerms
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
     from piper_ray.model.trained_model import TrainedModel
-    from piper_ray.proposal.figures import Figures
-    from piper_ray.proposal.plan import Planned, plan
-    from piper_ray.report.graph.picture import draw
-    from piper_ray.report.info import info
+    from piper_ray.proposal.plan import Figures, Planned, plan
+    from piper_ray.report.document import info
+    from piper_ray.report.graph import draw
     from piper_ray.run.job import Job, LayerJob, Replicas
     from piper_ray.run.result import RankRun, Run, Stretch
     from piper_ray.run.run import run
@@ -298,7 +296,6 @@ _NAMES = {
         "Bounds Compiling DegreesAdvanced DegreesSearched EvaluationAdvanced EvaluationFinished Event "
         "IncumbentFound Listener Note PartBegun StepFinished"
     ),
-    "model.extras": "advice",
     "model.instance": "Edge Instance Layer Tensor Tmpc",
     "model.trained_model": "TrainedModel",
     "model.mode": "Mode Sharding",
@@ -321,11 +318,10 @@ _NAMES = {
     "workloads.formats.load": "Source",
     "calibrate.workload": "estimate",
     "workloads.measure.workload": "profile",
-    "report.info": "info",
-    "report.graph.picture": "draw",
+    "report.document": "info",
+    "report.graph": "draw",
     "engine.solve": "solve",
-    "proposal.plan": "plan Planned",
-    "proposal.figures": "Figures",
+    "proposal.plan": "plan Planned Figures",
     "engine.preparation": "Preparation",
     "sweep.run": "run_sweep",
     "sweep.dataset": "read_dataset",
@@ -360,6 +356,8 @@ def __getattr__(name: str) -> object:
     try:
         value: object = getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
+        from piper_ray.model.extras import advice
+
         raise advice(error) or error from None
     globals()[name] = value
     return value

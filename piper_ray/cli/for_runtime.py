@@ -22,9 +22,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.ranks import rank_lines
-from piper_ray.runtimes.runtime import Runtime, RuntimeName, gpus_per_node_of
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, gpus_per_node_of, rank_lines
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -66,8 +66,8 @@ def frontier(
     from piper_ray.engine.request import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
-    from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
+    from piper_ray.report.terminal import console
 
     asked = scheduled.asked(instance.schedule)
     planned_for = Schedule.of(asked)
@@ -198,7 +198,7 @@ def _write_table(
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.report.plots.frontier import frontier_figure
+    from piper_ray.report.plots.curves import frontier_figure
     from piper_ray.report.plots.style import save
 
     figure = frontier_figure(found.instance, found.points(), of_budgets, found.schedule)

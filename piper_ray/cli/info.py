@@ -34,15 +34,14 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     """Show what INPUT holds, and what solving it will take in memory and time."""
     picture = drawn.picture
     if picture is not None:
-        from piper_ray.report.graph.picture import check_path, draw_graph
+        from piper_ray.report.graph import check_path, draw_graph
 
         check_path(picture)
     instance = workload.load()
 
-    from piper_ray.report.document import to_text
-    from piper_ray.report.info import degree_rows, info_document
-    from piper_ray.report.layout import Column, console, print_table
+    from piper_ray.report.document import degree_rows, info_document, to_text
     from piper_ray.report.summary import blocks_text, instance_lines
+    from piper_ray.report.terminal import Column, console, print_table
 
     with working("looking into the lattice"):
         planned, forecast = current().run(lambda _: _looked_into(instance, contracted.contract))

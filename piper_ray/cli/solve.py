@@ -1,8 +1,9 @@
-"""``piper-ray solve``: the fastest plan for a workload on a cluster."""
+"""``piper-ray solve``: the fastest plan for a workload on a cluster, or that of a simpler planner to compare with."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ import typer
 
 import piper_ray
 from piper_ray.cli import outliving
-from piper_ray.cli.baseline import PlannerOption, refuse_search_options, solve_by_baseline
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.cluster import ClusterOptions, going_on, left_solution, others_on_stderr, tell_of, told
 from piper_ray.cli.for_runtime import (
@@ -47,6 +47,79 @@ from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
+
+
+@dataclass(frozen=True)
+class PlannerOption:
+    """Who plans."""
+
+    planner: str = option(
+        "NAME",
+        "piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, tensor-parallel, "
+        "pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists them).",
+        default=EXACT,
+    )
+
+
+_EXACT_ALONE = (
+    "gap", "time_limit", "contract", "memory_limit", "address", "checkpoint", "chunks", "sustained", "all_reduce",
+    "all_reduce_overlap", "optimizer", "runtime", "plans", "certificate",
+)  # fmt: skip
+
+
+def refuse_search_options(planner: str, given: Collection[str]) -> None:
+    """Raises UsageError for an unknown planner, and for options that only the exact one knows."""
+    from piper_ray.planners import planner_of
+
+    planner_of(planner)
+    for name in _EXACT_ALONE:
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
+
+
+def solve_by_baseline(
+    instance: Instance, schedule: Schedule, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
+) -> int:
+    """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
+    from piper_ray.planners import plan
+    from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
+    from piper_ray.report.summary import cost_text, instance_lines, print_plan, print_speed, schedule_line
+    from piper_ray.report.terminal import console
+
+    screen = console(stderr=json)
+    for line in [*instance_lines(instance), schedule_line(schedule)]:
+        screen.print(line, soft_wrap=True, highlight=False)
+    with working(planner):
+        result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
+    screen.print()
+    unwritten = Unwritten()
+    if result.plan is None or result.evaluation is None:
+        screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
+        if out is not None:
+            say(f"there is no plan to write to {out}")
+    else:
+        if not json:
+            print_plan(screen, instance, result.plan, result.evaluation)
+            screen.print()
+        cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
+        screen.print(
+            f"{planner}: {cost}; not proved to be the best",
+            soft_wrap=True,
+            markup=False,
+            highlight=False,
+        )
+        print_speed(screen, instance, result.evaluation.time_per_sample_s)
+        screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
+        if out is not None:
+            document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result), result.schedule)
+            with unwritten.noted():
+                write_atomically(out, to_text(document))
+    if json:
+        typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+    unwritten.report()
+    return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code
+
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -106,11 +179,10 @@ def solve(
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.engine.chunks.counts import most_chunks
-    from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
-    from piper_ray.report.simulation.table import print_simulation
-    from piper_ray.report.stages import print_layers, print_plan
-    from piper_ray.report.summary import print_outcome, print_simulated, schedule_line
+    from piper_ray.report.simulated import print_simulation
+    from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
+    from piper_ray.report.terminal import console
 
     screen = console(stderr=json)
     heritage = outliving.left()

@@ -18,7 +18,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.stop import Stop
 
 if TYPE_CHECKING:
-    from piper_ray.report.live import Working
+    from piper_ray.report.terminal import Working
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from piper_ray.export.deepspeed_module import is_planned_module, read_planned_module
+from piper_ray.export.deepspeed import is_planned_module, read_planned_module
 from piper_ray.export.flagscale import read_sections
-from piper_ray.export.launch_text import require_understood
 from piper_ray.export.megatron_arguments import are_arguments, read_arguments
 from piper_ray.export.megatron_bridge import is_recipe, read_recipe
 from piper_ray.export.megatron_flags import HARMLESS_FLAGS, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import ALL, ReadLayout, RunAs
+from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
-from piper_ray.export.torchtitan_config import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
+from piper_ray.export.torchtitan import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -284,7 +283,7 @@ def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) ->
 
     replicas: of a weight.
     """
-    asked = replicas if run_as.optimizer_shards == ALL else run_as.optimizer_shards or 1
+    asked = replicas if run_as.optimizer_shards == ALL_REPLICAS else run_as.optimizer_shards or 1
     what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
     if asked > replicas:
         raise UsageError(f"{asked} shards of {_SHARED[what]}, but {plural(replicas, 'replica')}; expected no more")

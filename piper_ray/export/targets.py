@@ -13,8 +13,7 @@ from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_megatron, require_pretrained
 from piper_ray.export.megatron_bridge import export_bridge, require_decoder
 from piper_ray.export.megatron_model import require_megatron_model
-from piper_ray.export.stage_documents import export_yaml
-from piper_ray.export.torch_pipelining import export_torch, require_own_products
+from piper_ray.export.stage_documents import export_torch, export_yaml, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
@@ -25,9 +24,7 @@ from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.trained_model import TrainedModel
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.ranks import rank_lines, rank_places
-from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_lines, rank_places
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 

@@ -16,9 +16,9 @@ from piper_ray.model.events import Event
 from piper_ray.model.figures import percent_text, plural, printable, range_text, rate_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.layout import Column, print_table
 from piper_ray.report.log import SolverLog
-from piper_ray.report.speed import Throughput
+from piper_ray.report.summary import Throughput
+from piper_ray.report.terminal import Column, print_table
 
 _MOST_ROWS = 24
 _POINT_HEAD = (

@@ -23,8 +23,8 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.live import LiveLog, left_texts
 from piper_ray.report.summary import instance_lines
+from piper_ray.report.terminal import LiveLog, left_texts
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"

@@ -11,9 +11,9 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from piper_ray.model.figures import percent_text, plural, printable, rate_text, share_text, size_text, time_text
+from piper_ray.report.document import speed_document
 from piper_ray.report.page.assumptions import assumptions
-from piper_ray.report.page.memory import memory_picture
-from piper_ray.report.page.placement import COLOURS, placement
+from piper_ray.report.page.pictures import COLOURS, memory_picture, placement
 from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.page.tables import (
     comparison_table,
@@ -24,9 +24,8 @@ from piper_ray.report.page.tables import (
     stage_groups,
     stage_table,
 )
-from piper_ray.report.simulation.findings import findings
-from piper_ray.report.simulation.picture import timeline_element
-from piper_ray.report.speed import speed_document
+from piper_ray.report.plots.timeline import timeline_element
+from piper_ray.report.simulated import findings
 from piper_ray.report.summary import instance_lines, schedule_line
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__

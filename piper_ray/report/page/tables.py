@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import chain, groupby
 
 from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
-from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.subject import Subject, Valued
-from piper_ray.report.stages import layers_text
+from piper_ray.report.summary import layers_text
+from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
 
 MOST_ROWS = 48
