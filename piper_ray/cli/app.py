@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Mapping
 from copy import copy
 from importlib import import_module
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -28,15 +27,13 @@ UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
 """For ``typer.Typer``: help and complaints are plain text, which is drawn without loading rich."""
 
-FORMER_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "solve": {"resume": "checkpoint"},
-        "plan": {"batch": "global-batch"},
-        "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
-        "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
-        "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},
-    }
-)
+FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "solve": {"resume": "checkpoint"},
+    "plan": {"batch": "global-batch"},
+    "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
+    "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
+    "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},
+}
 """Options that had another name, without their dashes: still understood, and in no help."""
 
 TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
@@ -45,14 +42,12 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
 _BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 _BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
-_OPTIONS: Mapping[str, str] = MappingProxyType(
-    {
-        "memory_bytes": "memory",
-        "bandwidth_bytes_per_s": "bandwidth",
-        "samples_per_microbatch": "microbatch-size",
-        "tokens_per_sample": "tokens",
-    }
-)
+_OPTIONS: Mapping[str, str] = {
+    "memory_bytes": "memory",
+    "bandwidth_bytes_per_s": "bandwidth",
+    "samples_per_microbatch": "microbatch-size",
+    "tokens_per_sample": "tokens",
+}
 _PARAMETER = re.compile(
     r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
     r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
@@ -131,32 +126,30 @@ def reword(complaint: Any) -> None:
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
-_DOES: Mapping[str, str] = MappingProxyType(
-    {
-        "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
-        "people ask for.",
-        "solve": "Find the fastest plan for INPUT, and prove it.",
-        "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
-        "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",
-        "simulate": "Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what "
-        "bounds it.",
-        "compare": "Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first "
-        "from the best.",
-        "report": "Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other "
-        "planners' plans.",
-        "info": "Show what INPUT holds, and what solving it will take in memory and time.",
-        "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
-        "starts it.",
-        "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
-        "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
-        "convert": "Write INPUT in another form, with the figures given here in place of its own.",
-        "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
-        "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
-        "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
-        "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
-        "warm": "Compile the kernels of all commands beforehand, in several processes side by side.",
-    }
-)
+_DOES: Mapping[str, str] = {
+    "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
+    "people ask for.",
+    "solve": "Find the fastest plan for INPUT, and prove it.",
+    "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
+    "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",
+    "simulate": "Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what "
+    "bounds it.",
+    "compare": "Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first "
+    "from the best.",
+    "report": "Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other "
+    "planners' plans.",
+    "info": "Show what INPUT holds, and what solving it will take in memory and time.",
+    "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
+    "starts it.",
+    "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
+    "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
+    "convert": "Write INPUT in another form, with the figures given here in place of its own.",
+    "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
+    "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
+    "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
+    "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
+    "warm": "Compile the kernels of all commands beforehand, in several processes side by side.",
+}
 """The commands by name, with what each does in a line: a command's module is loaded when more is asked of it."""
 
 _MODULES = {

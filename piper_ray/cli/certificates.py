@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -73,8 +73,7 @@ def write_own_certificate(
     restrictions: Restrictions,
     options: SolveOptions,
     unwritten: Unwritten,
-    say: Callable[[str], object],
-) -> None:
+) -> Iterator[str]:
     """Makes it, writes it, and says so; after a signal, that there is none."""
     from piper_ray.certificate.file import write_certificate
     from piper_ray.engine.certify import certify
@@ -102,7 +101,7 @@ def write_own_certificate(
         except LimitError as error:
             raise UsageError(f"--certificate {path}: nothing is written: {error}") from error
         write_certificate(certificate, path)
-        say(f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s")
+        yield f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s"
 
 
 def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Schedule) -> CertifiedBound:

@@ -57,8 +57,8 @@ def verify(
 
     from piper_ray.report.document import to_text, verification_document
     from piper_ray.report.simulated import print_simulation
-    from piper_ray.report.summary import cost_text, instance_lines, print_plan, print_speed, schedule_line
-    from piper_ray.report.terminal import console
+    from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
+    from piper_ray.report.terminal import console, print_lines
 
     with judged(planned.plan_file, instance):
         try:
@@ -84,22 +84,18 @@ def verify(
         typer.echo(to_text(found), nl=False)
     else:
         screen = console()
-        for line in [*instance_lines(instance), schedule_line(valued_for)]:
-            screen.print(line, soft_wrap=True)
-        screen.print()
+        print_lines(screen, [*instance_lines(instance), schedule_line(valued_for), ""])
         print_plan(screen, instance, plan, evaluation)
         if simulation is not None:
             screen.print()
             print_simulation(screen, simulation)
-        screen.print()
-        screen.print(f"valid: {cost_text(instance, time_s, evaluation.devices)}", soft_wrap=True)
-        print_speed(screen, instance, time_s)
+        cost = cost_text(instance, time_s, evaluation.devices)
+        print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
         if certified is not None:
-            for line in certified_text(certified, silent_on, time_s):
-                screen.print(line, soft_wrap=True, highlight=False)
+            print_lines(screen, certified_text(certified, silent_on, time_s))
         if not valued_for.asynchronous:
-            for uneven in SameDegrees().violations(instance, plan):
-                screen.print(f"note: {uneven}: no runtime runs such a plan under a flush", soft_wrap=True)
+            uneven = SameDegrees().violations(instance, plan)
+            print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))
     if silent_on:
         raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))
 
@@ -202,7 +198,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
     from piper_ray.report.document import simulation_document, to_text
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import instance_lines
-    from piper_ray.report.terminal import console
+    from piper_ray.report.terminal import console, print_lines
 
     with judged(planned.plan_file, instance), working("simulating"):
         simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
@@ -219,9 +215,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
         typer.echo(to_text(simulation_document(instance, simulation)), nl=False)
     else:
         screen = console()
-        for line in instance_lines(instance):
-            screen.print(line, soft_wrap=True)
-        screen.print()
+        print_lines(screen, [*instance_lines(instance), ""])
         print_simulation(screen, simulation)
     unwritten.report()
 
@@ -245,7 +239,7 @@ def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions
     from piper_ray.report.comparison import comparison_document, print_comparison, verdict
     from piper_ray.report.document import to_text
     from piper_ray.report.summary import instance_lines
-    from piper_ray.report.terminal import console
+    from piper_ray.report.terminal import console, print_lines
 
     names = _names(plan_files)
     with working("simulating") as progress:
@@ -255,12 +249,9 @@ def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions
         typer.echo(to_text(document), nl=False)
         return
     screen = console()
-    for line in instance_lines(instance):
-        screen.print(line, soft_wrap=True)
-    screen.print()
+    print_lines(screen, [*instance_lines(instance), ""])
     print_comparison(screen, instance, plans)
-    screen.print()
-    screen.print(verdict(plans), soft_wrap=True, markup=False, highlight=False)
+    print_lines(screen, ["", verdict(plans)])
 
 
 def _compared(

@@ -189,14 +189,14 @@ class RuntimeSolve:
             },
         }
 
-    def print_ranks(self, console: Console, instance: Instance, solution: Solution) -> None:
+    def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
         """Where each rank of the plan is."""
         if solution.plan is None:
-            return
-        console.print(f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:", soft_wrap=True)
+            return []
         context = context_of(instance, solution.plan)
-        for line in rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context):
-            console.print(f"  {line}", soft_wrap=True, highlight=False)
+        lines = rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context)
+        head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
+        return [head, *(f"  {line}" for line in lines)]
 
 
 def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Callable[[_Found], float]) -> _Found:

@@ -41,7 +41,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
 
     from piper_ray.report.document import degree_rows, info_document, to_text
     from piper_ray.report.summary import blocks_text, instance_lines
-    from piper_ray.report.terminal import Column, console, print_table
+    from piper_ray.report.terminal import Column, console, print_lines, print_table
 
     with working("looking into the lattice"):
         planned, forecast = current().run(lambda _: _looked_into(instance, contracted.contract))
@@ -56,9 +56,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
         unwritten.report()
         return
     screen = console()
-    for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
-        screen.print(line, soft_wrap=True)
-    screen.print()
+    print_lines(screen, [*instance_lines(instance), f"Digest    {instance.digest}", ""])
     columns = [Column("t", right=True), Column("layers", right=True), Column("TMPCs", right=True)]
     rows = [
         [str(row["tensor_parallel_degree"]), str(row["layers"]), str(row["tmpcs"]), _ids_text(instance, degree)]
@@ -67,9 +65,8 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     print_table(screen, [*columns, Column("by id", wrap=max(40, screen.width - 24))], rows)
     screen.print()
     if blocks is not None:
-        screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
-    for line in forecast_lines(forecast, planned.is_wide):
-        screen.print(line, soft_wrap=True)
+        print_lines(screen, [f"Blocks    {blocks_text(blocks)}"])
+    print_lines(screen, forecast_lines(forecast, planned.is_wide))
     unwritten.report()
 
 

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TextIO, cast, final
 
 
@@ -124,7 +123,7 @@ class _Descriptor(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
-_VARIABLES: Mapping[str, str] = MappingProxyType({"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "1"})
+_VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "1"}
 """Read as numpy and pydantic are loaded. What the user has set stays, and no process that the command starts inherits
 ours."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,18 +83,17 @@ def solve_by_baseline(
     """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
     from piper_ray.planners import plan
     from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
-    from piper_ray.report.summary import cost_text, instance_lines, print_plan, print_speed, schedule_line
-    from piper_ray.report.terminal import console
+    from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
+    from piper_ray.report.terminal import console, print_lines
 
     screen = console(stderr=json)
-    for line in [*instance_lines(instance), schedule_line(schedule)]:
-        screen.print(line, soft_wrap=True, highlight=False)
+    print_lines(screen, [*instance_lines(instance), schedule_line(schedule)])
     with working(planner):
         result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
     screen.print()
     unwritten = Unwritten()
     if result.plan is None or result.evaluation is None:
-        screen.print(f"{planner}: no plan: {result.note}", soft_wrap=True, markup=False, highlight=False)
+        print_lines(screen, [f"{planner}: no plan: {result.note}"])
         if out is not None:
             say(f"there is no plan to write to {out}")
     else:
@@ -103,14 +101,9 @@ def solve_by_baseline(
             print_plan(screen, instance, result.plan, result.evaluation)
             screen.print()
         cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
-        screen.print(
-            f"{planner}: {cost}; not proved to be the best",
-            soft_wrap=True,
-            markup=False,
-            highlight=False,
-        )
-        print_speed(screen, instance, result.evaluation.time_per_sample_s)
-        screen.print(f"{result.note}; best of {result.tried:,}", soft_wrap=True, markup=False, highlight=False)
+        speed = speed_line(instance.batch, result.evaluation.time_per_sample_s)
+        tried = f"{result.note}; best of {result.tried:,}"
+        print_lines(screen, [f"{planner}: {cost}; not proved to be the best", speed, tried])
         if out is not None:
             document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result), result.schedule)
             with unwritten.noted():
@@ -182,7 +175,7 @@ def solve(
     from piper_ray.report.log import SolverLog
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
-    from piper_ray.report.terminal import console
+    from piper_ray.report.terminal import console, print_lines
 
     screen = console(stderr=json)
     heritage = outliving.left()
@@ -244,8 +237,7 @@ def solve(
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if for_runtime is not None and not in_haste:
         free = for_runtime.without_rules(instance, solution, options)
-        screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
-        for_runtime.print_ranks(screen, instance, solution)
+        print_lines(screen, [for_runtime.cost_text(solution, free), *for_runtime.rank_lines(instance, solution)])
         more["runtime"] = for_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = find_alternatives(instance, restrictions, asked, wanted, options, solution)
@@ -256,8 +248,7 @@ def solve(
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
-        show = partial(screen.print, soft_wrap=True, highlight=False)
-        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, show)
+        print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))
     if json:
         from piper_ray.report.document import solution_document, to_text
 

@@ -63,7 +63,7 @@ def sweep(asked: SweepOptions) -> None:
     Points are on record within a second. A sweep that ends early, whatever ends it, goes on with --resume.
     """
     from piper_ray.report.sweep import SweepLog, outcome_lines
-    from piper_ray.report.terminal import console
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.sweep.progress import Progress
 
     screen = console()
@@ -104,8 +104,7 @@ def sweep(asked: SweepOptions) -> None:
 
     heritage = outliving.left()
     if heritage is not None:
-        for line in outcome_lines(heritage.answer or latest):
-            screen.print(line, soft_wrap=True)
+        print_lines(screen, outcome_lines(heritage.answer or latest))
         say(f"{heritage.cause}; to go on: {_resuming(sys.argv[1:])}")
         raise typer.Exit(heritage.exit_code)
     interrupted = False
@@ -121,8 +120,7 @@ def sweep(asked: SweepOptions) -> None:
         if latest.points == 0:
             raise
         lost = error
-    for line in outcome_lines(latest):
-        screen.print(line, soft_wrap=True)
+    print_lines(screen, outcome_lines(latest))
     if lost is not None:
         raise ClusterError(f"{lost}; to go on: {_resuming(sys.argv[1:])}") from lost
     if interrupted:

@@ -37,8 +37,8 @@ from piper_ray.model.gap import relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import CHUNKED, PAPERS_SCHEDULE, Schedule
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.report.terminal import NO_BREAK, Column, draws_blocks, print_table, table_lines
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
+from piper_ray.report.terminal import NO_BREAK, Column, draws_blocks, print_lines, print_table, table_lines
 from piper_ray.simulate.result import Simulation
 
 _AS_CLAIMED = 1e-6
@@ -75,9 +75,9 @@ def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str
     return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
-def print_speed(console: Console, instance: Instance, time_per_sample_s: float) -> None:
+def speed_line(batch: Batch, time_per_sample_s: float) -> str:
     """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
-    console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
+    return f"speed: {speed_text(batch, time_per_sample_s)}"
 
 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
@@ -124,6 +124,10 @@ def _unkept_text(simulation: Simulation, slower: float) -> str:
 
 def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
     """The status with what is proved: the last lines of a solve."""
+    print_lines(console, _outcome_lines(instance, solution))
+
+
+def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Text]:
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
@@ -131,25 +135,20 @@ def print_outcome(console: Console, instance: Instance, solution: Solution) -> N
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
         devices = plan.by_rank(solution.schedule).devices
         cost = cost_text(instance, time_per_sample_s, devices)
-        line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
-        console.print(line, soft_wrap=True)
-        print_speed(console, instance, time_per_sample_s)
+        yield line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
+        yield speed_line(instance.batch, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
-            console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
+            yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
     elif solution.infeasibility is not None:
-        print_infeasibility(console, solution.infeasibility)
+        yield from _infeasibility_lines(solution.infeasibility)
     else:
-        console.print(
-            f"{status.value}{stopped}: no plan found so far; none is faster than "
-            f"{time_text(solution.lower_bound_s)}/microbatch",
-            soft_wrap=True,
-        )
+        bound = f"none is faster than {time_text(solution.lower_bound_s)}/microbatch"
+        yield f"{status.value}{stopped}: no plan found so far; {bound}"
     if solution.blocks is not None:
-        console.print(_best_of_blocks_text(solution.blocks), soft_wrap=True)
-    console.print(_work_text(solution), soft_wrap=True)
+        yield _best_of_blocks_text(solution.blocks)
+    yield _work_text(solution)
     if solution.stats.cluster is not None:
-        for text in cluster_lines(solution.stats.cluster, solution.stats.search_s):
-            console.print(text, soft_wrap=True)
+        yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
 
 
 def blocks_text(blocks: BlockStats) -> str:
@@ -172,16 +171,13 @@ def _best_of_blocks_text(blocks: BlockStats) -> str:
     return f"{blocks_text(blocks)}; {best}"
 
 
-def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
+def _infeasibility_lines(infeasibility: Infeasibility) -> Iterator[str | Text]:
     """Why there is no plan, and the least memory that would change that; without a figure the reason says it all."""
     line = Text("infeasible", style="bold red")
-    line.append(f": {printable(infeasibility.reason)}", style="default")
-    console.print(line, soft_wrap=True)
+    yield line.append(f": {printable(infeasibility.reason)}", style="default")
     least = infeasibility.least_memory_bytes
     if least is not None:
-        console.print(
-            f"least memory per device with a plan: {size_text(least, 6)} (--memory {size_above(least)})", soft_wrap=True
-        )
+        yield f"least memory per device with a plan: {size_text(least, 6)} (--memory {size_above(least)})"
 
 
 def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
@@ -205,22 +201,17 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
 def _work_text(solution: Solution) -> str:
     stats = solution.stats
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
+    if stats.degrees is None:
+        looked_at = plural(len(stats.evaluations), "evaluation")
+    elif solution.schedule.name in CHUNKED:
+        choices = plural(stats.degrees.pairs, "choice")
+        looked_at = f"{stats.degrees.searched:,} of {choices} of degrees, ranks and chunks"
+    else:
+        looked_at = f"{stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s {_looked_at_text(stats, solution.schedule)}"
+        f"search {stats.search_s:.2f} s in {looked_at}"
     )
-
-
-def _looked_at_text(stats: SolveStats, schedule: Schedule) -> str:
-    if stats.degrees is None:
-        return f"in {plural(len(stats.evaluations), 'evaluation')}"
-    return f"in {stats.degrees.searched:,} of {_pairs_text(stats.degrees.pairs, schedule)}"
-
-
-def _pairs_text(count: int, schedule: Schedule) -> str:
-    if schedule.name in CHUNKED:
-        return f"{plural(count, 'choice')} of degrees, ranks and chunks"
-    return f"{plural(count, 'pair')} of degrees"
 
 
 _LONGEST_BAR = 48
@@ -260,17 +251,15 @@ def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Sch
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
     """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
     names = {layer: printable(instance.layer_by_id[layer].name) for layer in layers}
-    text = ", ".join(f"{range_text(run)} {_named(run, names)}".rstrip() for run in _runs(layers, names))
+    text = ", ".join(
+        f"{range_text(run)} {names[run[0]] if len(run) == 1 else _counted(_kind(names[run[0]]), len(run))}".rstrip()
+        for run in _runs(layers, names)
+    )
     if len(text) <= 2 * width:
         return text
     kinds = Counter(_kind(names[layer]) for layer in layers)
-    listed = ", ".join(_unbroken(f"{kind} x{count}") if count > 1 else kind for kind, count in kinds.most_common())
+    listed = ", ".join(_counted(kind, count) if count > 1 else kind for kind, count in kinds.most_common())
     return _shortened(f"{_shortened(range_text(layers), width)}: {plural(len(layers), 'layer')}, {listed}", 2 * width)
-
-
-def _named(run: tuple[int, ...], names: dict[int, str]) -> str:
-    first = names[run[0]]
-    return first if len(run) == 1 else _unbroken(f"{_kind(first)} x{len(run)}")
 
 
 def _kind(name: str) -> str:
@@ -297,14 +286,14 @@ def _shortened(text: str, width: int) -> str:
     return f"{kept}, ..." if comma else text[: width - 3] + "..."
 
 
-def _unbroken(text: str) -> str:
+def _counted(name: str, count: int) -> str:
     """Kept on one line where it fits on one: wrapping takes place at plain spaces only."""
-    return text.replace(" ", NO_BREAK)
+    return f"{name} x{count}".replace(" ", NO_BREAK)
 
 
 def _tmpcs_text(stage: Stage) -> str:
     counts = Counter(printable(stage.tmpc_ids[layer]) for layer in stage.layers)
-    return ", ".join(_unbroken(f"{name} x{count}") for name, count in counts.items())
+    return ", ".join(_counted(name, count) for name, count in counts.items())
 
 
 def _layers_table(
@@ -318,15 +307,9 @@ def _layers_table(
     free = max(40, width - (10 if rank_of else 4) - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
     tmpcs_width = min(36, max(22, free * 2 // 5))
     layers_width = free - tmpcs_width
-    columns = [
-        Column("#", right=True),
-        *([Column("rank", right=True)] if rank_of else []),
-        Column("layers", wrap=layers_width),
-        Column("d", right=True),
-        Column("t", right=True),
-        Column("devices", right=True),
-        Column("TMPCs", wrap=tmpcs_width),
-    ]
+    numbers = [Column(head, right=True) for head in (("#", "rank") if rank_of else ("#",))]
+    degrees = [Column(head, right=True) for head in ("d", "t", "devices")]
+    columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]
     rows = [
         [
             str(number),
@@ -361,22 +344,22 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
         for number, stage in enumerate(evaluation.stages, start=1)
         for binds in [stage.binding]
     ]
-    lines = table_lines([*columns, Column("binds")], rows)
-    offset = max(len(line) for line in lines) + 2
+    head, *lines = table_lines([*columns, Column("binds")], rows)
+    offset = max(map(len, [head, *lines])) + 2
     bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - offset))
     blocks = draws_blocks(console)
-    console.print(Text(lines[0], style="bold"), soft_wrap=True)
-    for line, stage in zip(lines[1:], evaluation.stages, strict=True):
+    shown = [Text(head, style="bold")]
+    for line, stage in zip(lines, evaluation.stages, strict=True):
         bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
-        console.print(Text(line.ljust(offset)) + bar if bar.plain else Text(line), soft_wrap=True)
+        shown.append(Text(line.ljust(offset)) + bar if bar.plain else Text(line))
     legend = Text("bar: time/microbatch, ")
     for index, part in enumerate(BAR_PARTS):
         legend.append(", " if index else "")
         legend.append(part.block if blocks else part.ascii, part.style)
         legend.append(f" {part.name}")
     legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
-    console.print(legend, soft_wrap=True)
-    console.print("acts: of mem, the activations in flight; the rest is there all the time", soft_wrap=True)
+    acts = "acts: of mem, the activations in flight; the rest is there all the time"
+    print_lines(console, [*shown, legend, acts])
 
 
 def _bar(stage: StageEvaluation, longest_s: float, width: int, blocks: bool) -> Text:

@@ -50,17 +50,16 @@ class Column:
     wrap: int | None = None
 
 
-def print_lines(target: Console, lines: Iterable[str]) -> None:
+def print_lines(target: Console, lines: Iterable[str | Text]) -> None:
     """A line that is too long for the terminal is left for it to wrap."""
     for line in lines:
-        target.print(Text(line), soft_wrap=True)
+        target.print(Text(line) if isinstance(line, str) else line, soft_wrap=True)
 
 
 def print_table(target: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
     """``table_lines``, the head bold."""
     head, *lines = table_lines(columns, rows)
-    target.print(Text(head, style="bold"), soft_wrap=True)
-    print_lines(target, lines)
+    print_lines(target, [Text(head, style="bold"), *lines])
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

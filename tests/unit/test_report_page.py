@@ -18,9 +18,8 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.step import AllReduce, StepTerms
-from piper_ray.report.page.assumptions import assumptions
 from piper_ray.report.page.pictures import _Grid, memory_picture, most_by_column, placement, places_of
-from piper_ray.report.page.render import page_html
+from piper_ray.report.page.render import assumptions, page_html
 from piper_ray.report.page.subject import COMPARED, subject_of, valued
 from piper_ray.report.page.tables import groups, rank_groups, stage_groups, stage_table
 from piper_ray.report.terminal import NO_BREAK
