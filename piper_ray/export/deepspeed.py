@@ -11,10 +11,10 @@ precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas;
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
-from piper_ray.export.files import Export, json_text, rendered
+from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.job import Job
 from piper_ray.export.stage_documents import in_document, read_stage_document
 from piper_ray.model.errors import UsageError
@@ -150,40 +150,24 @@ def export_deepspeed(job: Job) -> Export:
         )
     order = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
     parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
-    parameters = trained_parameters(job)
-    listed = None if parameters is None else [parameters[layer] for layer in order]
+    parameters, buffer_bytes = trained_parameters(job), _buffer_bytes(job)
     files = {
         "ds_config.json": json_text(deepspeed_config(job)),
-        MODULE: planned_module(job, order, parts, listed),
+        MODULE: planned_module(job, order, parts, None if parameters is None else [parameters[x] for x in order]),
         "launch.sh": rendered("deepspeed_launch.sh.jinja", job=job),
     }
-    notes = (*_notes(job, order), *state_notes(job), *_buffer_notes(job), *job.sharing_notes, *job.notes)
+    of_stages = [sum((parameters or {}).get(layer, 0) for layer in stage.layers) for stage in job.plan.stages]
+    notes = noted(
+        "deepspeed_notes.jinja",
+        job=job,
+        model=job.instance.model,
+        order=order,
+        most_parameters=max(of_stages),
+        buffer_bytes=buffer_bytes,
+        bytes_text=bytes_text,
+    )
     usage = rendered("deepspeed_usage.md.jinja", layers=len(order))
-    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=_buffer_bytes(job))
-
-
-def _notes(job: Job, order: tuple[int, ...]) -> Iterator[str]:
-    """What is left to the layers that are given, and what the plan's times count otherwise."""
-    if job.tensor_parallel > 1:
-        yield (
-            f"tensor parallelism, t = {job.tensor_parallel}, is the layers' own: DeepSpeed divides none, and "
-            "planned_module checks how many parameters a rank has where the workload tells it"
-        )
-    for tied in job.tied_over_ranks:
-        places = " and ".join(str(order.index(layer)) for layer in job.in_order(tied))
-        yield (
-            f"{job.tied_text}: give numbers {places} of layers as deepspeed.pipe.TiedLayerSpec with one key, whose "
-            "gradients DeepSpeed sums; planned_module refuses others"
-        )
-    software = job.software
-    if software is not None and software.gradient_overlap and job.weight_replicas > 1:
-        yield (
-            "the plan's times hide the exchange of gradients and weights beside the last and first passes, as far as "
-            "these last; DeepSpeed's pipelines exchange them after the flush, and have no overlap_comm (estimate "
-            "--software deepspeed-2021 counts it so)"
-        )
-    if job.hides_tensor_exchanges:
-        yield "the plan's times count a part of tensor parallelism's exchanges as hidden: that is the layers' own, too"
+    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=buffer_bytes)
 
 
 def _buffer_bytes(job: Job) -> tuple[float, ...]:
@@ -195,16 +179,6 @@ def _buffer_bytes(job: Job) -> tuple[float, ...]:
     p = job.pipeline_ranks
     borders = [0.0, *(_border_bytes(job, stage) for stage in range(1, p)), 0.0]
     return tuple(min(p - stage, job.microbatches) * (borders[stage] + borders[stage + 1]) for stage in range(p))
-
-
-def _buffer_notes(job: Job) -> Iterator[str]:
-    """One where there is a border."""
-    if job.pipeline_ranks > 1:
-        most = bytes_text(max(_buffer_bytes(job)))
-        yield (
-            "DeepSpeed keeps a stage's input and result for each microbatch in flight beside what its layers keep: up "
-            f"to {most} on a rank beyond the plan's figures, and the last layer's result for two microbatches"
-        )
 
 
 def _border_bytes(job: Job, stage: int) -> float:
@@ -304,43 +278,3 @@ def trained_parameters(job: Job) -> dict[int, int] | None:
         for stage, chosen in zip(job.plan.stages, job.tmpcs, strict=True)
         for layer, tmpc in zip(stage.layers, chosen, strict=True)
     }
-
-
-def state_notes(job: Job) -> Iterator[str]:
-    """Where DeepSpeed keeps, sums or exchanges otherwise than the plan's figures have it."""
-    model, d = job.instance.model, job.data_parallel
-    if model is None:
-        yield (
-            "the workload does not say how the model is trained: add precision (bf16 or fp16) and optimizer to "
-            "ds_config.json; without a precision DeepSpeed trains in fp32"
-        )
-        return
-    yield "ds_config.json has usual figures of the optimizer, at a constant learning rate: change them"
-    most = max(_stage_parameters(job))
-    if model.precision == Precision.FP16.value and model.gradient_bytes > _WEIGHT_BYTES:
-        saved = bytes_text((model.gradient_bytes - _WEIGHT_BYTES) * most)
-        yield (
-            f"DeepSpeed's pipelines sum fp16 gradients in fp16, the plan in {model.gradient_bytes:g} bytes: up to "
-            f"{saved} less on a rank, and less precise over many microbatches"
-        )
-    elif model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES:
-        yield (
-            "DeepSpeed before 0.19.8 keeps a bf16 gradient beside its fp32 sum until the step, which takes up to "
-            f"{bytes_text(_WEIGHT_BYTES * most)} more on a rank than the plan's figures"
-        )
-    if d > 1 and job.optimizer_shards == 1:
-        yield (
-            f"DeepSpeed shares the optimizer's state among all {d} replicas, the plan among none: less memory, and "
-            "weights are gathered after each step, which the plan's times do not count"
-        )
-    summed_whole = model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES
-    if job.optimizer_shards > 1 and summed_whole:
-        yield (
-            "DeepSpeed all-reduces the fp32 gradients of a bf16 model; the plan's times count scattering them, which "
-            "is half as much"
-        )
-
-
-def _stage_parameters(job: Job) -> list[int]:
-    found = trained_parameters(job) or {}
-    return [sum(found[layer] for layer in stage.layers) for stage in job.plan.stages]

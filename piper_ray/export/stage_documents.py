@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from piper_ray.export.files import Export, json_text, rendered, yaml_text
+from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
 from piper_ray.export.job import Job
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
@@ -117,9 +117,7 @@ def export_yaml(job: Job) -> Export:
         notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
     if job.tied_over_ranks:
         notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
-    return Export(
-        {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
-    )
+    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", tuple(notes))
 
 
 def _trained(model: TrainedModel | None) -> dict[str, object]:
@@ -304,21 +302,10 @@ def export_torch(job: Job) -> Export:
         "pipeline.py": rendered("torch_pipeline.py.jinja", version=__version__),
     }
     command = f"{job.torchrun} YOUR-SCRIPT.py  # which calls pipeline.build"
-    notes = ["each node needs piper-ray with torch: pip install 'piper-ray[torch]'"]
-    if job.optimizer_shards > 1:
-        notes.append(
-            "the plan shares the optimizer's state among replicas, and pipeline.py does not: expected "
-            "torch.distributed.optim.ZeroRedundancyOptimizer over the group of the mesh's dp"
-        )
-    if model is not None:
-        notes.append(
-            f"the plan counts on {model.weight_bytes:g} bytes of weight, {model.gradient_bytes:g} of gradient and "
-            f"{model.optimizer_bytes:g} of optimizer state a parameter; gradients and states have the types that your "
-            "optimizer gives them"
-        )
+    notes = noted("torch_notes.jinja", job=job, model=model)
     samples = plural(job.microbatch_samples, "sample")
     usage = rendered("torch_usage.md.jinja", samples=samples, microbatches=job.microbatches)
-    return Export(files, command, (*notes, *job.sharing_notes, *job.notes), usage=usage)
+    return Export(files, command, notes, usage=usage)
 
 
 def _weight_type(model: TrainedModel) -> str:

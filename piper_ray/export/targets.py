@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed, require_trainable
-from piper_ray.export.files import RANKS, Export, Target, rendered
+from piper_ray.export.files import RANKS, Export, Target, noted, rendered
 from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_megatron, require_pretrained
@@ -62,6 +62,10 @@ _FORMS = {
 }
 
 
+_SHARING_IN_GROUPS = frozenset({Target.TORCHTITAN, Target.YAML})
+"""Where some replicas can share the optimizer's state; elsewhere all do, or none."""
+
+
 def exportable(model: TrainedModel, target: Target) -> str | None:
     """Why the form cannot say the model, whatever its plan; None where it can."""
     try:
@@ -82,7 +86,9 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     written = form.write(job)
     simulation = simulate(instance, plan, schedule)
     excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
-    notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
+    too_much = (f"more memory is needed than there is: {text}" for text in excess)
+    of_all = noted("notes.jinja", job=job, groups=target in _SHARING_IN_GROUPS, plural=plural)
+    notes = (*too_much, *written.notes, *of_all)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
 

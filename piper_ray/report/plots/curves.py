@@ -146,28 +146,23 @@ def _against_devices(
     memories = sorted({record.memory_bytes for record in records})
     methods = _methods_of(records)
     title = f"{_scene_text(scene)}: {quantity.title}"
+    curves: dict[tuple[float, Method], list[Record]] = {
+        (memory, method): [] for memory in memories for method in methods
+    }
+    for record in records:
+        curves[record.memory_bytes, record.method].append(record)
     if len(methods) == 1:
-        figure, every = style.panels(f"{title}, {methods[0]}", [""])
-        _curves(
-            every[0],
-            [
-                (
-                    _Look(given_size_text(memory), index, len(memories), ordered=True),
-                    [record for record in records if record.memory_bytes == memory],
-                )
-                for index, memory in enumerate(memories)
-            ],
-            quantity,
-        )
+        sizes = [_Look(given_size_text(memory), i, len(memories), ordered=True) for i, memory in enumerate(memories)]
+        panels = [("", list(zip(sizes, curves.values(), strict=True)))]
+        title += f", {methods[0]}"
     else:
-        shown = _spread(memories, _MOST_PANELS)
-        figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
-        for axes, memory in zip(every, shown, strict=True):
-            of_methods = [
-                (looks[method], [r for r in records if r.memory_bytes == memory and r.method == method])
-                for method in methods
-            ]
-            _curves(axes, of_methods, quantity)
+        panels = [
+            (f"M = {given_size_text(memory)}", [(looks[method], curves[memory, method]) for method in methods])
+            for memory in _spread(memories, _MOST_PANELS)
+        ]
+    figure, every = style.panels(title, [head for head, _ in panels])
+    for axes, (_, of_panel) in zip(every, panels, strict=True):
+        _curves(axes, of_panel, quantity)
     for axes in every:
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
