@@ -9,17 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import piper_ray
+from piper_ray import Instance, LimitError, Plan, Restrictions, Schedule, Solution, SolveOptions, UsageError
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
-from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import Solution
 from piper_ray.storage.files import kind_unless_file
 
 if TYPE_CHECKING:

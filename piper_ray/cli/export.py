@@ -11,16 +11,15 @@ from typing import Annotated
 import typer
 
 import piper_ray
+from piper_ray import Form, InvalidPlan, UsageError
 from piper_ray.cli.for_runtime import NodeOption
 from piper_ray.cli.options import REQUIRED, Without, argument, flag, option
 from piper_ray.cli.shared import PlannedOptions, ScheduleOptions, WorkloadOptions
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import RANKS, Target
-from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.recomputation import Recomputation, parse_recomputation
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.runtimes.runtime import gpus_per_node_of
-from piper_ray.workloads.formats import Form
 
 
 @dataclass(frozen=True)

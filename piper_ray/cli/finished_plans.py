@@ -9,26 +9,21 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
+from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms
 from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, option, parse_time
 from piper_ray.cli.shared import JsonOption, PlannedOptions, ScheduleOptions, StepOptions, WorkloadOptions
 from piper_ray.cli.telling import Unwritten, judged, refuse_unwritable, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
-from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
-from piper_ray.model.instance import Instance
-from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.model.step import StepTerms
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.workloads.formats.load import plan_claims
 
 if TYPE_CHECKING:
-    from piper_ray.certificate.check import CertifiedBound
+    from piper_ray import CertifiedBound, Simulation
     from piper_ray.report.comparison import ComparedPlan
     from piper_ray.report.terminal import Working
-    from piper_ray.simulate.result import Simulation
 
 
 @dataclass(frozen=True)

@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import piper_ray
+from piper_ray import Instance, Restrictions, Schedule, ScheduleName, Solution, SolveOptions, Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
 from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
-from piper_ray.model.instance import Instance
 from piper_ray.model.one_mode import context_of
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, gpus_per_node_of, rank_lines
 
 if TYPE_CHECKING:

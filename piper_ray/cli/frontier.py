@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 import piper_ray
+from piper_ray import Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import Without, counts_text, option
 from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
@@ -17,8 +18,6 @@ from piper_ray.cli.telling import Unwritten, refuse_unwritable, say
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.schedule import CHUNKED, Schedule
-from piper_ray.model.solution import Status
-from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.frontier.result import Frontier, FrontierPoint

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from piper_ray import Contract, Forecast, Instance
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.shared import ContractOption, JsonOption, WorkloadOptions
 from piper_ray.cli.telling import Unwritten, working
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract
-from piper_ray.model.solution import Forecast
 
 if TYPE_CHECKING:
     from piper_ray.engine.preview import LatticeInput

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
+from piper_ray import ScheduleName, Status, Stop
 from piper_ray.cli.estimate import ModelOptions, OfferOptions, parse_replicas
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
@@ -19,17 +20,13 @@ from piper_ray.cli.shared import StepOptions
 from piper_ray.cli.telling import kernels_told, note, working
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
-from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.solution import Status
-from piper_ray.model.stop import Stop
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats import parse_count
 
 if TYPE_CHECKING:
+    from piper_ray import Instance, TrainedModel
     from piper_ray.export.files import Export
-    from piper_ray.model.instance import Instance
-    from piper_ray.model.trained_model import TrainedModel
     from piper_ray.proposal.propose import FoundPlans, Help
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"

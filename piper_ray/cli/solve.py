@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
+from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
 from piper_ray.cli import outliving
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.cluster import ClusterOptions, going_on, left_solution, others_on_stderr, tell_of, told
@@ -36,13 +37,9 @@ from piper_ray.cli.shared import (
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
-from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation

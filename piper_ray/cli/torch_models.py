@@ -12,20 +12,17 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
+from piper_ray import PiperRayError, Schedule, ScheduleName, Stop, UsageError
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, command_text, flag, option, parse_rate, parse_size
 from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.model import limits
-from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.extras import require
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.run.job import Job
-    from piper_ray.run.result import Run
+    from piper_ray import Job, Run
     from piper_ray.workloads.measure.session import Profile, Progress
     from piper_ray.workloads.measure.store import Store
 
