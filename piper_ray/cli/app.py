@@ -62,10 +62,6 @@ def understood(command: str) -> Callable[[str], str]:
     return lambda name: former.get(name, name)
 
 
-def _taken_as_it_is(_: Any, value: Any) -> Any:
-    return value
-
-
 class FlagsAsFlags:
     """Of a command or a group of them: the help gives flags no type."""
 
@@ -74,7 +70,7 @@ class FlagsAsFlags:
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             if ctx.resilient_parsing:  # completion looks at no values, for which typer would load pydantic
-                parameter.process_value = _taken_as_it_is
+                parameter.process_value = lambda _, value: value
             if isinstance(parameter, TyperOption) and parameter.is_flag:
                 parameter.metavar = parameter.metavar or ""
                 if not parameter.expose_value:  # typer would load pydantic to see that it was not given

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -164,12 +164,10 @@ class SimulateOptions:
 
     def options(self, step: StepTerms) -> SimulationOptions:
         """Raises UsageError for figures that make no sense."""
-        return SimulationOptions(
+        return replace(
+            SimulationOptions.of(step),
             latency_s=self.latency or 0.0,
             overlap_transfers=self.overlap_transfers,
-            all_reduce=step.all_reduce,
-            all_reduce_overlap=step.all_reduce_overlap,
-            optimizer_s=step.optimizer_s,
             in_flight=_in_flight(self.keep),
             samples_per_microbatch=self.samples_per_microbatch,
             tokens_per_sample=self.tokens_per_sample,

@@ -45,7 +45,7 @@ def lasting(closed: Callable[[], None]) -> Iterator[Stdout]:
     elif sys.__stdout__ is None and getattr(sys.stdout, "name", None) == os.devnull:
         sys.stdout = _replaced(cast(TextIO, sys.stdout), output, fault="it is closed")
     if sys.stderr is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(_nothing))
+        sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(lambda: None))
     try:
         yield output
     finally:
@@ -68,10 +68,6 @@ class Stdout:
         if not self.is_closed:
             self.is_closed = True
             self._closed()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _replaced(stream: TextIO, output: Stdout, fault: str | None = None) -> TextIO:

@@ -61,7 +61,7 @@ def export_flagscale(job: Job) -> Export:
         "use_distributed_optimizer": job.optimizer_shards > 1,
         **context_settings(job),
         **overlap_settings(job),
-        **_precision(job),
+        **({} if job.instance.model is None else precision_settings(job, job.instance.model)),
         "hetero": hetero,
     }
     if job.expert_parallel is not None:
@@ -131,10 +131,6 @@ def _model(job: Job) -> Settings:
     if settings.get("moe_shared_expert_gate"):
         raise UsageError("Megatron in FlagScale (0.15) has no gate of shared experts, and this model has one")
     return settings
-
-
-def _precision(job: Job) -> Settings:
-    return {} if job.instance.model is None else precision_settings(job, job.instance.model)
 
 
 def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -157,7 +157,8 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
         layers = tuple(layer.id for layer in instance.layers if layer.id in tmpc_ids)
         found.append(Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}))
     notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
-    notes += _left_over(instance, d * t * ranks)
+    if (left := instance.devices - d * t * ranks) > 0:
+        notes.append(f"{left} of the workload's {instance.devices} devices are left over")
     return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
 
 
@@ -222,16 +223,11 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
     return d
 
 
-def _left_over(instance: Instance, used: int) -> Iterator[str]:
-    if used < instance.devices:
-        yield f"{instance.devices - used} of the workload's {instance.devices} devices are left over"
-
-
 def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
     """What the layers are asked to run as. notes: gets what the workload has otherwise. Raises UsageError for context
     or expert parallelism that it has no times of."""
     context = run_as.context_parallel or 1
-    known = _settings(instance)
+    known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_context({one.context for one in known}, context)
     sequence = bool(run_as.sequence_parallel)
     if sequence and t == context:
@@ -317,10 +313,6 @@ def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) ->
         f"it ({_OFFERS[what]})"
     )
     return Sharding.OPTIMIZER, 1
-
-
-def _settings(instance: Instance) -> set[Mode]:
-    return {x.mode for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:

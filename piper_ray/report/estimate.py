@@ -287,14 +287,11 @@ def _rules(result: Estimate) -> Iterator[str]:
         f"and {software.backward_overlap:.0%} of the backward pass's hide beside products"
     )
     yield f"  the host launches an operator in {time_text(software.host_s, 2)}: a pass takes no less than that"
-    yield f"  gathering shares on the other side of an edge: half of that, x {_half_b(result)} to be bytes of B"
+    half_b = f"{given_size_text(setting.bytes_per_s)}/s / 2"
+    yield f"  gathering shares on the other side of an edge: half of that, x {half_b} to be bytes of B"
     yield f"  memory: {size_text(gpu.device_bytes)} that programs find, of {given_size_text(gpu.memory_bytes)};"
     yield f"    left free for CUDA's context, communicators and fragments: {size_text(setting.reserve_bytes)};"
     yield f"    set aside for one layer's backward pass: {size_text(setting.workspace_bytes)}"
-
-
-def _half_b(result: Estimate) -> str:
-    return f"{given_size_text(result.setting.bytes_per_s)}/s / 2"
 
 
 def _term(name: str, formula: str, kind: LayerKind) -> str:

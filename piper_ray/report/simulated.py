@@ -42,17 +42,14 @@ def print_simulation(console: Console, simulation: Simulation) -> None:
 def summary_lines(simulation: Simulation) -> list[str]:
     """The schedule, the step, what was found and what stands for what: a line each."""
     schedule = simulation.schedule
-    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {time_text(simulation.step_s)}: {_rates(simulation)}"]
+    time_s = simulation.time_per_sample_s
+    rates = f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
+    lines = [f"{schedule.text}: {_WHAT[schedule.name]}", f"step {time_text(simulation.step_s)}: {rates}"]
     if not simulation.steady:
         lines[-1] += " (no period was found: the average of a long run)"
     lines += [f"  {text}" for text in findings(simulation)]
     lines += [f"note: {text}" for text in simulation.notes]
     return lines
-
-
-def _rates(simulation: Simulation) -> str:
-    time_s = simulation.time_per_sample_s
-    return f"{time_text(time_s)}/microbatch, {rates_text(simulation.batch, time_s)}"
 
 
 def _rows(simulation: Simulation) -> Iterator[list[str]]:
