@@ -96,10 +96,9 @@ if TYPE_CHECKING:
         Status,
     )
     from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-    from piper_ray.proposal.figures import Figures
-    from piper_ray.proposal.plan import Planned, plan
-    from piper_ray.report.graph.picture import draw
-    from piper_ray.report.info import info
+    from piper_ray.proposal.plan import Figures, Planned, plan
+    from piper_ray.report.document import info
+    from piper_ray.report.graph import draw
     from piper_ray.run.job import Job, LayerJob, RankRun, Replicas, Run, Stretch
     from piper_ray.run.run import run
     from piper_ray.run.trace import run_trace, write_run_trace
@@ -306,11 +305,10 @@ _NAMES = {
     "workloads.formats.load": "Source",
     "calibrate.workload": "estimate",
     "workloads.measure.workload": "profile",
-    "report.info": "info",
-    "report.graph.picture": "draw",
+    "report.document": "info",
+    "report.graph": "draw",
     "engine.solve": "solve",
-    "proposal.plan": "plan Planned",
-    "proposal.figures": "Figures",
+    "proposal.plan": "plan Planned Figures",
     "engine.preparation": "Preparation",
     "sweep.run": "run_sweep",
     "sweep.dataset": "read_dataset",

@@ -9,8 +9,7 @@ from typing import NoReturn
 
 from piper_ray.cli import outliving
 from piper_ray.cli.interrupts import Interrupts, listening
-from piper_ray.cli.loading import begin_loading
-from piper_ray.cli.streams import lasting, open_standard_streams
+from piper_ray.cli.process import begin_loading, lasting, open_standard_streams
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
 from piper_ray.version import __version__
 

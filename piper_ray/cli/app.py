@@ -1,55 +1,158 @@
-"""The commands put together, and how errors leave them: a message on stderr and an exit code, never a traceback."""
+"""The commands put together: help and complaints as users read them, and how errors leave a command, by a message on
+stderr and an exit code, never a traceback.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from importlib import import_module
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from piper_ray.cli.interrupts import listening
-from piper_ray.cli.wording import PLAIN, Command, FlagsAsFlags, UsageComplaint, as_options, reword, understood
+from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError, advice
 from piper_ray.version import __version__
+
+UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
+"""What typer raises for arguments that it does not understand; it prints them itself and gives them exit code 2."""
+
+PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
+"""For ``typer.Typer``: help and complaints are plain text, which is drawn without loading rich."""
+
+FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
+    "solve": {"resume": "checkpoint"},
+    "plan": {"batch": "global-batch"},
+    "estimate": {"batch": "global-batch", "microbatch": "microbatch-size"},
+    "profile": {"batch": "global-batch", "microbatch": "microbatch-size"},
+    "simulate": {"samples-per-microbatch": "microbatch-size", "tokens-per-sample": "tokens"},
+}
+"""Options that had another name, without their dashes: still understood, and in no help."""
+
+TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
+"""Commands with an argument that may be another program's options, quoted."""
+
+_OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
+_BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
+_BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
+_OPTIONS: Mapping[str, str] = {
+    "memory_bytes": "memory",
+    "bandwidth_bytes_per_s": "bandwidth",
+    "samples_per_microbatch": "microbatch-size",
+    "tokens_per_sample": "tokens",
+}
+_PARAMETER = re.compile(
+    r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
+    r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
+    re.MULTILINE,
+)
+_NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P<known>.*)\.", re.DOTALL)
+
+
+def understood(command: str) -> Callable[[str], str]:
+    """For ``token_normalize_func``: an option's name of today for one of before."""
+    former = FORMER_NAMES.get(command, {})
+    return lambda name: former.get(name, name)
+
+
+class FlagsAsFlags:
+    """Of a command or a group of them: the help gives flags no type."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its arguments and options, as typer asks for them."""
+        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in parameters:
+            if ctx.resilient_parsing:  # completion looks at no values, for which typer would load pydantic
+                parameter.process_value = lambda _, value: value
+            if isinstance(parameter, TyperOption) and parameter.is_flag:
+                parameter.metavar = parameter.metavar or ""
+                if not parameter.expose_value:  # typer would load pydantic to see that it was not given
+                    parameter.default = False
+        return parameters
+
+
+class Command(FlagsAsFlags, TyperCommand):
+    """A command of piper-ray."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        # Where a line of the source ends is no matter of the terminal's.
+        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (self.help or "").split("\n\n"))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """``INPUT PLAN...``, where typer has ``{INPUT} {PLAN...}...``."""
+        return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click does, but for texts of several options that are one argument: with a blank in front they are none of
+        ours."""
+        if self.name in TAKES_OPTIONS_AS_TEXT:
+            args = [f" {word}" if _OPTIONS_IN_A_TEXT.match(word) else word for word in args]
+        return super().parse_args(ctx, args)
+
+
+def as_options(text: str) -> str:
+    """A complaint of a function that users of Python call, too, with the names of options in place of parameters'."""
+    return _PARAMETER.sub(lambda found: f"--{_OPTIONS.get(found[0], found[0].replace('_', '-'))}", text)
+
+
+def reword(complaint: Any) -> None:
+    """Adds what was probably meant to an unknown option or choice, and says bounds in words."""
+    complaint.message = _BOUND.sub(
+        lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
+    )
+    possibilities = getattr(complaint, "possibilities", None)
+    if possibilities:
+        complaint.possibilities = None
+        known = [f"--{name.lstrip('-')}" for name in possibilities]
+        complaint.message = f"{complaint.message}{did_you_mean(complaint.option_name, known) or f' ({known[0]}?)'}"
+    elif match := _NO_CHOICE.fullmatch(str(complaint.message)):
+        known = re.findall(r"'([^']*)'", match["known"])
+        given = re.findall(r"'([^']*)'", match["given"])[0]
+        complaint.message = f"{match['given']} {', '.join(known)}{did_you_mean(given, known)}"
+
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
-_DOES: Mapping[str, str] = MappingProxyType(
-    {
-        "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
-        "people ask for.",
-        "solve": "Find the fastest plan for INPUT, and prove it.",
-        "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
-        "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",
-        "simulate": "Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what "
-        "bounds it.",
-        "compare": "Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first "
-        "from the best.",
-        "report": "Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other "
-        "planners' plans.",
-        "info": "Show what INPUT holds, and what solving it will take in memory and time.",
-        "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
-        "starts it.",
-        "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
-        "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
-        "convert": "Write INPUT in another form, with the figures given here in place of its own.",
-        "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
-        "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
-        "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
-        "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
-        "warm": "Compile the kernels of all commands beforehand, in several processes side by side.",
-    }
-)
+_DOES: Mapping[str, str] = {
+    "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
+    "people ask for.",
+    "solve": "Find the fastest plan for INPUT, and prove it.",
+    "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
+    "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",
+    "simulate": "Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what "
+    "bounds it.",
+    "compare": "Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first "
+    "from the best.",
+    "report": "Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other "
+    "planners' plans.",
+    "info": "Show what INPUT holds, and what solving it will take in memory and time.",
+    "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
+    "starts it.",
+    "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
+    "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
+    "convert": "Write INPUT in another form, with the figures given here in place of its own.",
+    "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
+    "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
+    "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
+    "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
+    "warm": "Compile the kernels of all commands beforehand, in several processes side by side.",
+}
 """The commands by name, with what each does in a line: a command's module is loaded when more is asked of it."""
 
-_MODULES = {"import-plan": "export", "convert": "export", "sweep-report": "sweep"}
+_MODULES = {
+    **dict.fromkeys(("verify", "simulate", "compare", "report"), "finished_plans"),
+    **dict.fromkeys(("import-plan", "convert"), "export"),
+    **dict.fromkeys(("profile", "run"), "torch_models"),
+    "sweep-report": "sweep",
+}
 """Of piper_ray.cli, where they are not called as the command is."""
 
 

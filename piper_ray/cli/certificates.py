@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import piper_ray
+from piper_ray import Instance, LimitError, Plan, Restrictions, Schedule, Solution, SolveOptions, UsageError
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
-from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.figures import percent_text, plural, time_text
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
-from piper_ray.model.solution import Solution
 from piper_ray.storage.files import kind_unless_file
 
 if TYPE_CHECKING:
@@ -73,8 +67,7 @@ def write_own_certificate(
     restrictions: Restrictions,
     options: SolveOptions,
     unwritten: Unwritten,
-    say: Callable[[str], object],
-) -> None:
+) -> Iterator[str]:
     """Makes it, writes it, and says so; after a signal, that there is none."""
     from piper_ray.certificate.certificate import write_certificate
     from piper_ray.engine.certify import certify
@@ -102,7 +95,7 @@ def write_own_certificate(
         except LimitError as error:
             raise UsageError(f"--certificate {path}: nothing is written: {error}") from error
         write_certificate(certificate, path)
-        say(f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s")
+        yield f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s"
 
 
 def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Schedule) -> CertifiedBound:

@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from piper_ray import Solution, Status, Stop, StoppedBy, UsageError
 from piper_ray.cli import outliving
 from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import say
-from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.evaluation.backend import Backend

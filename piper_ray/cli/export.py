@@ -6,24 +6,20 @@ import errno
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 import piper_ray
+from piper_ray import Form, InvalidPlan, UsageError
 from piper_ray.cli.for_runtime import NodeOption
 from piper_ray.cli.options import REQUIRED, Without, argument, flag, option
 from piper_ray.cli.shared import PlannedOptions, ScheduleOptions, WorkloadOptions
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import RANKS, Target
-from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.mode import Recomputation, parse_recomputation
-from piper_ray.model.schedule import PAPERS_SCHEDULE, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.runtimes.runtime import gpus_per_node_of
-from piper_ray.workloads.formats import Form
-
-if TYPE_CHECKING:
-    from piper_ray.export.run_as import RunAs
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,7 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
 
 @dataclass(frozen=True)
 class LayoutOptions:
-    """What somebody runs. What is None it may say itself."""
+    """What somebody runs. What is None it may say itself; most have the names of ``RunAs``."""
 
     layout: str = argument(
         "LAYOUT",
@@ -71,39 +67,25 @@ class LayoutOptions:
         "of these, or a folder that export wrote.",
     )
     out: Path = option("FILE", "The plan to write, in JSON.", "--out", "-o", default=REQUIRED)
-    pipeline_parallel: int | None = option("P", "Ranks of a pipeline; as many as stages if left out.", min=1)
+    pipeline_ranks: int | None = option(
+        "P", "Ranks of a pipeline; as many as stages if left out.", "--pipeline-parallel", min=1
+    )
     tensor_parallel: int | None = option("T", "Tensor-parallel degree; 1 if left out.", min=1)
     context_parallel: int | None = option("C", "Groups that share a sequence; 1 if left out.", min=1)
     data_parallel: int | None = option("D", "Data-parallel degree; what the devices leave if left out.", min=1)
-    recompute: Recomputation | None = option(
+    recomputation: Recomputation | None = option(
         "WHAT",
         "What layers recompute in the backward pass: none, full, or parts of them, such as core_attn,mlp.",
+        "--recompute",
         parse=parse_recomputation,
     )
-    recompute_layers: int | None = option(
+    recomputed_layers: int | None = option(
         "K", "With full recomputation: the first K layers of each stage.", "--recompute-num-layers", min=1
     )
     sequence_parallel: bool | None = flag(
         "Sequence parallelism beside tensor parallelism.", "--sequence-parallel", default=None
     )
     optimizer_shards: int | None = option("COUNT", "Replicas that share the optimizer's state.", min=1)
-
-    def run_as(self, world: int | None, schedule: ScheduleName | None) -> RunAs:
-        """world: ranks of all, where they are known."""
-        from piper_ray.export.run_as import RunAs
-
-        return RunAs(
-            world=world,
-            pipeline_ranks=self.pipeline_parallel,
-            tensor_parallel=self.tensor_parallel,
-            context_parallel=self.context_parallel,
-            data_parallel=self.data_parallel,
-            schedule=schedule,
-            recomputation=self.recompute,
-            recomputed_layers=self.recompute_layers,
-            sequence_parallel=self.sequence_parallel,
-            optimizer_shards=self.optimizer_shards,
-        )
 
 
 def import_plan(
@@ -115,11 +97,13 @@ def import_plan(
     noted.
     """
     from piper_ray.export.import_plan import import_plan as read_layout
+    from piper_ray.export.run_as import RunAs
 
     refuse_unwritable("--out", read.out)
     instance = workload.load()
     text, world = _layout_text(read.layout)
-    found = read_layout(instance, text, read.run_as(world, scheduled.schedule))
+    asked = RunAs.of(vars(read) | {"world": world, "schedule": scheduled.schedule})
+    found = read_layout(instance, text, asked)
     for words in found.notes:
         note(words)
     piper_ray.dump_plan(found.plan, read.out, instance, found.schedule)

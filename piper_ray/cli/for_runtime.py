@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import piper_ray
+from piper_ray import Instance, Restrictions, Schedule, ScheduleName, Solution, SolveOptions, Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
 from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
-from piper_ray.model.instance import Instance
 from piper_ray.model.one_mode import context_of
-from piper_ray.model.options import SolveOptions
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.ranks import rank_lines
-from piper_ray.runtimes.runtime import Runtime, RuntimeName, gpus_per_node_of
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, gpus_per_node_of, rank_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -191,14 +184,14 @@ class RuntimeSolve:
             },
         }
 
-    def print_ranks(self, console: Console, instance: Instance, solution: Solution) -> None:
+    def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
         """Where each rank of the plan is."""
         if solution.plan is None:
-            return
-        console.print(f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:", soft_wrap=True)
+            return []
         context = context_of(instance, solution.plan)
-        for line in rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context):
-            console.print(f"  {line}", soft_wrap=True, highlight=False)
+        lines = rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context)
+        head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
+        return [head, *(f"  {line}" for line in lines)]
 
 
 def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Callable[[_Found], float]) -> _Found:
@@ -272,6 +265,7 @@ def print_alternatives(
 ) -> None:
     """The table (letters: with layouts in Megatron's), and what separates each plan but the first from that."""
     from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons
+    from piper_ray.report.terminal import print_lines
 
     plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
     console.print(
@@ -280,27 +274,26 @@ def print_alternatives(
     if not plans:
         return
     print_comparison(console, instance, plans, letters=letters)
+    lines = []
     if found.tied > 1:
-        console.print(
+        lines.append(
             f"1 to {found.tied} are within {percent_text(tolerance)} of each other: fewest devices first, then the "
-            "simplest layout, then the most memory to spare",
-            soft_wrap=True,
+            "simplest layout, then the most memory to spare"
         )
-    first = plans[0]
+    first = plans[0].simulation
     for one, alternative in zip(plans[1:], found.found[1:], strict=True):
-        step_s, first_s = one.simulation.step_s, first.simulation.step_s
-        if step_s >= first_s:
-            words = ", ".join(reasons(one.simulation, first.simulation)) or "nothing"
-            text = f"{one.name}: {_percent(step_s / first_s - 1.0)} slower than 1, which has {words}"
+        slower = one.simulation.step_s / first.step_s - 1.0
+        if slower >= 0.0:
+            words = ", ".join(reasons(one.simulation, first)) or "nothing"
+            text = f"{one.name}: {_percent(slower)} slower than 1, which has {words}"
         else:
-            words = ", ".join(reasons(first.simulation, one.simulation)) or "nothing"
-            text = f"{one.name}: {_percent(first_s / step_s - 1.0)} faster than 1, with {words}"
-        console.print(f"{text}; {size_text(alternative.spare_bytes)} to spare", soft_wrap=True, highlight=False)
+            words = ", ".join(reasons(first, one.simulation)) or "nothing"
+            text = f"{one.name}: {_percent(first.step_s / one.simulation.step_s - 1.0)} faster than 1, with {words}"
+        lines.append(f"{text}; {size_text(alternative.spare_bytes)} to spare")
     if found.left_from_s is not None:
-        console.print(
-            f"the time was up: no shape that was left takes less than {time_text(found.left_from_s)}/microbatch",
-            soft_wrap=True,
-        )
+        least = time_text(found.left_from_s)
+        lines.append(f"the time was up: no shape that was left takes less than {least}/microbatch")
+    print_lines(console, lines)
 
 
 def alternatives_document(instance: Instance, found: Alternatives) -> list[dict[str, object]]:

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 import piper_ray
+from piper_ray import Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import Without, counts_text, option
 from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
-from piper_ray.cli.telling import Unwritten, say
+from piper_ray.cli.telling import Unwritten, refuse_unwritable, say
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.schedule import CHUNKED, Schedule
-from piper_ray.model.solution import Status
-from piper_ray.model.stop import Stop, StoppedBy
 
 if TYPE_CHECKING:
     from piper_ray.engine.frontier.result import Frontier, FrontierPoint
@@ -59,15 +58,14 @@ def frontier(
     _refuse_unwritable(out, plot, plans)
     wanted = None if devices is None else parse_numbers(counts_text(devices), "--devices")
     bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
-    most = None if wanted is None else wanted[-1]
-    instance = workload.load(most)
+    instance = workload.load(None if wanted is None else wanted[-1])
 
     from piper_ray.engine.chunks.counts import most_chunks
     from piper_ray.engine.request import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier
-    from piper_ray.report.layout import console
     from piper_ray.report.summary import schedule_line
+    from piper_ray.report.terminal import console
 
     asked = scheduled.asked(instance.schedule)
     planned_for = Schedule.of(asked)
@@ -79,7 +77,7 @@ def frontier(
     def search(stop: Stop[_Curves]) -> _Curves:
         """Both curves, the second once the first is done."""
         first: Stop[Frontier] = stop.part()
-        stop.offer(lambda: _without_budgets(first.answer()))
+        stop.offer(lambda: None if (so_far := first.answer()) is None else (so_far, ()))
         found = piper_ray.frontier(
             instance,
             devices=wanted,
@@ -108,19 +106,17 @@ def frontier(
         with unwritten.noted(), log:
             entries = _write_plans(found, plans)
     if out is not None:
+        from piper_ray.report.frontier_table import BUDGETS, DEVICES, frontier_table, write_table
+
         with unwritten.noted():
-            _write_table(out, found, of_budgets, entries)
+            curves_of = {DEVICES: found.points(), BUDGETS: of_budgets}
+            write_table(frontier_table(instance, curves_of, entries, found.schedule), out)
     if plot is not None:
         with unwritten.noted():
             _draw(plot, found, of_budgets)
     unwritten.report()
-    code = exit_code(found)
-    if code != EXIT_SOLVED:
+    if (code := exit_code(found)) != EXIT_SOLVED:
         raise typer.Exit(code)
-
-
-def _without_budgets(found: Frontier | None) -> _Curves | None:
-    return None if found is None else (found, ())
 
 
 def exit_code(found: Frontier) -> int:
@@ -135,18 +131,19 @@ def exit_code(found: Frontier) -> int:
 
 def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) -> None:
     """Said before the search, not after hours of it."""
-    from piper_ray.report.frontier_table import FORMATS
-    from piper_ray.report.plots.style import refuse_other_formats
+    if out is not None:
+        from piper_ray.report.frontier_table import refuse_other_formats
 
-    if out is not None and out.suffix.lower() not in FORMATS:
-        raise UsageError(f"{out}: tables are written as {' or '.join(FORMATS)}")
+        refuse_other_formats(out)
     if plot is not None:
-        refuse_other_formats(plot)
-    for name, path in (("--out", out), ("--plot", plot), ("--plans", plans)):
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{name} {path}: there is no folder {path.parent}")
-        if path is not None and path is not plans and path.is_dir():
-            raise UsageError(f"{name} {path}: is a folder; expected the path of a file")
+        from piper_ray.report.plots import style
+
+        style.refuse_other_formats(plot)
+    for name, path in (("--out", out), ("--plot", plot)):
+        if path is not None:
+            refuse_unwritable(name, path)
+    if plans is not None and not plans.parent.is_dir():
+        raise UsageError(f"--plans {plans}: there is no folder {plans.parent}")
     if plans is not None and plans.exists() and not plans.is_dir():
         raise UsageError(f"--plans {plans}: is a file; expected a folder")
 
@@ -188,17 +185,8 @@ def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntr
     return PlanEntry(solution.plan, name)
 
 
-def _write_table(
-    out: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...], entries: dict[int, PlanEntry]
-) -> None:
-    from piper_ray.report.frontier_table import BUDGETS, DEVICES, frontier_table, write_table
-
-    curves = {DEVICES: found.points(), BUDGETS: of_budgets}
-    write_table(frontier_table(found.instance, curves, entries, found.schedule), out)
-
-
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:
-    from piper_ray.report.plots.frontier import frontier_figure
+    from piper_ray.report.plots.curves import frontier_figure
     from piper_ray.report.plots.style import save
 
     figure = frontier_figure(found.instance, found.points(), of_budgets, found.schedule)

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from piper_ray import Contract, Forecast, Instance
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.shared import ContractOption, JsonOption, WorkloadOptions
 from piper_ray.cli.telling import Unwritten, working
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract
-from piper_ray.model.solution import Forecast
 
 if TYPE_CHECKING:
     from piper_ray.engine.preview import LatticeInput
@@ -34,15 +32,14 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     """Show what INPUT holds, and what solving it will take in memory and time."""
     picture = drawn.picture
     if picture is not None:
-        from piper_ray.report.graph.picture import check_path, draw_graph
+        from piper_ray.report.graph import check_path, draw_graph
 
         check_path(picture)
     instance = workload.load()
 
-    from piper_ray.report.document import to_text
-    from piper_ray.report.info import degree_rows, info_document
-    from piper_ray.report.layout import Column, console, print_table
+    from piper_ray.report.document import degree_rows, info_document, to_text
     from piper_ray.report.summary import blocks_text, instance_lines
+    from piper_ray.report.terminal import Column, console, print_lines, print_table
 
     with working("looking into the lattice"):
         planned, forecast = current().run(lambda _: _looked_into(instance, contracted.contract))
@@ -57,9 +54,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
         unwritten.report()
         return
     screen = console()
-    for line in [*instance_lines(instance), f"Digest    {instance.digest}"]:
-        screen.print(line, soft_wrap=True)
-    screen.print()
+    print_lines(screen, [*instance_lines(instance), f"Digest    {instance.digest}", ""])
     columns = [Column("t", right=True), Column("layers", right=True), Column("TMPCs", right=True)]
     rows = [
         [str(row["tensor_parallel_degree"]), str(row["layers"]), str(row["tmpcs"]), _ids_text(instance, degree)]
@@ -68,9 +63,8 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     print_table(screen, [*columns, Column("by id", wrap=max(40, screen.width - 24))], rows)
     screen.print()
     if blocks is not None:
-        screen.print(f"Blocks    {blocks_text(blocks)}", soft_wrap=True)
-    for line in forecast_lines(forecast, planned.is_wide):
-        screen.print(line, soft_wrap=True)
+        print_lines(screen, [f"Blocks    {blocks_text(blocks)}"])
+    print_lines(screen, forecast_lines(forecast, planned.is_wide))
     unwritten.report()
 
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any, Generic, TypeVar, final
 
-from piper_ray.cli.loading import end_loading
+from piper_ray.cli.process import end_loading
 from piper_ray.model.stop import Stop, StopSearch
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -11,25 +11,22 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
+from piper_ray import ScheduleName, Status, Stop
+from piper_ray.cli.estimate import ModelOptions, OfferOptions, parse_replicas
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.modelled import ModelOptions, OfferOptions, parse_replicas
 from piper_ray.cli.options import REQUIRED, command_text, option
 from piper_ray.cli.shared import StepOptions
 from piper_ray.cli.telling import kernels_told, note, working
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
-from piper_ray.model.schedule import ScheduleName
-from piper_ray.model.solution import Status
-from piper_ray.model.stop import Stop
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats import parse_count
 
 if TYPE_CHECKING:
+    from piper_ray import Instance, TrainedModel
     from piper_ray.export.files import Export
-    from piper_ray.model.instance import Instance, TrainedModel
     from piper_ray.proposal.propose import FoundPlans, Help
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
@@ -103,8 +100,8 @@ def plan(
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import PlanDemand, propose, what_would_help
-    from piper_ray.report.layout import console, print_lines
     from piper_ray.report.proposal import ProposalLog, figure_lines, help_lines, memory_lines, print_others
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -166,8 +163,8 @@ def plan(
         written += _write_page(found, out)
     ended = interrupted()
 
-    from piper_ray.proposal.figures import figures_of
-    from piper_ray.report.stages import print_layers
+    from piper_ray.proposal.plan import figures_of
+    from piper_ray.report.summary import print_layers
 
     screen = console()
     best = found.best
@@ -215,7 +212,7 @@ def _launch(found: FoundPlans) -> Export:
 def _write(found: FoundPlans, launch: Export, out: Path, command: str) -> list[Path]:
     """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
     from piper_ray.report.document import plan_document, proof_document, to_text
-    from piper_ray.report.estimate_summary import file_text
+    from piper_ray.report.estimate import file_text
 
     best, demand, solution = found.best, found.demand, found.best.solution
     instance, schedule = _on_whole_gpus(found), solution.schedule

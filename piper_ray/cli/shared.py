@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import piper_ray
+from piper_ray import AllReduce, Contract, Instance, Plan, Recompute, Restrictions, SolveOptions, StepTerms
 from piper_ray.cli.options import argument, flag, option, parse_degrees, parse_gap, parse_rate, parse_size, parse_time
 from piper_ray.cli.outliving import left, stdin_text
 from piper_ray.cli.telling import note
 from piper_ray.model import constraints
-from piper_ray.model.constraints import Recompute
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import Contract, SolveOptions
-from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.workloads.formats import InFlight, load_text, parse_count, parse_seconds
 
 if TYPE_CHECKING:

@@ -1,18 +1,18 @@
-"""``piper-ray solve``: the fastest plan for a workload on a cluster."""
+"""``piper-ray solve``: the fastest plan for a workload on a cluster, or that of a simpler planner to compare with."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 import piper_ray
+from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
 from piper_ray.cli import outliving
-from piper_ray.cli.baseline import PlannerOption, refuse_search_options, solve_by_baseline
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.cluster import ClusterOptions, going_on, left_solution, others_on_stderr, tell_of, told
 from piper_ray.cli.for_runtime import (
@@ -37,16 +37,79 @@ from piper_ray.cli.shared import (
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
-from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StoppedBy
-from piper_ray.simulate.options import SimulationOptions
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
+
+
+@dataclass(frozen=True)
+class PlannerOption:
+    """Who plans."""
+
+    planner: str = option(
+        "NAME",
+        "piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, tensor-parallel, "
+        "pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists them).",
+        default=EXACT,
+    )
+
+
+_EXACT_ALONE = (
+    "gap", "time_limit", "contract", "memory_limit", "address", "checkpoint", "chunks", "sustained", "all_reduce",
+    "all_reduce_overlap", "optimizer", "runtime", "plans", "certificate",
+)  # fmt: skip
+
+
+def refuse_search_options(planner: str, given: Collection[str]) -> None:
+    """Raises UsageError for an unknown planner, and for options that only the exact one knows."""
+    from piper_ray.planners import planner_of
+
+    planner_of(planner)
+    for name in _EXACT_ALONE:
+        if name in given:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
+
+
+def solve_by_baseline(
+    instance: Instance, schedule: Schedule, restrictions: Restrictions, planner: str, out: Path | None, *, json: bool
+) -> int:
+    """Prints the planner's plan, writes it to ``out``, and returns the exit status."""
+    from piper_ray.planners import plan
+    from piper_ray.report.document import baseline_document, baseline_facts, plan_document, to_text, write_atomically
+    from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
+    from piper_ray.report.terminal import console, print_lines
+
+    screen = console(stderr=json)
+    print_lines(screen, [*instance_lines(instance), schedule_line(schedule)])
+    with working(planner):
+        result = current().run(lambda _: plan(instance, planner, restrictions=restrictions, schedule=schedule))
+    screen.print()
+    unwritten = Unwritten()
+    if result.plan is None or result.evaluation is None:
+        print_lines(screen, [f"{planner}: no plan: {result.note}"])
+        if out is not None:
+            say(f"there is no plan to write to {out}")
+    else:
+        if not json:
+            print_plan(screen, instance, result.plan, result.evaluation)
+            screen.print()
+        cost = cost_text(instance, result.evaluation.time_per_sample_s, result.evaluation.devices)
+        speed = speed_line(instance.batch, result.evaluation.time_per_sample_s)
+        tried = f"{result.note}; best of {result.tried:,}"
+        print_lines(screen, [f"{planner}: {cost}; not proved to be the best", speed, tried])
+        if out is not None:
+            document = plan_document(instance, result.plan, result.evaluation, baseline_facts(result), result.schedule)
+            with unwritten.noted():
+                write_atomically(out, to_text(document))
+    if json:
+        typer.echo(to_text(baseline_document(instance, restrictions, result)), nl=False)
+    unwritten.report()
+    return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code
+
 
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
@@ -106,11 +169,10 @@ def solve(
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.engine.chunks.counts import most_chunks
-    from piper_ray.report.layout import console
     from piper_ray.report.log import SolverLog
-    from piper_ray.report.simulation.table import print_simulation
-    from piper_ray.report.stages import print_layers, print_plan
-    from piper_ray.report.summary import print_outcome, print_simulated, schedule_line
+    from piper_ray.report.simulated import print_simulation
+    from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
+    from piper_ray.report.terminal import console, print_lines
 
     screen = console(stderr=json)
     heritage = outliving.left()
@@ -172,8 +234,7 @@ def solve(
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if for_runtime is not None and not in_haste:
         free = for_runtime.without_rules(instance, solution, options)
-        screen.print(for_runtime.cost_text(solution, free), soft_wrap=True, highlight=False)
-        for_runtime.print_ranks(screen, instance, solution)
+        print_lines(screen, [for_runtime.cost_text(solution, free), *for_runtime.rank_lines(instance, solution)])
         more["runtime"] = for_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
         others = find_alternatives(instance, restrictions, asked, wanted, options, solution)
@@ -184,8 +245,7 @@ def solve(
         if out is not None:
             write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
-        show = partial(screen.print, soft_wrap=True, highlight=False)
-        write_own_certificate(certificate, instance, solution, restrictions, options, unwritten, show)
+        print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))
     if json:
         from piper_ray.report.document import solution_document, to_text
 

@@ -26,8 +26,8 @@ from typing import final
 import typer
 
 from piper_ray.cli.interrupts import STOPPING
-from piper_ray.cli.loading import end_loading
 from piper_ray.cli.outliving import SUPERVISED
+from piper_ray.cli.process import end_loading
 from piper_ray.model.errors import ClusterError, PiperRayError
 
 OPTION = "--supervise"

@@ -20,7 +20,7 @@ from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.report.sweep_tables import FindingsTable
+    from piper_ray.report.sweep import FindingsTable
     from piper_ray.sweep.findings import Record
 
 
@@ -62,13 +62,13 @@ def sweep(asked: SweepOptions) -> None:
 
     Points are on record within a second. A sweep that ends early, whatever ends it, goes on with --resume.
     """
-    from piper_ray.report.layout import console
-    from piper_ray.report.sweep_log import SweepLog, outcome_lines
+    from piper_ray.report.sweep import SweepLog, outcome_lines
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.sweep.point import Progress
 
     screen = console()
     if asked.dry_run:
-        from piper_ray.report.sweep_log import print_forecast
+        from piper_ray.report.sweep import print_forecast
         from piper_ray.sweep.demand import Demand
         from piper_ray.sweep.read import read_sweep
 
@@ -104,8 +104,7 @@ def sweep(asked: SweepOptions) -> None:
 
     heritage = outliving.left()
     if heritage is not None:
-        for line in outcome_lines(heritage.answer or latest):
-            screen.print(line, soft_wrap=True)
+        print_lines(screen, outcome_lines(heritage.answer or latest))
         say(f"{heritage.cause}; to go on: {_resuming(sys.argv[1:])}")
         raise typer.Exit(heritage.exit_code)
     interrupted = False
@@ -121,8 +120,7 @@ def sweep(asked: SweepOptions) -> None:
         if latest.points == 0:
             raise
         lost = error
-    for line in outcome_lines(latest):
-        screen.print(line, soft_wrap=True)
+    print_lines(screen, outcome_lines(latest))
     if lost is not None:
         raise ClusterError(f"{lost}; to go on: {_resuming(sys.argv[1:])}") from lost
     if interrupted:
@@ -137,8 +135,8 @@ def _resuming(arguments: list[str]) -> str:
 
 def sweep_report(dataset: SweepReportOptions) -> None:
     """Show what a sweep found: planners compared, best plans, throughput by devices, errors."""
-    from piper_ray.report.layout import console, print_table
-    from piper_ray.report.sweep_tables import tables
+    from piper_ray.report.sweep import tables
+    from piper_ray.report.terminal import console, print_table
     from piper_ray.sweep.dataset import read_whole_parts
     from piper_ray.sweep.findings import COLUMNS, records_of
 
@@ -164,9 +162,9 @@ def sweep_report(dataset: SweepReportOptions) -> None:
 
 def _write_report(out: Path, records: list[Record], found: list[FindingsTable]) -> None:
     from piper_ray.model.figures import plural
+    from piper_ray.report.plots.curves import figures
     from piper_ray.report.plots.style import save
-    from piper_ray.report.plots.sweep import figures
-    from piper_ray.report.sweep_tables import points_csv
+    from piper_ray.report.sweep import points_csv
 
     try:
         out.mkdir(parents=True, exist_ok=True)

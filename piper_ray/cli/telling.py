@@ -13,7 +13,7 @@ from piper_ray.model.errors import InvalidPlan, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 
 if TYPE_CHECKING:
-    from piper_ray.report.live import Working
+    from piper_ray.report.terminal import Working
 
 
 def say(text: str) -> None:
@@ -34,7 +34,7 @@ def kernels_told() -> AbstractContextManager[None]:
 @contextmanager
 def working(what: str) -> Iterator[Working]:
     """A phase's live line on stderr, and ``kernels_told``. Nothing is to be printed to stdout meanwhile."""
-    from piper_ray.report.live import Working
+    from piper_ray.report.terminal import Working
 
     with kernels_told(), Working(what) as line:
         yield line

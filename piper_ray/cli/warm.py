@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from piper_ray import Edge, Instance, Layer, Stop, Tensor, Tmpc
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.telling import working
-from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.model.stop import Stop
 
 if TYPE_CHECKING:
-    from piper_ray.report.live import Working
+    from piper_ray.report.terminal import Working
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """DeepSpeed's configuration, a PipelineModule that is divided as the plan says, and the script that starts it.
 
+The module is read back, too; nothing of it is run.
+
 ``ds_config.json`` has batch, precision, optimizer and sharing of its state, as DeepSpeed's pipelines have them.
 Read in the source of DeepSpeed 0.19.8. Under a pipeline bf16 weights with fp32 gradients go to BF16_Optimizer
 (ZeRO stage 1 with ``grad_accum_dtype`` fp32: runtime/engine.py, _do_optimizer_sanity_check), gradients in half
@@ -8,18 +10,133 @@ precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import accumulate
+import ast
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 
-from piper_ray.export.deepspeed_module import MODULE, planned_module
-from piper_ray.export.files import Export, json_text, rendered
+from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.job import Job
+from piper_ray.export.stage_documents import in_document, read_stage_document
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text
-from piper_ray.model.instance import TrainedModel
+from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.mode import Recomputation, Sharding
+from piper_ray.model.plan import Plan
+from piper_ray.model.plan_rules import layers_in_order
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.software import Precision
+
+MODULE = "planned_module.py"
+_SOURCE = "DeepSpeed module"
+_DEGREES = {"num_pp": "pipeline_ranks", "num_mp": "tensor_parallel", "num_dp": "data_parallel"}
+"""Of DeepSpeed's topology, by the names of a plan's figures."""
+
+_CLASS = "class PlannedPipelineModule("
+_CONSTANTS = ("PARTS", "DEGREES", "RECOMPUTED", "STATE_SHARDS")
+
+
+def planned_module(job: Job, order: Sequence[int], parts: Sequence[int], parameters: Sequence[int] | None) -> str:
+    """The text. order: layer ids; parts: where each stage begins there, and the end; parameters: of each layer that a
+    rank trains, None where nobody knows."""
+    recomputed = {layer: kind for stage in job.recomputed_layers for layer, kind in stage.items()}
+    place = {layer: index for index, layer in enumerate(order)}
+    constants = (
+        ("PARTS", list(parts), f"Of the {len(order)} layers where each stage begins, and the end."),
+        ("LAYERS", [job.named(layer) for layer in order], "What the list holds, for people."),
+        (
+            "DEGREES",
+            {name: getattr(job, says) for name, says in _DEGREES.items()},
+            "Of pipeline, tensor and data parallelism.",
+        ),
+        (
+            "RECOMPUTED",
+            [recomputed[layer] == Recomputation.FULL for layer in order],
+            "Which layers recompute in their backward pass; the others keep all.",
+        ),
+        (
+            "TIED",
+            [[place[layer] for layer in job.in_order(tied)] for tied in job.tied_over_ranks],
+            "Numbers of layers with a weight in common, on different pipeline ranks.",
+        ),
+        (
+            "PARAMETERS",
+            None if parameters is None else list(parameters),
+            "That a rank trains, of each layer; None: the workload does not say.",
+        ),
+        (
+            "STATE_SHARDS",
+            job.optimizer_shards,
+            "Replicas that share the optimizer's state in the plan; README.md says what DeepSpeed does.",
+        ),
+    )
+    shown = [(name, _shown(value), text) for name, value, text in constants]
+    return rendered("deepspeed_module.py.jinja", constants=shown)
+
+
+def _shown(value: object) -> str:
+    """Lists of texts a line each."""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return "[\n" + "".join(f"    {text!r},\n" for text in value) + "]"
+    return repr(value)
+
+
+def is_planned_module(text: str) -> bool:
+    """Whether it is such a module."""
+    return _CLASS in text
+
+
+def read_planned_module(text: str, instance: Instance) -> tuple[Plan, Schedule]:
+    """The plan and its schedule. Raises UsageError or InputError that says what is wrong."""
+    found = _constants(text)
+    parts, degrees = found["PARTS"], found["DEGREES"]
+    order = layers_in_order(instance)
+    if not isinstance(parts, list) or not all(type(part) is int for part in parts) or parts[:1] != [0]:
+        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected where each stage begins, from 0, and the end")
+    if parts[-1] != len(order) or any(begin >= end for begin, end in pairwise(parts)):
+        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected rising numbers up to the workload's {len(order)} layers")
+    if not isinstance(degrees, Mapping) or degrees.keys() != _DEGREES.keys():
+        raise UsageError(f"{_SOURCE}: DEGREES: {degrees}; expected num_pp, num_mp and num_dp")
+    if degrees["num_pp"] != len(parts) - 1:
+        raise UsageError(
+            f"{_SOURCE}: {degrees['num_pp']} pipeline ranks and {len(parts) - 1} stages; expected one each"
+        )
+    recomputed = found["RECOMPUTED"]
+    if not isinstance(recomputed, list) or [*map(type, recomputed)] != [bool] * len(order):
+        raise UsageError(f"{_SOURCE}: RECOMPUTED: {recomputed}; expected True or False for each of {len(order)} layers")
+    paths = [instance.layer_by_id[layer].path or f"layer {layer}" for layer in order]
+    stages = [{"modules": paths[begin:end], "recomputed": recomputed[begin:end]} for begin, end in pairwise(parts)]
+    document = {
+        **in_document({says: degrees[name] for name, says in _DEGREES.items()}),
+        "optimizer_shards": found["STATE_SHARDS"],
+        "schedule": ScheduleName.ONE_F_ONE_B.value,
+        "stages": stages,
+    }
+    return read_stage_document(_SOURCE, document, instance)
+
+
+def _constants(text: str) -> dict[str, object]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise UsageError(f"{_SOURCE}: not Python: {error}") from None
+    found: dict[str, object] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name in _CONSTANTS:
+                found[name] = _literal(name, statement.value)
+    missing = [name for name in _CONSTANTS if name not in found]
+    if missing:
+        raise UsageError(f"{_SOURCE}: {missing[0]} is missing; expected the module as it was exported")
+    return found
+
+
+def _literal(name: str, value: ast.expr) -> object:
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
 
 
 def export_deepspeed(job: Job) -> Export:
@@ -31,40 +148,24 @@ def export_deepspeed(job: Job) -> Export:
         )
     order = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
     parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
-    parameters = trained_parameters(job)
-    listed = None if parameters is None else [parameters[layer] for layer in order]
+    parameters, buffer_bytes = trained_parameters(job), _buffer_bytes(job)
     files = {
         "ds_config.json": json_text(deepspeed_config(job)),
-        MODULE: planned_module(job, order, parts, listed),
+        MODULE: planned_module(job, order, parts, None if parameters is None else [parameters[x] for x in order]),
         "launch.sh": rendered("deepspeed_launch.sh.jinja", job=job),
     }
-    notes = (*_notes(job, order), *state_notes(job), *_buffer_notes(job), *job.sharing_notes, *job.notes)
+    of_stages = [sum((parameters or {}).get(layer, 0) for layer in stage.layers) for stage in job.plan.stages]
+    notes = noted(
+        "deepspeed_notes.jinja",
+        job=job,
+        model=job.instance.model,
+        order=order,
+        most_parameters=max(of_stages),
+        buffer_bytes=buffer_bytes,
+        bytes_text=bytes_text,
+    )
     usage = rendered("deepspeed_usage.md.jinja", layers=len(order))
-    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=_buffer_bytes(job))
-
-
-def _notes(job: Job, order: tuple[int, ...]) -> Iterator[str]:
-    """What is left to the layers that are given, and what the plan's times count otherwise."""
-    if job.tensor_parallel > 1:
-        yield (
-            f"tensor parallelism, t = {job.tensor_parallel}, is the layers' own: DeepSpeed divides none, and "
-            "planned_module checks how many parameters a rank has where the workload tells it"
-        )
-    for tied in job.tied_over_ranks:
-        places = " and ".join(str(order.index(layer)) for layer in job.in_order(tied))
-        yield (
-            f"{job.tied_text}: give numbers {places} of layers as deepspeed.pipe.TiedLayerSpec with one key, whose "
-            "gradients DeepSpeed sums; planned_module refuses others"
-        )
-    software = job.software
-    if software is not None and software.gradient_overlap and job.weight_replicas > 1:
-        yield (
-            "the plan's times hide the exchange of gradients and weights beside the last and first passes, as far as "
-            "these last; DeepSpeed's pipelines exchange them after the flush, and have no overlap_comm (estimate "
-            "--software deepspeed-2021 counts it so)"
-        )
-    if job.hides_tensor_exchanges:
-        yield "the plan's times count a part of tensor parallelism's exchanges as hidden: that is the layers' own, too"
+    return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=buffer_bytes)
 
 
 def _buffer_bytes(job: Job) -> tuple[float, ...]:
@@ -76,16 +177,6 @@ def _buffer_bytes(job: Job) -> tuple[float, ...]:
     p = job.pipeline_ranks
     borders = [0.0, *(_border_bytes(job, stage) for stage in range(1, p)), 0.0]
     return tuple(min(p - stage, job.microbatches) * (borders[stage] + borders[stage + 1]) for stage in range(p))
-
-
-def _buffer_notes(job: Job) -> Iterator[str]:
-    """One where there is a border."""
-    if job.pipeline_ranks > 1:
-        most = bytes_text(max(_buffer_bytes(job)))
-        yield (
-            "DeepSpeed keeps a stage's input and result for each microbatch in flight beside what its layers keep: up "
-            f"to {most} on a rank beyond the plan's figures, and the last layer's result for two microbatches"
-        )
 
 
 def _border_bytes(job: Job, stage: int) -> float:
@@ -185,43 +276,3 @@ def trained_parameters(job: Job) -> dict[int, int] | None:
         for stage, chosen in zip(job.plan.stages, job.tmpcs, strict=True)
         for layer, tmpc in zip(stage.layers, chosen, strict=True)
     }
-
-
-def state_notes(job: Job) -> Iterator[str]:
-    """Where DeepSpeed keeps, sums or exchanges otherwise than the plan's figures have it."""
-    model, d = job.instance.model, job.data_parallel
-    if model is None:
-        yield (
-            "the workload does not say how the model is trained: add precision (bf16 or fp16) and optimizer to "
-            "ds_config.json; without a precision DeepSpeed trains in fp32"
-        )
-        return
-    yield "ds_config.json has usual figures of the optimizer, at a constant learning rate: change them"
-    most = max(_stage_parameters(job))
-    if model.precision == Precision.FP16.value and model.gradient_bytes > _WEIGHT_BYTES:
-        saved = bytes_text((model.gradient_bytes - _WEIGHT_BYTES) * most)
-        yield (
-            f"DeepSpeed's pipelines sum fp16 gradients in fp16, the plan in {model.gradient_bytes:g} bytes: up to "
-            f"{saved} less on a rank, and less precise over many microbatches"
-        )
-    elif model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES:
-        yield (
-            "DeepSpeed before 0.19.8 keeps a bf16 gradient beside its fp32 sum until the step, which takes up to "
-            f"{bytes_text(_WEIGHT_BYTES * most)} more on a rank than the plan's figures"
-        )
-    if d > 1 and job.optimizer_shards == 1:
-        yield (
-            f"DeepSpeed shares the optimizer's state among all {d} replicas, the plan among none: less memory, and "
-            "weights are gathered after each step, which the plan's times do not count"
-        )
-    summed_whole = model.precision == Precision.BF16.value and model.gradient_bytes > _WEIGHT_BYTES
-    if job.optimizer_shards > 1 and summed_whole:
-        yield (
-            "DeepSpeed all-reduces the fp32 gradients of a bf16 model; the plan's times count scattering them, which "
-            "is half as much"
-        )
-
-
-def _stage_parameters(job: Job) -> list[int]:
-    found = trained_parameters(job) or {}
-    return [sum(found[layer] for layer in stage.layers) for stage in job.plan.stages]

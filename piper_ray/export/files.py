@@ -81,6 +81,11 @@ def rendered(template: str, **values: object) -> str:
     return rules.from_string(resource(template)).render(**values)
 
 
+def noted(template: str, **values: object) -> tuple[str, ...]:
+    """Notes, from a template with a line for each."""
+    return tuple(rendered(template, **values).splitlines())
+
+
 def resource(name: str) -> str:
     """A text among the templates."""
     return files("piper_ray.export").joinpath("templates", name).read_text(encoding="utf-8")

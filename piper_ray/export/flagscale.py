@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeGuard
 
-from piper_ray.export.files import Export, yaml_text
+from piper_ray.export.files import Export, noted, yaml_text
 from piper_ray.export.job import Job
 from piper_ray.export.megatron import (
     CONNECTIONS,
@@ -61,7 +61,7 @@ def export_flagscale(job: Job) -> Export:
         "use_distributed_optimizer": job.optimizer_shards > 1,
         **context_settings(job),
         **overlap_settings(job),
-        **_precision(job),
+        **({} if job.instance.model is None else precision_settings(job, job.instance.model)),
         "hetero": hetero,
     }
     if job.expert_parallel is not None:
@@ -81,22 +81,8 @@ def export_flagscale(job: Job) -> Export:
         **_model(job),
         **said_by(job, "micro_batch_size", "global_batch_size", "seq_length"),
     }
-    notes = [f"hetero_device_types: {_DEVICE} stands for the name of your devices"]
-    if job.instance.model is None:
-        notes.append("the workload does not say which model it is: its shape and its precision are the task's own")
-    if job.tied_over_ranks:
-        notes.append(
-            f"{job.tied_text}: FlagScale sums their gradients over these where untie_embeddings_and_output_weights of "
-            "the task's model is false"
-        )
-    if 0 in split:
-        stages = ", ".join(str(number) for number, count in enumerate(split, start=1) if count == 0)
-        notes.append(f"stage {stages} has no transformer layer")
-    if job.nodes > 1:
-        notes.append(
-            f"HOSTFILE names a file with a line for each of {job.nodes} nodes, ADDRESS slots={job.processes_per_node}: "
-            "without one FlagScale starts this node alone"
-        )
+    empty = [number for number, count in enumerate(split, start=1) if count == 0]
+    notes = noted("flagscale_notes.jinja", job=job, device=_DEVICE, empty=empty)
     files = {
         "system.yaml": yaml_text({"system": system, "model": model}),
         "experiment.yaml": yaml_text({"experiment": _experiment(job)}),
@@ -105,7 +91,7 @@ def export_flagscale(job: Job) -> Export:
         f"{'HOSTFILE=... ' if job.nodes > 1 else ''}flagscale train ... with system.yaml's sections merged into the "
         "task's train configuration, and experiment.yaml's into the one above it"
     )
-    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))
+    return Export(files, command, notes)
 
 
 _DEVICE = "GPU"
@@ -145,10 +131,6 @@ def _model(job: Job) -> Settings:
     if settings.get("moe_shared_expert_gate"):
         raise UsageError("Megatron in FlagScale (0.15) has no gate of shared experts, and this model has one")
     return settings
-
-
-def _precision(job: Job) -> Settings:
-    return {} if job.instance.model is None else precision_settings(job, job.instance.model)
 
 
 def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import yaml
 
-from piper_ray.export.deepspeed_module import is_planned_module, read_planned_module
+from piper_ray.export.deepspeed import is_planned_module, read_planned_module
 from piper_ray.export.flagscale import read_sections
-from piper_ray.export.launch_text import require_understood
 from piper_ray.export.megatron_arguments import are_arguments, read_arguments
 from piper_ray.export.megatron_bridge import is_recipe, read_recipe
 from piper_ray.export.megatron_flags import HARMLESS_FLAGS, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import ALL, ReadLayout, RunAs
+from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
-from piper_ray.export.torchtitan_config import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
+from piper_ray.export.torchtitan import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -157,7 +156,8 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
         layers = tuple(layer.id for layer in instance.layers if layer.id in tmpc_ids)
         found.append(Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}))
     notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
-    notes += _left_over(instance, d * t * ranks)
+    if (left := instance.devices - d * t * ranks) > 0:
+        notes.append(f"{left} of the workload's {instance.devices} devices are left over")
     return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
 
 
@@ -222,16 +222,11 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
     return d
 
 
-def _left_over(instance: Instance, used: int) -> Iterator[str]:
-    if used < instance.devices:
-        yield f"{instance.devices - used} of the workload's {instance.devices} devices are left over"
-
-
 def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
     """What the layers are asked to run as. notes: gets what the workload has otherwise. Raises UsageError for context
     or expert parallelism that it has no times of."""
     context = run_as.context_parallel or 1
-    known = _settings(instance)
+    known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_context({one.context for one in known}, context)
     sequence = bool(run_as.sequence_parallel)
     if sequence and t == context:
@@ -283,7 +278,7 @@ def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) ->
 
     replicas: of a weight.
     """
-    asked = replicas if run_as.optimizer_shards == ALL else run_as.optimizer_shards or 1
+    asked = replicas if run_as.optimizer_shards == ALL_REPLICAS else run_as.optimizer_shards or 1
     what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
     if asked > replicas:
         raise UsageError(f"{asked} shards of {_SHARED[what]}, but {plural(replicas, 'replica')}; expected no more")
@@ -317,10 +312,6 @@ def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) ->
         f"it ({_OFFERS[what]})"
     )
     return Sharding.OPTIMIZER, 1
-
-
-def _settings(instance: Instance) -> set[Mode]:
-    return {x.mode for layer in instance.layers for row in layer.tmpcs.values() for x in row}
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:

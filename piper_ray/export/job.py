@@ -8,7 +8,7 @@ from functools import cached_property
 
 from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
-from piper_ray.model.figures import plural, printable
+from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding, share_of
 from piper_ray.model.plan import Plan
@@ -306,30 +306,6 @@ class Job:
         """A layer for people: its path, else its name."""
         found = self.instance.layer_by_id[layer]
         return printable(found.path or found.name)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What no runtime here holds, or was assumed."""
-        found = []
-        if self.instance.batch.samples_per_microbatch is None:
-            found.append("the workload does not say how many samples a microbatch holds: 1 is written")
-        if self.processes_of_last_node < self.processes_per_node:
-            found.append(
-                f"{self.ranks} ranks are not whole nodes of {self.gpus_per_node} GPUs: the last of {self.nodes} nodes "
-                f"runs {plural(self.processes_of_last_node, 'rank')}"
-            )
-        return tuple(found)
-
-    @property
-    def sharing_notes(self) -> tuple[str, ...]:
-        """For runtimes whose optimizers share their state among all replicas."""
-        if self.optimizer_shards in (1, self.weight_replicas):
-            return ()
-        told = (
-            f"the plan shares the optimizer's state among {self.optimizer_shards} replicas; this runtime does "
-            f"so among all {self.weight_replicas}, which takes less memory"
-        )
-        return (told,)
 
 
 def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> Job:

@@ -3,9 +3,7 @@ precision), and the launch files that say so to ``pretrain_gpt.py``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from piper_ray.export.files import Export, rendered, resource
+from piper_ray.export.files import Export, noted, rendered, resource
 from piper_ray.export.job import Job
 from piper_ray.export.megatron_flags import PLAN_FLAGS, Settings, Value, said_by, true_ones, words_of
 from piper_ray.export.megatron_layout import layout_text, stage_letters
@@ -43,7 +41,7 @@ def export_megatron(job: Job) -> Export:
         "launch.sh": rendered("megatron_launch.sh.jinja", job=job, known=known, connections=asks_for_connections(job)),
     }
     command = f"bash launch.sh {'DATA [ARGUMENTS...]' if known else 'MODEL-ARGUMENTS...'}"
-    return Export(files, command, (*notes, *job.sharing_notes, *job.notes))
+    return Export(files, command, tuple(notes))
 
 
 def require_pretrained(model: TrainedModel) -> DecoderShape:
@@ -60,23 +58,9 @@ def asks_for_connections(job: Job) -> bool:
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
-def megatron_notes(job: Job) -> Iterator[str]:
+def megatron_notes(job: Job) -> tuple[str, ...]:
     """What Megatron's arguments leave open, for all who hand a plan to Megatron."""
-    d = job.data_parallel
-    divided = "t p c" if job.context_parallel > 1 else "t p"
-    yield f"data parallelism is what is left of the ranks: {d} = {job.ranks} / ({divided})"
-    if job.hides_tensor_exchanges and not job.sequence_parallel:
-        yield (
-            "the plan's times count a part of tensor parallelism's exchanges as hidden, which Megatron hides with "
-            "sequence parallelism alone"
-        )
-    if job.tied_over_ranks:
-        yield (
-            f"{job.tied_text}: Megatron sums their gradients over these, if it is not told to untie them "
-            "(--untie-embeddings-and-output-weights, model.share_embeddings_and_output_weights)"
-        )
-    if job.pipeline_ranks == 1:
-        yield "one pipeline rank holds the whole model: there is no layout"
+    return noted("megatron_notes.jinja", job=job)
 
 
 def plan_settings(job: Job) -> Settings:

@@ -9,14 +9,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn
 
-from piper_ray.export.launch_text import command_words, ranks_started
 from piper_ray.export.megatron_flags import COSTLY_FLAGS, READ_FLAGS, Kind, PlanFlag, flag_of
 from piper_ray.export.megatron_layout import pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
-from piper_ray.export.run_as import ALL, ReadLayout, RunAs, check_batch, positive
+from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, command_words, positive, ranks_started
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import Recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"
@@ -162,7 +161,7 @@ def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance,
         tensor_parallel=t,
         recomputation=recomputation,
         recomputed_layers=layers,
-        optimizer_shards=ALL if given.use_distributed_optimizer else 1,
+        optimizer_shards=ALL_REPLICAS if given.use_distributed_optimizer else 1,
     )
 
 

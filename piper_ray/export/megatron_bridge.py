@@ -71,7 +71,7 @@ def export_bridge(job: Job) -> Export:
     command = (
         f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
-    return Export({"piper_plan.py": script}, command, (*notes, *job.sharing_notes, *job.notes))
+    return Export({"piper_plan.py": script}, command, tuple(notes))
 
 
 def require_decoder(model: TrainedModel) -> DecoderShape:

@@ -1,4 +1,6 @@
-"""Plans that name each stage's modules by path: for no runtime in particular (YAML), and for torch; and read back."""
+"""Plans that name each stage's modules by path: for no runtime in particular (YAML), and for
+torch.distributed.pipelining, with the schedule's list of passes and a script that runs both; and read back.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,19 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from piper_ray.export.files import Export, yaml_text
+from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
 from piper_ray.export.job import Job
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.figures import printable
+from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.run.exported_files import LISTS, STAGES
+from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
 from piper_ray.workloads.formats.surroundings import read_schedule
@@ -110,9 +115,7 @@ def export_yaml(job: Job) -> Export:
         notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
     if job.tied_over_ranks:
         notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
-    return Export(
-        {"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", (*notes, *job.notes)
-    )
+    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", tuple(notes))
 
 
 def _trained(model: TrainedModel | None) -> dict[str, object]:
@@ -235,3 +238,89 @@ def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | No
     if wanted is not None:
         return next((tmpc for tmpc in row if tmpc.id == wanted), None)
     return next(iter(tmpcs_under(row, setting)), None)
+
+
+_WHOLE_BYTES = 4.0
+"""Of a weight in fp32."""
+
+TORCH_NAMES = {
+    ScheduleName.GPIPE: "GPipe",
+    ScheduleName.ONE_F_ONE_B: "1F1B",
+    ScheduleName.INTERLEAVED: "Interleaved1F1B",
+    ScheduleName.LOOPED_BFS: "LoopedBFS",
+    ScheduleName.ZB_H1: "InterleavedZeroBubble",
+    ScheduleName.ZB_V: "ZBVZeroBubble",
+    ScheduleName.DUALPIPE_V: "DualPipeV",
+}
+"""As ``get_schedule_class`` knows them."""
+
+ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
+"""Schedules that torch runs without a list: one stage on each rank."""
+
+_MOST_PASSES = 5_000_000
+
+
+def actions_csv(job: Job) -> str:
+    """``0F0,0F1,1F0,...``: stage, kind of pass, microbatch. Raises UsageError for lists of too many passes."""
+    passes = 3 * job.microbatches * len(job.plan.stages)
+    if passes > _MOST_PASSES:
+        raise UsageError(
+            f"a list of {passes:,} passes is more than torch is given here; expected at most {_MOST_PASSES:,}: "
+            "fewer microbatches, or a larger data-parallel degree"
+        )
+    lines = []
+    for rank, actions in enumerate(flush_lists(job.schedule, job.pipeline_ranks, job.microbatches)):
+        stages = job.schedule.stages_of_rank(rank, job.pipeline_ranks)
+        lines.append(
+            ",".join(
+                f"{stages[chunk]}{ActionKind(kind).name}{microbatch}" for kind, chunk, microbatch in actions.tolist()
+            )
+        )
+    return "\n".join(lines) + "\n"
+
+
+def require_own_products(model: TrainedModel) -> None:
+    """Raises UsageError for what a module in bf16 or fp16 does not do by itself."""
+    if model.precision == "fp8":
+        raise UsageError("PyTorch's own modules have no products of 8 bits (fp8), and this plan has; expected bf16")
+    if model.lora_rank:
+        raise UsageError("pipeline.py adds no adapters (LoRA) to a model, and this plan trains some")
+
+
+def export_torch(job: Job) -> Export:
+    """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
+    model = job.instance.model
+    if model is not None:
+        require_own_products(model)
+    _check_ties(job)
+    document = torch_document(job, {} if model is None else {"weight_type": _weight_type(model)})
+    files = {
+        STAGES: json_text(document),
+        LISTS: actions_csv(job),
+        "pipeline.py": rendered("torch_pipeline.py.jinja", version=__version__),
+    }
+    command = f"{job.torchrun} YOUR-SCRIPT.py  # which calls pipeline.build"
+    notes = noted("torch_notes.jinja", job=job, model=model)
+    samples = plural(job.microbatch_samples, "sample")
+    usage = rendered("torch_usage.md.jinja", samples=samples, microbatches=job.microbatches)
+    return Export(files, command, notes, usage=usage)
+
+
+def _weight_type(model: TrainedModel) -> str:
+    """PyTorch's name of it."""
+    if model.weight_bytes == _WHOLE_BYTES:
+        return "float32"
+    return "float16" if model.precision == "fp16" else "bfloat16"
+
+
+def _check_ties(job: Job) -> None:
+    """Raises UsageError for weights that several stages share, also on one rank: each would train its own."""
+    stage_of = {layer: number for number, stage in enumerate(job.plan.stages, start=1) for layer in stage.layers}
+    for layers in job.instance.tied_layers.values():
+        stages = sorted({stage_of[layer] for layer in layers})
+        if len(stages) > 1:
+            raise UsageError(
+                f"{' and '.join(map(job.named, layers))} have weights in common, and are in stages "
+                f"{' and '.join(map(str, stages))}: torch would train each stage's apart; expected a plan with them in "
+                "one stage (solve --stages 1), or a model with weights apart"
+            )

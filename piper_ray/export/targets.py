@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed, require_trainable
-from piper_ray.export.files import RANKS, Export, Target, rendered
+from piper_ray.export.files import RANKS, Export, Target, noted, rendered
 from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.job import Job, make_job
 from piper_ray.export.megatron import export_megatron, require_pretrained
 from piper_ray.export.megatron_bridge import export_bridge, require_decoder
 from piper_ray.export.megatron_model import require_megatron_model
-from piper_ray.export.stage_documents import export_yaml
-from piper_ray.export.torch_pipelining import export_torch, require_own_products
+from piper_ray.export.stage_documents import export_torch, export_yaml, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
 from piper_ray.model.errors import UsageError
@@ -24,9 +23,7 @@ from piper_ray.model.mode import Sharding
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.ranks import rank_lines, rank_places
-from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_lines, rank_places
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 
@@ -64,6 +61,10 @@ _FORMS = {
 }
 
 
+_SHARING_IN_GROUPS = frozenset({Target.TORCHTITAN, Target.YAML})
+"""Where some replicas can share the optimizer's state; elsewhere all do, or none."""
+
+
 def exportable(model: TrainedModel, target: Target) -> str | None:
     """Why the form cannot say the model, whatever its plan; None where it can."""
     try:
@@ -84,7 +85,9 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     written = form.write(job)
     simulation = simulate(instance, plan, schedule)
     excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
-    notes = (*(f"more memory is needed than there is: {text}" for text in excess), *written.notes)
+    too_much = (f"more memory is needed than there is: {text}" for text in excess)
+    of_all = noted("notes.jinja", job=job, groups=target in _SHARING_IN_GROUPS, plural=plural)
+    notes = (*too_much, *written.notes, *of_all)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
 

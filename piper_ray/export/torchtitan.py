@@ -1,14 +1,381 @@
-"""torchtitan's launch: ``torchtitan.json`` says plan and model, ``piper_plan.py`` makes a config of them."""
+"""torchtitan: what a plan decides of its configuration, written and read; lists of module names for each part; and the
+launch, of which ``torchtitan.json`` says plan and model and ``piper_plan.py`` makes a config of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from itertools import accumulate, pairwise
 
-from piper_ray.export.files import Export, json_text, rendered
+from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.job import Job
-from piper_ray.export.torch_pipelining import ONE_STAGE, actions_csv
-from piper_ray.export.torchtitan_config import compiles_blocks, shard_degree, titan_document
-from piper_ray.model.mode import Recomputation
+from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
+from piper_ray.export.stage_documents import ONE_STAGE, TORCH_NAMES, actions_csv
+from piper_ray.export.torchtitan_model import model_fields, require_titan_model
+from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.figures import printable
+from piper_ray.model.instance import Instance, TrainedModel, divisors
+from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputation
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.runtimes.pieces import ModelPieces
+
+_EMBEDDING = "tok_embeddings"
+_NORM = "norm"
+_HEAD = "lm_head"
+_HEADS = (_HEAD, "output")
+"""torchtitan's name today, and until 0.2."""
+
+
+def module_names(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> list[list[str]]:
+    """``[["tok_embeddings", "layers.0"], ..., ["norm", "lm_head"]]`` from the pieces of each stage."""
+    names = {0: [_EMBEDDING], pieces.head: [_NORM, _HEAD]}
+    return [[name for piece in stage for name in names.get(piece, [f"layers.{piece - 1}"])] for stage in stages]
+
+
+def own_division(
+    blocks: int, ranks: int, *, chunked: bool, per_stage: int | None, first_less: int, last_less: int
+) -> tuple[tuple[int, ...], ...]:
+    """The pieces of each stage where torchtitan 0.3 divides a model itself: as many layers in each, the ends counting
+    as so many, and one more in the first stages.
+
+    chunked: whether the schedule has several stages on a rank. per_stage: layers of a stage; None: one stage, or two,
+    on each rank. Raises UsageError for what torchtitan refuses.
+    """
+    counted = blocks + first_less + last_less
+    stages = ranks * (2 if chunked else 1) if per_stage is None else -(-counted // per_stage)
+    layers = f"{blocks} layers and {first_less} and {last_less} for the ends"
+    if stages % ranks:
+        raise UsageError(f"torchtitan divides {layers} into {stages} stages, no multiple of {ranks} pipeline ranks")
+    if (stages > ranks) != chunked:
+        what = "several stages" if chunked else "one stage"
+        raise UsageError(f"torchtitan divides {layers} into {stages} stages, and the schedule has {what} on each rank")
+    least, more = divmod(counted, stages)
+    if max(first_less, last_less, 1) > least:
+        raise UsageError(f"{layers} leave too little for {stages} stages, which torchtitan refuses")
+    counts = [least + (stage < more) for stage in range(stages)]
+    counts[0] -= first_less
+    counts[-1] -= last_less
+    ends = [0, *accumulate(counts[:-1]), blocks]
+    found = [list(range(begin + 1, end + 1)) for begin, end in pairwise(ends)]
+    found[0].insert(0, 0)
+    found[-1].append(blocks + 1)
+    return tuple(map(tuple, found))
+
+
+def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = "") -> tuple[tuple[int, ...], ...]:
+    """The pieces of each stage. Raises InputError with every name that is none, or the first that is out of order."""
+    if not isinstance(parts, list) or not parts or not all(isinstance(part, list) and part for part in parts):
+        raise InputError(source, [Fault(path, "is no list of lists of module names, none of them empty")])
+    expected = [name for part in module_names(pieces, [range(pieces.head + 1)]) for name in part]
+    piece_of = {_EMBEDDING: 0, _NORM: pieces.head, _HEAD: pieces.head}
+    found = [
+        (f"{path}[{number}][{index}]", number, _HEAD if name in _HEADS else name)
+        for number, part in enumerate(parts)
+        for index, name in enumerate(part)
+    ]
+    known = set(expected)
+    faults = [
+        Fault(
+            where, f"{name!r} is no module here; expected {_EMBEDDING}, layers.0 to {expected[-3]}, {_NORM} or {_HEAD}"
+        )
+        for where, _, name in found
+        if not isinstance(name, str) or name not in known
+    ]
+    if faults:
+        raise InputError(source, faults)
+    for (where, _, name), wanted in zip(found, expected, strict=False):
+        if name != wanted:
+            raise InputError(source, [Fault(where, f"{name} stands where {wanted} is due")])
+    if len(found) != len(expected):
+        where, what = (path, f"ends where {expected[len(found)]} is due")
+        if len(found) > len(expected):
+            where, what = found[len(expected)][0], f"{found[len(expected)][2]} comes after the last module"
+        raise InputError(source, [Fault(where, what)])
+    if found[-1][1] != found[-2][1]:
+        raise InputError(
+            source, [Fault(found[-1][0], f"{_HEAD} is in another part than {_NORM}; plans keep them whole")]
+        )
+    stages: list[list[int]] = [[] for _ in parts]
+    for _, number, name in found:
+        piece = piece_of.get(str(name), -1)
+        if piece < 0:
+            piece = int(str(name).removeprefix("layers.")) + 1
+        if piece not in stages[number]:
+            stages[number].append(piece)
+    return tuple(map(tuple, stages))
+
+
+_SOURCE = "torchtitan layout"
+_ALL_THAT_ARE_LEFT = -1
+_BUILDER = "builder"
+"""Of a table of the model as we export it; torchtitan's own names a flavor."""
+
+_WRITTEN = {
+    "pipeline_parallel_degree": "pipeline_ranks",
+    "data_parallel_replicate_degree": "",
+    "data_parallel_shard_degree": "",
+    "tensor_parallel_degree": "tensor_parallel",
+    "enable_sequence_parallel": "",
+    "context_parallel_degree": "context_parallel",
+    "fsdp_reshard_after_forward": "",
+    "expert_parallel_degree": "expert_parallel",
+    "pipeline_parallel_schedule": "",
+    "pipeline_parallel_microbatch_size": "",
+    "module_fqns_per_model_part": "",
+    "pipeline_parallel_schedule_csv": "",
+}
+"""Fields of the parallelism table that exports write, in this order. Those that are a figure of a plan, 1 where it is
+not said, have its name in a ``Job`` and in ``RunAs``; the others say several, or a part of one."""
+
+_FIGURES = {name: says for name, says in _WRITTEN.items() if says}
+_BATCH = {"global_batch_size": "global_batch_samples", "seq_len": "tokens_per_sample"}
+"""So of the table of training."""
+
+_CHECKPOINTS = {
+    "none": Recomputation.NONE,
+    "selective": Recomputation.of_parts([EVERY_SECOND_PRODUCT]),
+    "full": Recomputation.FULL,
+}
+
+READ_FIELDS = frozenset({
+    *_WRITTEN, "num_pp_microbatches", "pipeline_parallel_layers_per_stage",
+    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
+    "expert_tensor_parallel_degree",
+})  # fmt: skip
+"""Of the parallelism table of torchtitan 0.2, 0.3 and main."""
+
+HARMLESS_FIELDS = frozenset({
+    "context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "context_parallel_rotate_method",
+    "disable_loss_parallel", "enable_async_tensor_parallel", "enable_compiled_autograd", "enable_fsdp_symm_mem",
+    "expert_parallel_comm_backend", "local_batch_size", "spmd_backend",
+})  # fmt: skip
+"""Further ones, which decide nothing of a plan."""
+
+
+def titan_document(job: Job) -> dict[str, object]:
+    """The fields of torchtitan 0.3's config that the plan decides, and its model if the workload says it.
+
+    Raises UsageError for what torchtitan has no field for, and for models that it cannot build.
+    """
+    if job.recomputation is None:
+        raise UsageError("torchtitan has one activation-checkpoint setting for all layers; in this plan they differ")
+    if job.expert_tensor > 1:
+        raise UsageError("torchtitan has no tensor parallelism of experts apart from the others'; this plan has it")
+    training: dict[str, object] = {
+        "local_batch_size": job.microbatch_samples * (job.microbatches if job.pipeline_ranks > 1 else 1)
+    }
+    training |= {name: value for name, says in _BATCH.items() if (value := getattr(job, says)) is not None}
+    further: dict[str, object] = {}
+    if job.pipeline_ranks > 1 or (job.expert_parallel or 1) > 1:
+        training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
+    if (model := job.instance.model) is not None:
+        further["compile"] = _compile(job, model)
+        further["model"] = model_fields(require_titan_model(model), model, job.tokens_per_sample)
+        training |= {
+            "disable_cuda_graphs": True,  # whose memory the plan does not count
+            "dtype": "float32",
+            "mixed_precision_param": "bfloat16",
+            "mixed_precision_reduce": "float32",
+        }
+    if job.schedule.group is not None:
+        further["group"] = job.schedule.group
+    return {
+        "layers": job.blocks,
+        "parallelism": _parallelism(job),
+        "training": training,
+        "activation_checkpoint": next(name for name, kind in _CHECKPOINTS.items() if kind == job.recomputation),
+        **further,
+    }
+
+
+def _parallelism(job: Job) -> dict[str, object]:
+    shards = shard_degree(job)
+    found: dict[str, object] = {
+        name: value for name, says in _FIGURES.items() if (value := getattr(job, says)) is not None
+    }
+    found |= {
+        "data_parallel_replicate_degree": job.data_parallel // shards,
+        "data_parallel_shard_degree": shards,
+        "enable_sequence_parallel": job.sequence_parallel,
+    }
+    if shards * job.context_parallel > 1:
+        found["fsdp_reshard_after_forward"] = "always" if job.shards_in_groups else "never"
+    if job.pipeline_ranks > 1:
+        found |= {
+            "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
+            "pipeline_parallel_microbatch_size": job.microbatch_samples,
+            "module_fqns_per_model_part": module_names(job.pieces, job.pieces_of_stages),
+        }
+        if job.schedule.name not in ONE_STAGE:
+            found["pipeline_parallel_schedule_csv"] = "schedule.csv"
+    return {name: found[name] for name in _WRITTEN if name in found}
+
+
+def shard_degree(job: Job) -> int:
+    """data_parallel_shard_degree, the least that divides d and holds as many shards as the plan and as many ranks as
+    its experts need: torchtitan spreads experts over these replicas, cp and t."""
+    d, context = job.data_parallel, job.context_parallel
+    wanted = 1 if job.optimizer_shards == 1 else -(-job.optimizer_shards // context)
+    ranks = job.expert_parallel or 1
+    within = context * job.tensor_parallel
+    return next((n for n in divisors(d) if n >= wanted and n * within % ranks == 0), d)
+
+
+def _compile(job: Job, model: TrainedModel) -> dict[str, object]:
+    """torch.compile as torchtitan's own configs use it: of blocks and loss, but for experts in bf16 of the loss alone.
+
+    Exchanges of tensor parallelism run beside products where the plan counts on it, which takes compiled blocks.
+    """
+    blocks = compiles_blocks(job, model)
+    return {
+        "enable": True,
+        "components": ["model", "loss"] if blocks else ["loss"],
+        "enable_async_tensor_parallel": blocks and job.hides_tensor_exchanges and job.sequence_parallel,
+    }
+
+
+def compiles_blocks(job: Job, model: TrainedModel) -> bool:
+    """Or the loss alone."""
+    return not job.experts or model.precision == "fp8"
+
+
+def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
+    """Of a list of lists of module names. Raises InputError."""
+    return ReadLayout(read_modules(_SOURCE, parts, pieces), RunAs())
+
+
+def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of the JSON that we export, or torchtitan's TOML of before. Raises UsageError or InputError."""
+    parallelism, training = document.get("parallelism"), document.get("training")
+    if not isinstance(parallelism, Mapping):
+        raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
+    for name in parallelism.keys() - READ_FIELDS - HARMLESS_FIELDS:
+        meant = get_close_matches(str(name), READ_FIELDS, 1)
+        hint = f"; did you mean {meant[0]}?" if meant else ""
+        raise UsageError(f"{_SOURCE}: parallelism.{printable(str(name))} is not understood{hint}")
+    said = _run_as(parallelism, document)
+    if isinstance(training, Mapping):
+        piped = said.pipeline_ranks != 1
+        local = parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
+        batch = {says: training.get(name) for name, says in _BATCH.items()}
+        check_batch(instance, _SOURCE, batch | {"microbatch_samples": local})
+    names = frozenset(parallelism.keys() & READ_FIELDS)
+    if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
+        names |= _same_model(given, instance)
+    parts = parallelism.get("module_fqns_per_model_part")
+    if parts is None:
+        stages = _own_division(parallelism, pieces, said)
+    else:
+        stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
+    return ReadLayout(stages, said, _left_aside(parallelism, document), names)
+
+
+def _same_model(given: Mapping[str, object], instance: Instance) -> frozenset[str]:
+    """The names of its figures. Raises UsageError where the document, as we export it, is of another model than the
+    workload, or of one trained otherwise."""
+    model = instance.model
+    if model is not None:
+        own = model_fields(require_titan_model(model), model, instance.batch.tokens_per_sample)
+        said, planned = _flat(given), _flat(own)
+        for name in sorted(said.keys() | planned.keys()):
+            if said.get(name) != planned.get(name):
+                raise UsageError(
+                    f"{_SOURCE}: model.{printable(name)}: {printable(str(said.get(name)))}; "
+                    f"the workload's is {planned.get(name)}"
+                )
+    layers = given.get("layers")
+    return frozenset(map(str, (*given, *(layers if isinstance(layers, Mapping) else ()))))
+
+
+def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
+    """By names such as ``layers.n_heads``."""
+    found: dict[str, object] = {}
+    for name, value in table.items():
+        found |= _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {f"{within}{name}": value}
+    return found
+
+
+def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object]) -> tuple[str, ...]:
+    is_ours = "layers" in document  # whose file has the order of the schedule that is named
+    if not parallelism.get("pipeline_parallel_schedule_csv") or is_ours:
+        return ()
+    return ("pipeline_parallel_schedule_csv is left aside: the plan is judged in the order of a named schedule",)
+
+
+def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:
+    """Where no part names its modules."""
+    if said.pipeline_ranks in (None, 1):
+        return (tuple(range(pieces.head + 1)),)
+    given = parallelism.get("pipeline_parallel_layers_per_stage")
+    per_stage = None if given is None else _number(parallelism, "pipeline_parallel_layers_per_stage", 1)
+    first, last = (
+        _number(parallelism, f"pipeline_parallel_{end}_stage_less_layers", 1, least=0) for end in ("first", "last")
+    )
+    chunked = (said.schedule or ScheduleName.ONE_F_ONE_B) not in ONE_STAGE
+    return own_division(
+        pieces.blocks,
+        said.pipeline_ranks,
+        chunked=chunked,
+        per_stage=per_stage,
+        first_less=first,
+        last_less=last,
+    )
+
+
+def _number(parallelism: Mapping[str, object], name: str, usual: int, least: int = 1) -> int:
+    value = parallelism.get(name, usual)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{_SOURCE}: parallelism.{name}: {value!r} is no whole number of at least {least}")
+    return value
+
+
+def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -> RunAs:
+    named = parallelism.get("pipeline_parallel_schedule")
+    schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
+    if named is not None and named not in schedules:
+        raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")
+    figures = {says: _number(parallelism, name, 1) for name, says in _FIGURES.items()}
+    replicas = _number(parallelism, "data_parallel_replicate_degree", 1)
+    all_shard = parallelism.get("data_parallel_shard_degree", _ALL_THAT_ARE_LEFT) == _ALL_THAT_ARE_LEFT
+    if all_shard and replicas > 1:
+        raise UsageError(
+            f"{_SOURCE}: parallelism.data_parallel_shard_degree: {_ALL_THAT_ARE_LEFT} beside {replicas} replicas; "
+            "expected the number"
+        )
+    shards = 1 if all_shard else _number(parallelism, "data_parallel_shard_degree", 1)
+    t = figures["tensor_parallel"]
+    sequence = t > 1 and bool(parallelism.get("enable_sequence_parallel", True))
+    gathered = parallelism.get("fsdp_reshard_after_forward", "default")
+    return RunAs(
+        **figures,
+        expert_tensor=(
+            t if figures["expert_parallel"] == 1 else _number(parallelism, "expert_tensor_parallel_degree", 1)
+        ),
+        data_parallel=None if all_shard else replicas * shards,
+        schedule=None if named is None else schedules[str(named)],
+        recomputation=_recomputation(document.get("activation_checkpoint", "none")),
+        sequence_parallel=sequence,
+        gathered=sequence,  # which autograd keeps
+        # Groups that share a sequence share weights, too.
+        optimizer_shards=ALL_REPLICAS if all_shard else shards * figures["context_parallel"],
+        weights_sharded=gathered == "always" or (gathered == "default" and figures["pipeline_ranks"] == 1),
+        group=_group(document.get("group")),
+    )
+
+
+def _group(given: object) -> int | None:
+    """Microbatches that pass through a chunk before the next, as we export it beside torchtitan's own fields."""
+    if given is None or (type(given) is int and given > 0):
+        return given
+    raise UsageError(f"{_SOURCE}: group: {given!r} is no positive number")
+
+
+def _recomputation(given: object) -> Recomputation:
+    mode = given.get("mode", "none") if isinstance(given, Mapping) else given
+    if not isinstance(mode, str) or mode not in _CHECKPOINTS:
+        raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(_CHECKPOINTS)}")
+    return _CHECKPOINTS[mode]
 
 
 def export_torchtitan(job: Job) -> Export:
@@ -25,77 +392,18 @@ def export_torchtitan(job: Job) -> Export:
     usage = ""
     if model is not None:
         base, data, usage = "", ' --hf_assets_path "${TOKENIZER:?a folder with the tokenizer}"', _USAGE
+    notes = noted(
+        "torchtitan_notes.jinja",
+        job=job,
+        model=model,
+        sharded=shard_degree(job) * job.context_parallel,
+        compiled=model is not None and compiles_blocks(job, model),
+        keeps_all=job.recomputation == Recomputation.NONE,
+    )
     command = f"PYTHONPATH=. {base}{job.torchrun} -m torchtitan.train --module piper_plan --config planned{data}"
-    return Export(files, command, (*_notes(job), *_model_notes(job), *job.notes), usage=usage)
+    return Export(files, command, notes, usage=usage)
 
 
 _USAGE = """torchtitan's own config of such a model says the data set (c4), the optimizer's figures and the number of
 steps: further arguments change them, such as `--training.steps 1000` or, for 0.3, `--dataloader.dataset_path PATH`.
 """
-
-
-def _model_notes(job: Job) -> Iterator[str]:
-    """Of what the workload says of its model."""
-    model, software = job.instance.model, job.software
-    if model is None:
-        yield "the workload does not say which model it is: PIPER_BASE names the config function of the user's own"
-        return
-    if model.software != _OWN_SOFTWARE:
-        named = model.software if software is None else software.name
-        yield f"the plan's times are of {named}, not of torchtitan (estimate --software {_OWN_SOFTWARE})"
-    if job.context_parallel > 1 and model.context_exchange != job.runtime.context_exchange:
-        yield (
-            "torchtitan gathers keys and values for groups that share a sequence "
-            f"(estimate --context-exchange {job.runtime.context_exchange}); the plan's times count on "
-            f"{model.context_exchange}"
-        )
-    if job.hides_tensor_exchanges and not (job.sequence_parallel and compiles_blocks(job, model)):
-        yield (
-            "the plan's times count a part of tensor parallelism's exchanges as hidden, which torchtitan hides with "
-            "sequence parallelism and compiled blocks alone"
-        )
-    if job.pipeline_ranks > 1:
-        yield "torchtitan's pipelines take a PyTorch newer than 2.13, whose schedules are handed microbatches"
-    if job.experts:
-        yield "torchtitan balances experts by a bias of the router, without the loss that a config may ask for"
-    if model.lora_rank:
-        yield (
-            "torchtitan keeps the weights that adapters leave as they are in fp32, which takes more memory than the "
-            "plan counts on"
-        )
-    if model.precision == "fp8":
-        yield "products of 8 bits take torchao on each node"
-
-
-_OWN_SOFTWARE = "fsdp"
-
-
-def _notes(job: Job) -> Iterator[str]:
-    """Of sharding and of what sequence parallelism gathers."""
-    planned, written = job.optimizer_shards, shard_degree(job) * job.context_parallel
-    if written > 1 and planned == 1:
-        yield (
-            f"torchtitan shards weights over {written} ranks, those that share a sequence or its experts, which takes "
-            "less memory and other messages than the plan counts on"
-        )
-    if written != planned > 1:
-        yield (
-            f"the plan shares among {planned} ranks, which are no whole groups here: {written} are written, which "
-            "takes less memory"
-        )
-    whole = job.shards_in_groups and written == job.weight_replicas
-    if job.pipeline_ranks == 1 and job.microbatches > 1 and job.weight_replicas > 1 and not whole:
-        yield (
-            "on one pipeline rank torchtitan gathers weights and reduces gradients for every microbatch; the plan's "
-            "times count what replicas tell each other once a batch (plan --runtime torchtitan prices it)"
-        )
-    if job.pipeline_ranks > 1 and job.shards_in_groups:
-        yield (
-            "torchtitan's pipelines sum whole gradients up to the last microbatch, which takes more memory than the "
-            "plan counts on"
-        )
-    if job.sequence_parallel and not job.setting.gathered and job.recomputation == Recomputation.NONE:
-        yield (
-            "torchtitan keeps what sequence parallelism gathers for the backward pass; the plan gathers it again, "
-            "which takes less memory and more messages (estimate --keep-gathered has TMPCs that keep it)"
-        )

@@ -1,4 +1,6 @@
-"""``piper_ray.plan``: the command ``piper-ray plan`` as a function, up to the files."""
+"""``piper_ray.plan``: the command ``piper-ray plan`` as a function, up to the files; what it offers if nobody says; and
+what people ask of a plan.
+"""
 
 from __future__ import annotations
 
@@ -12,21 +14,124 @@ from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replica
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, TrainedModel
+from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.propose import PlanDemand, Proposed, propose
-from piper_ray.proposal.usual import usual_contexts, usual_experts
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.estimate.offered import attends
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.software import ContextExchange
+from piper_ray.workloads.estimate.work import hardware_flop
+
+_LEAST_TOKENS = 8192
+"""Of a group: with fewer there is little left to share that tensor parallelism does not share as well."""
+
+_MOST_GROUPS = 8
+
+
+def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> tuple[int, ...]:
+    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no windows in a ring."""
+    length = tokens or model.tokens
+    if length is None or not runtime.setting.context:
+        return (1,)
+    shape = decoder_shape(TrainedModel(config=model.document))
+    mixing = () if shape is None else shape.mixing
+    if runtime.context_exchange == ContextExchange.RING.value and any(getattr(part, "window", None) for part in mixing):
+        return (1,)
+    kinds = _kinds(model, tokens)
+    if not all(attends(kind) and kind.value("s") == length for kind in kinds if kind.recomputable):
+        return (1,)
+    found = [1]
+    while found[-1] < _MOST_GROUPS and length >= 2 * found[-1] * _LEAST_TOKENS and length % (4 * found[-1]) == 0:
+        found.append(2 * found[-1])
+    return tuple(found)
+
+
+def usual_experts(model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int) -> tuple[int, ...]:
+    """As many ranks as a node has GPUs, beside those of tensor parallelism, where experts divide so."""
+    routed = [kind for kind in _kinds(model, tokens) if kind.experts]
+    even = routed and all(kind.experts % gpus_per_node == 0 for kind in routed)
+    return (gpus_per_node,) if even and gpus_per_node > 1 and runtime.setting.experts else ()
+
+
+def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
+    return model.architecture(Microbatch(1, tokens or model.tokens, fused=True)).kinds
+
+
+_HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What people ask of a plan.
+
+    mfu, hfu: shares of the peak rate of all devices of the cluster, idle ones too, by the definitions of
+    ``estimate.work``. devices: those that the plan uses. tokens_per_s_per_device: of each device of the cluster.
+
+    tokens_per_s: None where a sample has no tokens. days, cost: of the training asked about, None where nothing was.
+
+    >>> import piper_ray
+    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
+    >>> planned.figures.tokens_per_s  # doctest: +SKIP
+    """
+
+    step_s: float
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    devices: int
+    mfu: float
+    hfu: float
+    days: float | None
+    cost: float | None
+    tokens_per_s_per_device: float | None
+
+
+def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: float | None = None) -> Figures:
+    """tokens: of the whole training; price_per_hour: of one GPU, in any currency."""
+    simulation, estimate = proposed.simulation, proposed.estimate
+    peak_flop = estimate.peak_flop_per_s * simulation.step_s
+    tokens_per_s = simulation.tokens_per_s
+    days = cost = None
+    if tokens is not None and tokens_per_s is not None:
+        days = tokens / tokens_per_s / _S_PER_HOUR / _HOURS_PER_DAY
+        if price_per_hour is not None:
+            cost = days * _HOURS_PER_DAY * estimate.devices * price_per_hour
+    return Figures(
+        step_s=simulation.step_s,
+        samples_per_s=simulation.samples_per_s,
+        tokens_per_s=tokens_per_s,
+        devices=simulation.devices,
+        mfu=estimate.model_flop / peak_flop,
+        hfu=_hardware_flop(proposed) / peak_flop,
+        days=days,
+        cost=cost,
+        tokens_per_s_per_device=None if tokens_per_s is None else tokens_per_s / estimate.devices,
+    )
+
+
+def _hardware_flop(proposed: Proposed) -> float:
+    """Of a step, with what this plan's layers recompute."""
+    instance, nodes = proposed.instance, proposed.estimate.architecture.nodes
+    again = 0.0
+    for stage in proposed.plan.stages:
+        for layer in stage.layers:
+            rows = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+            tmpc = next(one for one in rows if one.id == stage.tmpc_ids[layer])
+            kind = nodes[layer].kind
+            recomputation = tmpc.mode.recomputation
+            again += hardware_flop(kind, recomputation) - hardware_flop(kind, Recomputation.NONE)
+    return proposed.estimate.model_flop + instance.microbatches * again
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from piper_ray.model.figures import printable, share_text, size_text, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
-from piper_ray.report.layout import print_lines
+from piper_ray.report.terminal import print_lines
 from piper_ray.simulate.result import Simulation
 
 _MATTERS = 0.1

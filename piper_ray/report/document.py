@@ -1,4 +1,4 @@
-"""The JSON documents: of a solve, of a check, and the plan file in upstream's form with our figures."""
+"""The JSON documents: of an instance, of a solve, of a check, and the plan file in upstream's form with our figures."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from piper_ray.evaluate import Evaluation
+from piper_ray.model import arguments
 from piper_ray.model.figures import printable
-from piper_ray.model.instance import Instance
-from piper_ray.model.options import SolveOptions
+from piper_ray.model.instance import Batch, Instance
+from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
-from piper_ray.model.solution import BlockStats, Solution
-from piper_ray.report.speed import speed_document
+from piper_ray.model.solution import BlockStats, Forecast, Solution
 from piper_ray.storage.files import write_atomically as write_atomically
+from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from piper_ray.engine.frontier.result import Frontier, FrontierPoint
     from piper_ray.planners.planner import BaselineResult
     from piper_ray.simulate.result import Simulation
+    from piper_ray.workloads.formats.load import Source
 
 
 def solution_document(
@@ -168,6 +170,20 @@ def to_text(document: Document) -> str:
     return json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
+def speed_document(batch: Batch, time_per_sample_s: float) -> dict[str, object]:
+    """How fast a plan is; null: not known, or without end."""
+
+    def rate(count: int | None) -> float | None:
+        return None if count is None or time_per_sample_s <= 0 else count / time_per_sample_s
+
+    return {
+        "step_s": batch.step_s(time_per_sample_s),
+        "microbatches_per_s": rate(1),
+        "samples_per_s": rate(batch.samples_per_microbatch),
+        "tokens_per_s": rate(batch.tokens_per_microbatch),
+    }
+
+
 _FIGURES = (
     "devices", "time_s", "compute_s", "communication_s", "resync_s", "memory_bytes", "in_flight_microbatches"
 )  # fmt: skip
@@ -217,7 +233,7 @@ def _simulated_document(instance: Instance, simulation: Simulation | None) -> Do
 
 def simulation_document(instance: Instance, simulation: Simulation) -> Document:
     """Everything but the events: ``Simulation.trace`` has those. Times in s, sizes in bytes."""
-    from piper_ray.report.simulation.findings import findings
+    from piper_ray.report.simulated import findings
 
     seconds: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for part in simulation.critical_path:  # how long it stays on each rank, and with what
@@ -271,3 +287,49 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
+
+
+def info(instance: Instance | Source, *, contract: Contract = Contract.SAFE) -> dict[str, object]:
+    """The document of ``info --json``: the instance's figures, its TMPCs by degree, and the forecast of a solve.
+
+    contract: as in ``SolveOptions``. Raises InputError for an instance that is not sound, UsageError for arguments that
+    make no sense.
+
+    >>> import piper_ray
+    >>> found = piper_ray.info(piper_ray.estimate("bert-large", "A100-80"))
+    >>> found["instance"]["layers"], found["forecast"]["downsets"]
+    (26, 27)
+    """
+    from piper_ray.engine.preview import lattice_input
+
+    found, contract = instance_of(instance), arguments.choice("contract", contract, Contract)
+    planned = lattice_input(found, contract)
+    return info_document(found, planned.forecast, planned.blocks)
+
+
+def info_document(instance: Instance, forecast: Forecast, blocks: BlockStats | None) -> Document:
+    """What ``info`` found."""
+    return {
+        **header("info", instance),
+        "tensor_parallel_degrees": list(instance.degrees),
+        "tmpcs": degree_rows(instance),
+        "blocks": None if blocks is None else dataclasses.asdict(blocks),
+        "forecast": dataclasses.asdict(forecast),
+    }
+
+
+def degree_rows(instance: Instance) -> list[Document]:
+    """For each tensor-parallel degree: how many layers and TMPCs have it, and how many of these recompute."""
+    rows: list[Document] = []
+    for degree in instance.degrees:
+        lists = [layer.tmpcs.get(degree, ()) for layer in instance.layers]
+        tmpcs = [tmpc for tmpcs in lists for tmpc in tmpcs]
+        rows.append(
+            {
+                "tensor_parallel_degree": degree,
+                "layers": sum(1 for tmpcs_of_layer in lists if tmpcs_of_layer),
+                "tmpcs": len(tmpcs),
+                "recompute": sum(tmpc.recompute for tmpc in tmpcs),
+            }
+        )
+    return rows

@@ -16,9 +16,9 @@ from piper_ray.model.events import Event
 from piper_ray.model.figures import percent_text, plural, printable, range_text, rate_text, time_text
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.layout import Column, print_table
 from piper_ray.report.log import SolverLog
-from piper_ray.report.speed import Throughput
+from piper_ray.report.summary import Throughput
+from piper_ray.report.terminal import Column, print_lines, print_table
 
 _MOST_ROWS = 24
 _POINT_HEAD = (
@@ -57,17 +57,14 @@ class FrontierLog(SolverLog):
         return Text(done, style="dim").append_text(line)
 
     def _print_point(self, point: PointClosed, curve: CurveAdvanced) -> None:
-        if not self._has_head:
-            self._has_head = True
-            self._console.print()
-            self._line(_POINT_HEAD, "bold")
+        self._begin_rows(_POINT_HEAD)
         name = f"{'s' if point.by_sum else 'K'} = {point.position:,}"
         without = math.isinf(point.lower_s)
         time_s = "infeasible" if without else "-" if math.isinf(point.upper_s) else time_text(point.upper_s)
         lower = "-" if without else time_text(point.lower_s)
         gap = "-" if math.isinf(point.upper_s) else percent_text(max(0.0, 1.0 - point.lower_s / point.upper_s))
         proved = f"{curve.closed:,} of {curve.points:,}"
-        self._line(
+        self.line(
             f"{name:>10}  {time_s:>11}  {lower:>11}  {gap:>9}  {point.evaluations:>11}  {proved:>14}  "
             f"{point.elapsed_s:6.2f} s"
         )
@@ -84,21 +81,15 @@ def print_frontier(console: Console, found: Frontier, budgets: Sequence[Frontier
             if steps > _MOST_ROWS:
                 console.print(f"some of {steps:,} steps; --out writes all", soft_wrap=True)
     console.print()
-    for points, what in ((found.points(), "numbers of devices"), (budgets, "bounds on the sum of d")):
-        if points:
-            console.print(_status_line(points, what, found.stopped_by), soft_wrap=True)
-    if found.reason is not None:
-        console.print(printable(found.reason), soft_wrap=True)
+    curves = ((found.points(), "numbers of devices"), (budgets, "bounds on the sum of d"))
+    print_lines(console, [_status_line(points, what, found.stopped_by) for points, what in curves if points])
     stats = found.stats
-    console.print(
+    looked_at = plural(stats.evaluations, "solve" if found.by_solves else "evaluation")
+    work = (
         f"{stats.preparation_s + stats.search_s:.2f} s: lattice and stage costs {stats.preparation_s:.2f} s, search "
-        f"{stats.search_s:.2f} s in {_looked_at_text(found)}",
-        soft_wrap=True,
+        f"{stats.search_s:.2f} s in {looked_at}"
     )
-
-
-def _looked_at_text(found: Frontier) -> str:
-    return plural(found.stats.evaluations, "solve" if found.by_solves else "evaluation")
+    print_lines(console, [work] if found.reason is None else [printable(found.reason), work])
 
 
 def _steps_table(

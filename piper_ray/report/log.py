@@ -23,8 +23,8 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
-from piper_ray.report.live import LiveLog, left_texts
 from piper_ray.report.summary import instance_lines
+from piper_ray.report.terminal import LiveLog, left_texts
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
@@ -55,70 +55,63 @@ class SolverLog(LiveLog):
 
     def begin(self, instance: Instance) -> None:
         """The header: which version plans what on what."""
-        self._line(f"piper-ray {__version__}", "bold")
+        self.line(f"piper-ray {__version__}", "bold")
         for line in instance_lines(instance):
-            self._line(line)
+            self.line(line)
 
     def __call__(self, event: Event) -> None:
         if self._ended:
             return
         if isinstance(event, Compiling):
-            self._line("compiling      kernels that no run of this version here has needed before: up to half a minute")
+            self.line("compiling      kernels that no run of this version here has needed before: up to half a minute")
         elif isinstance(event, Note):
-            self._line(f"note           {event.text}")
+            self.line(f"note           {event.text}")
         elif isinstance(event, PartBegun):
             self._advance, self._closed = None, False
             self._part, self._part_is_named = event, False
             self._part_began_s = self._shown_s if event.number > 1 else 0.0
         elif isinstance(event, StepFinished):
             if self._part.number == 1:  # those of further parts are of no interest any more
-                self._line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
+                self.line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, (EvaluationAdvanced, DegreesAdvanced)):
             self._advance = event
         elif isinstance(event, (EvaluationFinished, DegreesSearched)):
             self._advance = None
             gap = event.bounds.gap
             closed = gap is not None and gap <= PROOF_TOLERANCE
-            if event.feasible:
-                # Asked once more though nothing is faster: which of the equally fast plans takes the fewest devices.
-                again = closed and self._closed and isinstance(event, EvaluationFinished)
-                self._row(
-                    str(event.index), time_text(event.threshold_s), "tie-break" if again else "feasible", event.bounds
-                )
-            else:
-                below = "<" if closed else ""  # by a billionth: the proof
-                self._row(str(event.index), below + time_text(event.threshold_s), "infeasible", event.bounds)
+            # Asked once more though nothing is faster: which of the equally fast plans takes the fewest devices.
+            again = closed and self._closed and isinstance(event, EvaluationFinished)
+            answer = "infeasible" if not event.feasible else "tie-break" if again else "feasible"
+            below = "<" if closed and not event.feasible else ""  # by a billionth: the proof
+            self._row(str(event.index), below + time_text(event.threshold_s), answer, event.bounds)
             self._closed = closed
         elif isinstance(event, IncumbentFound):
-            self._row(
-                "*",
-                time_text(event.time_per_sample_s),
-                "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})",
-                event.bounds,
-            )
+            answer = "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})"
+            self._row("*", time_text(event.time_per_sample_s), answer, event.bounds)
 
     def _row(self, mark: str, threshold: str, answer: str, bounds: Bounds) -> None:
-        if not self._has_head:
-            self._has_head = True
-            self._console.print()
-            self._line(_HEAD, "bold")
+        self._begin_rows(_HEAD)
         if not self._part_is_named:
             self._part_is_named = True
-            self._line(f"{'-':>4}  {self._part.what}")
+            self.line(f"{'-':>4}  {self._part.what}")
         self._shown_s = self._part_began_s + bounds.elapsed_s
         self._gap = bounds.gap
         upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
-        self._line(
+        self.line(
             f"{mark:>4}  {threshold:>11}  {answer:<12} {time_text(bounds.lower_s):>11}  {upper:>11}  "
             f"{gap:>9}  {self._shown_s:6.2f} s"
         )
 
-    def line(self, text: str) -> None:
-        """One of somebody else's."""
-        self._line(text)
+    def _begin_rows(self, head: str) -> None:
+        """The columns' names, before the first row."""
+        if not self._has_head:
+            self._has_head = True
+            self._console.print()
+            self.line(head, "bold")
 
-    def _line(self, text: str, style: str = "") -> None:
+    def line(self, text: str, style: str = "") -> None:
+        """As it is."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def live_line(self) -> Text:

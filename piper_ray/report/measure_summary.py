@@ -10,7 +10,7 @@ import torch
 from piper_ray.model.cores import load_text
 from piper_ray.model.figures import given_size_text, memory_text, plural, range_text, size_text, time_text
 from piper_ray.report.document import workload_text
-from piper_ray.report.layout import Column, table_lines
+from piper_ray.report.terminal import Column, table_lines
 from piper_ray.workloads.measure.measure import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
 

@@ -20,11 +20,10 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import memory_text, percent_text, plural, share_text, size_text, time_text
 from piper_ray.model.restrictions import odd_part
-from piper_ray.proposal.figures import Figures
+from piper_ray.proposal.plan import Figures
 from piper_ray.proposal.propose import FoundPlans, Help, Proposed, SolveBegun, idle_devices
 from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons, shape_text
-from piper_ray.report.layout import print_lines
-from piper_ray.report.live import LiveLog, left_texts
+from piper_ray.report.terminal import LiveLog, left_texts, print_lines
 
 _MOST_SHOWN = 5
 _MOST_RANKS = 16

@@ -11,8 +11,8 @@ from rich.console import Console
 from piper_ray.model.cores import load_text
 from piper_ray.model.figures import Scale, plural, size_scale, size_text, time_scale, time_text
 from piper_ray.model.instance import Batch
-from piper_ray.report.layout import Column, print_lines, print_table
-from piper_ray.report.speed import batch_text, rates_text
+from piper_ray.report.summary import batch_text, rates_text
+from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.run.job import Run
 from piper_ray.version import __version__
 

@@ -1,10 +1,21 @@
-"""The lines around the tables: the instance before a solve, the outcome after it."""
+"""A plan in words: the instance before a solve; which layers run where, and where each stage's time and memory go; the
+outcome, and how fast it is in the user's own units.
+
+The planner's sample is a microbatch, so its times are said as those of a microbatch.
+"""
 
 from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.evaluate import Evaluation, StageEvaluation
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
@@ -13,15 +24,20 @@ from piper_ray.model.figures import (
     percent_text,
     plural,
     printable,
+    range_text,
+    rate_text,
     relative_gap,
     size_above,
+    size_scale,
     size_text,
+    time_scale,
     time_text,
 )
-from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import CHUNKED, Schedule
-from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.report.speed import batch_text, rates_text, speed_text
+from piper_ray.model.instance import Batch, Instance
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import CHUNKED, PAPERS_SCHEDULE, Schedule
+from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
+from piper_ray.report.terminal import NO_BREAK, Column, draws_blocks, print_lines, print_table, table_lines
 from piper_ray.simulate.result import Simulation
 
 _AS_CLAIMED = 1e-6
@@ -58,9 +74,9 @@ def cost_text(instance: Instance, time_per_sample_s: float, devices: int) -> str
     return f"{time_text(time_per_sample_s)}/microbatch, {devices} of {instance.devices} devices"
 
 
-def print_speed(console: Console, instance: Instance, time_per_sample_s: float) -> None:
+def speed_line(batch: Batch, time_per_sample_s: float) -> str:
     """``speed: 1421.28 microbatches/s, 1.35090 s/step``: the line after the plan's cost."""
-    console.print(f"speed: {speed_text(instance.batch, time_per_sample_s)}", soft_wrap=True)
+    return f"speed: {speed_text(batch, time_per_sample_s)}"
 
 
 def schedule_line(schedule: Schedule, most_chunks: int | None = None) -> str:
@@ -107,6 +123,10 @@ def _unkept_text(simulation: Simulation, slower: float) -> str:
 
 def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
     """The status with what is proved: the last lines of a solve."""
+    print_lines(console, _outcome_lines(instance, solution))
+
+
+def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Text]:
     status = solution.status
     stopped = f" ({solution.stopped_by})" if solution.stopped_by is not None else ""
     plan, time_per_sample_s = solution.plan, solution.time_per_sample_s
@@ -114,25 +134,20 @@ def print_outcome(console: Console, instance: Instance, solution: Solution) -> N
         line = Text(f"{status.value}{stopped}", style=_STYLES.get(status, ""))
         devices = plan.by_rank(solution.schedule).devices
         cost = cost_text(instance, time_per_sample_s, devices)
-        line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
-        console.print(line, soft_wrap=True)
-        print_speed(console, instance, time_per_sample_s)
+        yield line.append(f": {cost}, gap {percent_text(solution.gap)}", style="default")
+        yield speed_line(instance.batch, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
-            console.print(f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch", soft_wrap=True)
+            yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
     elif solution.infeasibility is not None:
-        print_infeasibility(console, solution.infeasibility)
+        yield from _infeasibility_lines(solution.infeasibility)
     else:
-        console.print(
-            f"{status.value}{stopped}: no plan found so far; none is faster than "
-            f"{time_text(solution.lower_bound_s)}/microbatch",
-            soft_wrap=True,
-        )
+        bound = f"none is faster than {time_text(solution.lower_bound_s)}/microbatch"
+        yield f"{status.value}{stopped}: no plan found so far; {bound}"
     if solution.blocks is not None:
-        console.print(_best_of_blocks_text(solution.blocks), soft_wrap=True)
-    console.print(_work_text(solution), soft_wrap=True)
+        yield _best_of_blocks_text(solution.blocks)
+    yield _work_text(solution)
     if solution.stats.cluster is not None:
-        for text in cluster_lines(solution.stats.cluster, solution.stats.search_s):
-            console.print(text, soft_wrap=True)
+        yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
 
 
 def blocks_text(blocks: BlockStats) -> str:
@@ -155,16 +170,13 @@ def _best_of_blocks_text(blocks: BlockStats) -> str:
     return f"{blocks_text(blocks)}; {best}"
 
 
-def print_infeasibility(console: Console, infeasibility: Infeasibility) -> None:
+def _infeasibility_lines(infeasibility: Infeasibility) -> Iterator[str | Text]:
     """Why there is no plan, and the least memory that would change that; without a figure the reason says it all."""
     line = Text("infeasible", style="bold red")
-    line.append(f": {printable(infeasibility.reason)}", style="default")
-    console.print(line, soft_wrap=True)
+    yield line.append(f": {printable(infeasibility.reason)}", style="default")
     least = infeasibility.least_memory_bytes
     if least is not None:
-        console.print(
-            f"least memory per device with a plan: {size_text(least, 6)} (--memory {size_above(least)})", soft_wrap=True
-        )
+        yield f"least memory per device with a plan: {size_text(least, 6)} (--memory {size_above(least)})"
 
 
 def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
@@ -188,19 +200,217 @@ def cluster_lines(cluster: ClusterStats, search_s: float) -> list[str]:
 def _work_text(solution: Solution) -> str:
     stats = solution.stats
     total_s = stats.lattice_s + stats.stage_costs_s + stats.search_s
+    if stats.degrees is None:
+        looked_at = plural(len(stats.evaluations), "evaluation")
+    elif solution.schedule.name in CHUNKED:
+        choices = plural(stats.degrees.pairs, "choice")
+        looked_at = f"{stats.degrees.searched:,} of {choices} of degrees, ranks and chunks"
+    else:
+        looked_at = f"{stats.degrees.searched:,} of {plural(stats.degrees.pairs, 'pair')} of degrees"
     return (
         f"{total_s:.2f} s: lattice {stats.lattice_s:.2f} s, stage costs {stats.stage_costs_s:.2f} s, "
-        f"search {stats.search_s:.2f} s {_looked_at_text(stats, solution.schedule)}"
+        f"search {stats.search_s:.2f} s in {looked_at}"
     )
 
 
-def _looked_at_text(stats: SolveStats, schedule: Schedule) -> str:
-    if stats.degrees is None:
-        return f"in {plural(len(stats.evaluations), 'evaluation')}"
-    return f"in {stats.degrees.searched:,} of {_pairs_text(stats.degrees.pairs, schedule)}"
+_LONGEST_BAR = 48
+_SHORTEST_BAR = 8
+_ARGUMENTS_OR_NUMBER = re.compile(r"\(.*|[-_. ]?\d+$")
 
 
-def _pairs_text(count: int, schedule: Schedule) -> str:
-    if schedule.name in CHUNKED:
-        return f"{plural(count, 'choice')} of degrees, ranks and chunks"
-    return f"{plural(count, 'pair')} of degrees"
+@dataclass(frozen=True)
+class BarPart:
+    """One part of a stage's time: its name, and how its share of the bar is drawn."""
+
+    name: str
+    block: str
+    ascii: str
+    style: str
+
+
+BAR_PARTS = (
+    BarPart("compute", "█", "#", "cyan"),
+    BarPart("communication", "▒", "+", "yellow"),
+    BarPart("resync", "░", ".", "magenta"),
+)
+
+
+def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
+    """Both tables, at the console's width."""
+    print_layers(console, instance, plan, evaluation.schedule)
+    console.print()
+    _print_costs(console, instance, evaluation)
+
+
+def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> None:
+    """Which layers run where, and how."""
+    print_table(console, *_layers_table(instance, plan, schedule, console.width))
+
+
+def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
+    """``1 Embedding, 3-12 ParallelTransformerLayer x10``; where that fills more than two lines, ids and kinds apart."""
+    names = {layer: printable(instance.layer_by_id[layer].name) for layer in layers}
+    text = ", ".join(
+        f"{range_text(run)} {names[run[0]] if len(run) == 1 else _counted(_kind(names[run[0]]), len(run))}".rstrip()
+        for run in _runs(layers, names)
+    )
+    if len(text) <= 2 * width:
+        return text
+    kinds = Counter(_kind(names[layer]) for layer in layers)
+    listed = ", ".join(_counted(kind, count) if count > 1 else kind for kind, count in kinds.most_common())
+    return _shortened(f"{_shortened(range_text(layers), width)}: {plural(len(layers), 'layer')}, {listed}", 2 * width)
+
+
+def _kind(name: str) -> str:
+    """``Conv2d`` of ``Conv2d(3, 64)``, ``node`` of ``node17``."""
+    return _ARGUMENTS_OR_NUMBER.sub("", name) or name
+
+
+def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int, ...]]:
+    """Stretches of consecutive ids with names of one kind."""
+    start = 0
+    for index, (before, after) in enumerate(pairwise(layers), start=1):
+        if after != before + 1 or _kind(names[before]) != _kind(names[after]):
+            yield layers[start:index]
+            start = index
+    if layers:
+        yield layers[start:]
+
+
+def _shortened(text: str, width: int) -> str:
+    """At most so long, and cut between entries of the list that it is, if it is one."""
+    if len(text) <= width:
+        return text
+    kept, comma, _ = text[: width - 3].rpartition(", ")
+    return f"{kept}, ..." if comma else text[: width - 3] + "..."
+
+
+def _counted(name: str, count: int) -> str:
+    """Kept on one line where it fits on one: wrapping takes place at plain spaces only."""
+    return f"{name} x{count}".replace(" ", NO_BREAK)
+
+
+def _tmpcs_text(stage: Stage) -> str:
+    counts = Counter(printable(stage.tmpc_ids[layer]) for layer in stage.layers)
+    return ", ".join(_counted(name, count) for name, count in counts.items())
+
+
+def _layers_table(
+    instance: Instance, plan: Plan, schedule: Schedule, width: int
+) -> tuple[list[Column], list[list[str]]]:
+    """Where ranks hold several stages it says which rank has each."""
+    rank_of: dict[int, int] = {}
+    if schedule.v > 1:
+        ranks = len(plan.stages) // schedule.v
+        rank_of = {stage: rank for rank in range(ranks) for stage in schedule.stages_of_rank(rank, ranks)}
+    free = max(40, width - (10 if rank_of else 4) - len("d") - 3 - len("t") - 2 - len("devices") - 5 * 2)
+    tmpcs_width = min(36, max(22, free * 2 // 5))
+    layers_width = free - tmpcs_width
+    numbers = [Column(head, right=True) for head in (("#", "rank") if rank_of else ("#",))]
+    degrees = [Column(head, right=True) for head in ("d", "t", "devices")]
+    columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]
+    rows = [
+        [
+            str(number),
+            *([str(rank_of[number - 1])] if rank_of else []),
+            layers_text(instance, stage.layers, layers_width),
+            str(stage.data_parallel_degree),
+            str(stage.tensor_parallel_degree),
+            str(stage.devices),
+            _tmpcs_text(stage),
+        ]
+        for number, stage in enumerate(plan.stages, start=1)
+    ]
+    return columns, rows
+
+
+def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -> None:
+    times = time_scale(evaluation.time_per_sample_s)
+    sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
+    columns = [
+        Column(head, right=True)
+        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "acts", "%")
+    ]
+    rows = [
+        [
+            str(number),
+            *(times.text(part) for part in (stage.time_s, stage.compute_s, stage.communication_s, stage.resync_s)),
+            sizes.text(stage.memory_bytes),
+            sizes.text(stage.activation_bytes),
+            f"{100 * stage.memory_bytes / instance.memory_bytes:.1f}",
+            "both" if len(binds) == 2 else "".join(binds),
+        ]
+        for number, stage in enumerate(evaluation.stages, start=1)
+        for binds in [stage.binding]
+    ]
+    head, *lines = table_lines([*columns, Column("binds")], rows)
+    offset = max(map(len, [head, *lines])) + 2
+    bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - offset))
+    blocks = draws_blocks(console)
+    shown = [Text(head, style="bold")]
+    for line, stage in zip(lines, evaluation.stages, strict=True):
+        bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
+        shown.append(Text(line.ljust(offset)) + bar if bar.plain else Text(line))
+    legend = Text("bar: time/microbatch, ")
+    for index, part in enumerate(BAR_PARTS):
+        legend.append(", " if index else "")
+        legend.append(part.block if blocks else part.ascii, part.style)
+        legend.append(f" {part.name}")
+    legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
+    acts = "acts: of mem, the activations in flight; the rest is there all the time"
+    print_lines(console, [*shown, legend, acts])
+
+
+def _bar(stage: StageEvaluation, longest_s: float, width: int, blocks: bool) -> Text:
+    """The three parts on the scale of the slowest stage. Rounding their ends, not their lengths, keeps the whole."""
+    bar = Text()
+    end_s, drawn = 0.0, 0
+    parts_s = (stage.compute_s, stage.communication_s, stage.resync_s)
+    for part, seconds in zip(BAR_PARTS, parts_s, strict=True):
+        end_s += seconds
+        end = round(width * end_s / longest_s) if longest_s > 0 else 0
+        bar.append((part.block if blocks else part.ascii) * (end - drawn), part.style)
+        drawn = max(drawn, end)
+    return bar
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """A unit ("samples", or "microbatches" where nobody says how many samples one holds), and how many in each."""
+
+    unit: str
+    per_microbatch: int
+
+    @classmethod
+    def of(cls, batch: Batch) -> Throughput:
+        samples = batch.samples_per_microbatch
+        return cls("microbatches", 1) if samples is None else cls("samples", samples)
+
+    def per_s(self, time_per_sample_s: float) -> float:
+        return self.per_microbatch / time_per_sample_s
+
+
+def speed_text(batch: Batch, time_per_sample_s: float) -> str:
+    """``10,667 samples/s, 10,922,667 tokens/s, 3.07200 s/step``."""
+    if time_per_sample_s <= 0:
+        return "no time at all"
+    return f"{rates_text(batch, time_per_sample_s)}, {time_text(batch.step_s(time_per_sample_s))}/step"
+
+
+def rates_text(batch: Batch, time_per_sample_s: float) -> str:
+    """``10,667 samples/s, 10,922,667 tokens/s``."""
+    if time_per_sample_s <= 0:
+        return "no time at all"
+    throughput = Throughput.of(batch)
+    parts = [f"{rate_text(throughput.per_s(time_per_sample_s))} {throughput.unit}/s"]
+    if batch.tokens_per_microbatch is not None:
+        parts.append(f"{rate_text(batch.tokens_per_microbatch / time_per_sample_s)} tokens/s")
+    return ", ".join(parts)
+
+
+def batch_text(batch: Batch) -> str:
+    """``1,024 microbatches of 16 samples of 1,024 tokens``."""
+    text = f"{batch.microbatches:,} microbatches"
+    for count, unit in ((batch.samples_per_microbatch, "samples"), (batch.tokens_per_sample, "tokens")):
+        text += "" if count is None else f" of {count:,} {unit if count != 1 else unit.removesuffix('s')}"
+    return text

@@ -1,7 +1,16 @@
-"""A runtime's rules, as constraints of a solve."""
+"""A runtime's rules, as constraints of a solve; the runtimes that plans are made for; and which rank is which.
+
+What is said of each runtime was read in its source, of the version named.
+
+Ranks are those of plans with one d and one t for all stages, in the order that all runtimes here share. Shards of a
+layer are neighbours, then come the groups that share a sequence (context parallelism), then the replicas of a stage,
+then the next rank of the pipeline: Megatron's tp-cp-ep-dp-pp, DeepSpeed's (pipe, data, model), and the meshes
+(pp, dp, tp) of torchtitan and torch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,7 +28,9 @@ from piper_ray.model.constraints import (
 )
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.one_mode import OneMode
+from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
@@ -165,3 +176,138 @@ def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
     if found < 1:
         raise UsageError(f"a node has at least one GPU, not {found}")
     return min(found, instance.devices)
+
+
+_WHOLE_LAYERS = Recomputation.FULL.parts
+
+_TORCH_SCHEDULES = (
+    ScheduleName.ONE_F_ONE_B,
+    ScheduleName.GPIPE,
+    ScheduleName.INTERLEAVED,
+    ScheduleName.LOOPED_BFS,
+    ScheduleName.ZB_H1,
+    ScheduleName.ZB_V,
+    ScheduleName.DUALPIPE_V,
+)
+
+RUNTIMES: dict[RuntimeName, Runtime] = {
+    # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
+    # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
+    # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism.
+    RuntimeName.MEGATRON: Runtime(
+        RuntimeName.MEGATRON,
+        "Megatron",
+        (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
+        OneMode((*_WHOLE_LAYERS, *MEGATRON_MODULES), context=True, experts=True, experts_in_sequence=True),
+        fills_interleaved=True,
+        letters=True,
+    ),
+    # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
+    # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
+    # a Decoder refuses enable_weight_tying beside pipeline_parallel_degree > 1, and t that does not divide n_kv_heads.
+    # Its training loop lets FSDP reduce gradients in each microbatch's backward pass; torch's pipelines let it do so
+    # in the last one's. Keys and values are gathered before attention over a sequence that groups share.
+    RuntimeName.TORCHTITAN: Runtime(
+        RuntimeName.TORCHTITAN,
+        "torchtitan",
+        _TORCH_SCHEDULES,
+        OneMode(
+            (*_WHOLE_LAYERS, EVERY_SECOND_PRODUCT),
+            context=True,
+            experts=True,
+            gathered=True,
+            always_gathered=True,
+            most_sharding=Sharding.WEIGHTS,
+            own_key_heads=True,
+        ),
+        ties_ends=False,
+        rank_order="tp-cp-dp_shard-dp_replicate-pp",
+        context_exchange="all-gather",
+        software="fsdp",
+        sums_each_pass=True,
+    ),
+    # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
+    # Stages that share a weight would train it apart.
+    RuntimeName.TORCH: Runtime(
+        RuntimeName.TORCH,
+        "torch.distributed.pipelining",
+        _TORCH_SCHEDULES,
+        OneMode(_WHOLE_LAYERS, by_layer=True, sequence_parallel=False),
+        tensor_parallelism=False,
+        blocks=False,
+        ties_ends=False,
+        rank_order="dp-pp",
+        software="fsdp",
+        shares_state=False,
+    ),
+    # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
+    # PipelineModule.forward hands each layer the result of the one before it.
+    RuntimeName.DEEPSPEED: Runtime(
+        RuntimeName.DEEPSPEED,
+        "DeepSpeed",
+        (ScheduleName.ONE_F_ONE_B,),
+        OneMode(_WHOLE_LAYERS, sequence_parallel=False),
+        blocks=False,
+        rank_order="model-data-pipe",
+        chain=True,
+        software="deepspeed-2021",
+    ),
+    # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch. Its Megatron
+    # is 0.15, which refuses t that does not divide num_query_groups, where 0.16 copies heads for more devices.
+    RuntimeName.FLAGSCALE: Runtime(
+        RuntimeName.FLAGSCALE,
+        "FlagScale",
+        (ScheduleName.ONE_F_ONE_B,),
+        OneMode(_WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True),
+        first_k=True,
+        letters=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RankPlace:
+    """All from 0. stages: of the plan, its chunk nearest the input first. replica: of d. context: of the groups
+    that share a sequence. shard: of a group's t."""
+
+    rank: int
+    node: int
+    local_rank: int
+    pipeline_rank: int
+    stages: tuple[int, ...]
+    replica: int
+    context: int
+    shard: int
+
+
+def rank_places(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> Iterator[RankPlace]:
+    """Of every rank that the plan uses, in their order. context: groups that share the plan's t devices."""
+    d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
+    pipeline_ranks = len(plan.stages) // schedule.v
+    for rank in range(pipeline_ranks * d * t):
+        pipeline_rank, within = divmod(rank, d * t)
+        replica, of_replica = divmod(within, t)
+        group, shard = divmod(of_replica, t // context)
+        stages = schedule.stages_of_rank(pipeline_rank, pipeline_ranks)
+        node, local_rank = divmod(rank, gpus_per_node)
+        yield RankPlace(rank, node, local_rank, pipeline_rank, stages, replica, group, shard)
+
+
+def rank_lines(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> list[str]:
+    """A line for each rank of the pipeline: its stages from 1, its ranks and nodes from 0."""
+    d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
+    pipeline_ranks, lines = len(plan.stages) // schedule.v, []
+    between = f"{t // context} group + " if context > 1 else ""
+    for place in range(pipeline_ranks):
+        stages = ", ".join(str(stage + 1) for stage in schedule.stages_of_rank(place, pipeline_ranks))
+        first, last = place * d * t, (place + 1) * d * t - 1
+        nodes = _range(first // gpus_per_node, last // gpus_per_node)
+        lines.append(
+            f"pipeline rank {place}: stage{'s' if schedule.v > 1 else ''} {stages}; ranks {_range(first, last)} "
+            f"on node{'' if nodes.isdecimal() else 's'} {nodes}; rank = {first} + {t} replica + {between}shard"
+        )
+    return lines
+
+
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

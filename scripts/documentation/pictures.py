@@ -13,7 +13,7 @@ from matplotlib.patches import Circle, FancyArrowPatch, Patch
 import piper_ray
 from piper_ray import Edge, EvaluationFinished, Event, IncumbentFound, Instance, Layer, Plan, Simulation, Stage, Tmpc
 from piper_ray.report.plots.style import COLOURS, panels, save
-from piper_ray.report.simulation.picture import timeline_figure
+from piper_ray.report.plots.timeline import timeline_figure
 from piper_ray.simulate.actions import ActionKind
 
 _BLUE, _VERMILION, _GREEN, _, _YELLOW, _, _BLACK, _GREY = COLOURS

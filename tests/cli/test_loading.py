@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from piper_ray.cli.loading import end_loading
+from piper_ray.cli.process import end_loading
 from tests.cli_cases import ROOT, write_small
 
 THREADS = "OPENBLAS_NUM_THREADS"
@@ -35,7 +35,7 @@ info.WorkloadOptions.load, info._looked_into = told(info.WorkloadOptions.load), 
 program()
 """
 _SUPERVISED = f"""{_STATE}
-from piper_ray.cli.loading import begin_loading
+from piper_ray.cli.process import begin_loading
 from piper_ray.cli.supervise import supervise
 
 begin_loading()

@@ -10,7 +10,7 @@ import pytest
 
 import piper_ray
 from piper_ray import Restrictions, SolveOptions
-from piper_ray.cli.baseline import PlannerOption
+from piper_ray.cli.solve import PlannerOption
 from piper_ray.model.errors import UsageError
 from piper_ray.planners import (
     PLANNERS,

@@ -10,8 +10,7 @@ from piper_ray.model.constraints import StageCount, TensorParallelDegrees
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.run import simulate
 
 BY_HAND = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"

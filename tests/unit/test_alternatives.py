@@ -15,8 +15,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners.alternatives import best_plans
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from tests.export_support import llama
 
 MEGATRON = RUNTIMES[RuntimeName.MEGATRON]

@@ -17,8 +17,7 @@ from piper_ray.engine.lattice.counting import count_cuts
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.preview import lattice_input
 from piper_ray.model.instance import Instance
-from piper_ray.report.graph.folding import fold
-from piper_ray.report.graph.picture import check_path, count_text, draw_graph
+from piper_ray.report.graph import check_path, count_text, draw_graph, fold
 from tests.instances import build, equal_chain, tmpc, two_towers
 from tests.lengths import long_after
 from tests.operator_graphs import transformer_operators

@@ -11,9 +11,8 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.usual import usual_contexts, usual_experts
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.proposal.plan import usual_contexts, usual_experts
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware

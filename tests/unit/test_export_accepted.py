@@ -14,7 +14,7 @@ import pytest
 from piper_ray.export.files import Target
 from piper_ray.export.megatron_layout import parse_layout
 from piper_ray.export.targets import export_plan
-from piper_ray.export.torchtitan_modules import own_division
+from piper_ray.export.torchtitan import own_division
 from piper_ray.model.errors import UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation

@@ -16,7 +16,7 @@ from piper_ray.model.mode import ALL_REPLICAS, Mode
 from piper_ray.model.one_mode import OneMode, context_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.ranks import rank_places
+from piper_ray.runtimes.runtime import rank_places
 from tests.export_support import mixture, plan_in
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)

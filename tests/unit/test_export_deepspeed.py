@@ -24,8 +24,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from tests.estimate_support import estimated, model_of
 from tests.export_support import ROOT, llama, plan_of
 from tests.run_support import results_of_ranks

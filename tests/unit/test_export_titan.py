@@ -21,8 +21,7 @@ from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config
 from tests.estimate_support import estimated, model_of

@@ -22,8 +22,7 @@ from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.version import __version__
 from tests.export_models import HERE
 from tests.export_support import llama

@@ -16,7 +16,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.report.document import frontier_document
 from piper_ray.report.frontier import print_frontier
 from piper_ray.report.frontier_table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
-from piper_ray.report.plots.frontier import frontier_figure
+from piper_ray.report.plots.curves import frontier_figure
 from piper_ray.report.plots.style import save
 from tests.report_cases import small_instance, string_console
 from tests.solver_support import ONE_THREAD

@@ -17,8 +17,7 @@ from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 from tests.export_support import llama, mixture, plan_in, plan_of, random_case, random_counts

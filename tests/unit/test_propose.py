@@ -21,22 +21,20 @@ from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.proposal.each_pass import counts_on_one_sum
-from piper_ray.proposal.figures import figures_of
-from piper_ray.proposal.plan import with_offers
+from piper_ray.proposal.plan import figures_of, with_offers
 from piper_ray.proposal.propose import (
     FoundPlans,
     PlanDemand,
     SolveBegun,
+    counts_on_one_sum,
     idle_devices,
     microbatch_sizes,
     propose,
     what_would_help,
 )
-from piper_ray.report.layout import print_lines
 from piper_ray.report.proposal import figure_lines, help_lines
-from piper_ray.runtimes.named import RUNTIMES
-from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.report.terminal import print_lines
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware

@@ -20,9 +20,10 @@ from piper_ray.model.events import (
     StepFinished,
 )
 from piper_ray.proposal.propose import SolveBegun
-from piper_ray.report import layout, live
 from piper_ray.report.log import SolverLog
 from piper_ray.report.proposal import ProposalLog
+from piper_ray.report.terminal import Working
+from piper_ray.report.terminal import console as make_console
 from tests.report_cases import small_instance, string_console
 
 EVENTS: list[Event] = [
@@ -140,7 +141,7 @@ def test_a_search_over_degrees_has_a_row_for_each_round_and_a_live_line() -> Non
 def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     console, _ = string_console(80)
     clock_s = [100.0]
-    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
+    monkeypatch.setattr("piper_ray.report.terminal.time.perf_counter", lambda: clock_s[0])
     with SolverLog(console, 60.0) as log:
         clock_s[0] = 120.0
         assert log.live_line().plain == "working, 20.0 s, at most 40 s left"
@@ -155,8 +156,8 @@ def test_what_is_left_of_a_time_limit_is_said_while_nothing_else_is_known(monkey
 def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     console, output = string_console(80, terminal=True)
     clock_s = [0.0]
-    monkeypatch.setattr("piper_ray.report.live.time.perf_counter", lambda: clock_s[0])
-    with live.Working("other planners", console) as working:
+    monkeypatch.setattr("piper_ray.report.terminal.time.perf_counter", lambda: clock_s[0])
+    with Working("other planners", console) as working:
         assert working.live_line().plain == "other planners, 0.0 s"
         working(0, 4, "megatron")
         assert working.live_line().plain == "other planners, 0 of 4, 0.0 s, megatron"
@@ -167,7 +168,7 @@ def test_a_silent_phase_has_a_live_line_that_says_how_far_it_is(monkeypatch: pyt
     assert max(cell_len(piece) for piece in re.split(r"[\r\n]", shown)) <= 80
     assert "90 s left" in shown
     quiet, nothing = string_console(80)
-    with live.Working("other planners", quiet):
+    with Working("other planners", quiet):
         pass
     assert nothing.getvalue() == ""
 
@@ -203,6 +204,6 @@ def test_colours_that_are_forced_bring_no_live_line(monkeypatch: pytest.MonkeyPa
     for name in ("NO_COLOR", "TTY_INTERACTIVE", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    forced = layout.console(stderr=True)
+    forced = make_console(stderr=True)
     assert forced.is_terminal
     assert not forced.is_interactive

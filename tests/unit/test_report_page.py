@@ -17,13 +17,11 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
-from piper_ray.report.layout import NO_BREAK
-from piper_ray.report.page.assumptions import assumptions
-from piper_ray.report.page.memory import memory_picture, most_by_column
-from piper_ray.report.page.placement import _Grid, placement, places_of
-from piper_ray.report.page.render import page_html
+from piper_ray.report.page.pictures import _Grid, memory_picture, most_by_column, placement, places_of
+from piper_ray.report.page.render import assumptions, page_html
 from piper_ray.report.page.subject import COMPARED, subject_of, valued
 from piper_ray.report.page.tables import groups, rank_groups, stage_groups, stage_table
+from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.simulate.timeline import MemorySteps

@@ -13,9 +13,8 @@ from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Infeasibility, Solution, Status
 from piper_ray.model.stop import StoppedBy
-from piper_ray.report.layout import Column, table_lines
-from piper_ray.report.stages import layers_text, print_plan
-from piper_ray.report.summary import instance_lines, print_outcome
+from piper_ray.report.summary import instance_lines, layers_text, print_outcome, print_plan
+from piper_ray.report.terminal import Column, table_lines
 from tests.report_cases import GIB, small_instance, small_plan, solution, string_console
 
 SPEED = "speed: 99.6016 microbatches/s, 80.3200 ms/step\n"

@@ -26,10 +26,8 @@ from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.named import RUNTIMES
 from piper_ray.runtimes.pieces import pieces_of
-from piper_ray.runtimes.ranks import rank_lines, rank_places
-from piper_ray.runtimes.runtime import RuntimeName, gpus_per_node_of
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, gpus_per_node_of, rank_lines, rank_places
 from tests.export_support import llama, mixture, plan_of
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"

@@ -13,7 +13,7 @@ from matplotlib.colors import to_hex
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.plots.style import COLOURS
-from piper_ray.report.simulation.picture import MOST_LANES, plot_timeline, timeline_figure
+from piper_ray.report.plots.timeline import MOST_LANES, plot_timeline, timeline_figure
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from tests.simulate_support import GIB, chain, cut

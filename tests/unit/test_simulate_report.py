@@ -8,8 +8,7 @@ import pytest
 
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.document import simulation_document, to_text
-from piper_ray.report.simulation.findings import findings
-from piper_ray.report.simulation.table import print_simulation
+from piper_ray.report.simulated import findings, print_simulation
 from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from piper_ray import UsageError
-from piper_ray.report.layout import table_lines
 from piper_ray.report.plots import style
-from piper_ray.report.plots.sweep import figures
-from piper_ray.report.sweep_tables import points_csv, tables
+from piper_ray.report.plots.curves import figures
+from piper_ray.report.sweep import points_csv, tables
+from piper_ray.report.terminal import table_lines
 from piper_ray.sweep.findings import Method, Record, Scene, best_of_each, comparisons
 
 GIB = 2.0**30

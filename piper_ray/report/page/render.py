@@ -10,10 +10,22 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from piper_ray.model.figures import percent_text, plural, printable, rate_text, share_text, size_text, time_text
-from piper_ray.report.page.assumptions import assumptions
-from piper_ray.report.page.memory import memory_picture
-from piper_ray.report.page.placement import COLOURS, placement
+from piper_ray.model.figures import (
+    given_size_text,
+    percent_text,
+    plural,
+    printable,
+    rate_text,
+    share_text,
+    size_text,
+    time_text,
+)
+from piper_ray.model.instance import Instance
+from piper_ray.model.passes import passes_of
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import CHUNKED
+from piper_ray.report.document import speed_document
+from piper_ray.report.page.pictures import COLOURS, memory_picture, placement
 from piper_ray.report.page.subject import Subject, Valued
 from piper_ray.report.page.tables import (
     comparison_table,
@@ -24,10 +36,10 @@ from piper_ray.report.page.tables import (
     stage_groups,
     stage_table,
 )
-from piper_ray.report.simulation.findings import findings
-from piper_ray.report.simulation.picture import timeline_element
-from piper_ray.report.speed import speed_document
+from piper_ray.report.plots.timeline import timeline_element
+from piper_ray.report.simulated import findings
 from piper_ray.report.summary import instance_lines, schedule_line
+from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 
@@ -54,7 +66,7 @@ def page_html(subject: Subject) -> str:
     name = printable(instance.name) or "workload"
     stages = len(found.plan.stages)
     by_stage, by_rank = stage_groups(found), rank_groups(found)
-    return _template().render(
+    return _template("page.html.jinja").render(
         title=f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
         style=Markup(_resource("page.css")),
         facts=[line.split(None, 1) for line in (*instance_lines(instance), schedule_line(simulation.schedule))],
@@ -152,16 +164,42 @@ def _origin(subject: Subject) -> str:
     return ""
 
 
+def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple[str, ...]:
+    """What the figures assume of the schedule, the times and the cluster: sentences, the schedule's first."""
+    chosen = [
+        passes_of(tmpc)
+        for stage in plan.stages
+        for layer, wanted in stage.tmpc_ids.items()
+        for tmpc in instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+        if tmpc.id == wanted
+    ]
+    rate = instance.cluster.holding(simulation.devices).bandwidth_bytes_per_s
+    inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in instance.cluster.links[:-1]]
+    sentences = _template("assumptions.txt.jinja").render(
+        plan=plan,
+        schedule=simulation.schedule,
+        options=simulation.options,
+        chunked=simulation.schedule.name in CHUNKED,
+        replicated=any(stage.data_parallel_degree > 1 for stage in simulation.stages),
+        assumed=sum(passes.assumed for passes in chosen),
+        unsplit=any(passes.weight_s is None for passes in chosen),
+        bandwidth=f"{given_size_text(rate)}/s",
+        groups=", ".join(inner),
+        plural=plural,
+        time_text=time_text,
+    )
+    return tuple(sentences.splitlines())
+
+
 @cache
-def _template() -> Template:
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["breakable"] = _breakable
-    return environment.from_string(_resource("page.html.jinja"))
-
-
-def _breakable(text: str) -> Markup:
-    """With places after each + where a name of several parts may go on in another line."""
-    return Markup("+<wbr>").join(text.split("+"))
+def _template(name: str) -> Template:
+    """Texts are escaped in HTML alone."""
+    environment = Environment(
+        autoescape=name.endswith("html.jinja"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # Places after each + where a name of several parts may go on in another line.
+    environment.filters["breakable"] = lambda text: Markup("+<wbr>").join(text.split("+"))
+    return environment.from_string(_resource(name))
 
 
 def _resource(name: str) -> str:

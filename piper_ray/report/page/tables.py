@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 
+from piper_ray.evaluate import Evaluation
 from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
-from piper_ray.report.layout import NO_BREAK
 from piper_ray.report.page.subject import Subject, Valued
-from piper_ray.report.stages import layers_text
+from piper_ray.report.summary import layers_text
+from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
 
 MOST_ROWS = 48
@@ -83,8 +84,26 @@ def stage_groups(found: Valued) -> list[Group]:
     )
 
 
+@dataclass(frozen=True)
+class _Figures:
+    """A column of figures: its values, how they are written, the largest where they are drawn as bars, and the numbers
+    of those that warn."""
+
+    column: PageColumn
+    values: Sequence[float]
+    text: Callable[[float], str]
+    largest: float | None = None
+    over: frozenset[int] = frozenset()
+
+    def cell(self, group: Group) -> Cell:
+        """One figure, or from the least to the largest."""
+        values = [self.values[number] for number in group]
+        return _spread(values, self.text, bar=self.largest, warns=not self.over.isdisjoint(group))
+
+
 def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     """A row for each group of stages: which layers, how many devices, and what a microbatch takes."""
+    figures = _forecast_figures(found) if found.evaluation is None else _valued_figures(found, found.evaluation)
     columns = [
         PageColumn("stage", "stage"),
         PageColumn("layers", "layers", numeric=False),
@@ -92,97 +111,74 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable:
         PageColumn("d", "d", help="Data-parallel degree: replicas of the stage"),
         PageColumn("t", "t", help="Tensor-parallel degree: devices of a replica"),
         PageColumn("devices", "devices"),
+        *(figure.column for figure in figures),
     ]
-    if found.evaluation is None:
-        columns += [
-            PageColumn("forward_s", "forward", help="Forward pass of one microbatch on one replica, without transfers"),
-            PageColumn(
-                "backward_s", "backward", help="Backward pass of one microbatch on one replica, without transfers"
-            ),
-            PageColumn("in_flight", "in flight", help="The most microbatches at once on one replica"),
-        ]
-    else:
-        columns += [
-            PageColumn("time_s", "time", help="Of a microbatch: compute, communication and resync, divided by d"),
-            PageColumn("compute_s", "compute"),
-            PageColumn("communication_s", "comm."),
-            PageColumn("resync_s", "resync", help="A microbatch's share of summing gradients over the replicas"),
-            PageColumn("in_flight", "in flight", help="Microbatches that a replica keeps in flight"),
-            PageColumn("memory_bytes", "memory", help="On each device"),
-            PageColumn("memory_share", "%", help="Of a device's memory"),
-            PageColumn("binds", "binds", numeric=False, help="What limits the stage: time, memory, or both"),
-        ]
-    figures = _stage_figures(found)
+    if found.evaluation is not None:
+        columns.append(PageColumn("binds", "binds", numeric=False, help="What limits the stage: time, memory, or both"))
     return PageTable(tuple(columns), tuple(_stage_row(found, group, figures) for group in rows))
 
 
-def _stage_row(found: Valued, group: Group, figures: Sequence[_CellFigures]) -> tuple[Cell, ...]:
+def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tuple[Cell, ...]:
     stages = [found.plan.stages[number] for number in group]
     layers = tuple(layer for stage in stages for layer in stage.layers)
     kinds = Counter(printable(stage.tmpc_ids[layer]) for stage in stages for layer in stage.layers)
+    # Names may be longer than the column is wide: only a count stays with the word in front of it.
+    named = _COUNT.sub(rf"{NO_BREAK}\1", layers_text(found.instance, layers, _LAYERS_WIDTH).replace(NO_BREAK, " "))
     cells = [
         _numbered(group, 1),
-        Cell(_breakable(layers_text(found.instance, layers, _LAYERS_WIDTH))),
+        Cell(named),
         Cell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items())),
         _spread([stage.data_parallel_degree for stage in stages], str),
         _spread([stage.tensor_parallel_degree for stage in stages], str),
         _sum_or_each([stage.devices for stage in stages]),
+        *(figure.cell(group) for figure in figures),
     ]
-    cells += [_spread([x.values[number] for number in group], x.text, bar=x.largest) for x in figures]
     if found.evaluation is not None:
         binds = Counter(name for number in group for name in found.evaluation.stages[number].binding)
         cells.append(Cell(", ".join(sorted(binds)), warns=bool(binds)))
     return tuple(cells)
 
 
-def _breakable(text: str) -> str:
-    """Names may be longer than the column is wide: only a count stays with the word in front of it."""
-    return _COUNT.sub(rf"{NO_BREAK}\1", text.replace(NO_BREAK, " "))
-
-
-@dataclass(frozen=True)
-class _CellFigures:
-    """A column's values, how they are written, and the largest where they are drawn as bars."""
-
-    values: Sequence[float]
-    text: Callable[[float], str]
-    largest: float | None = None
-
-
-def _times(values: Sequence[float], of: Iterable[float], *, bars: bool = False) -> _CellFigures:
-    """of: all values that are to have the same unit."""
-    largest = max(of)
-    scale = time_scale(largest)
-    return _CellFigures(values, scale.with_unit, largest if bars else None)
-
-
-def _sizes(values: Sequence[float], largest_bytes: float) -> _CellFigures:
-    return _CellFigures(values, size_scale(largest_bytes).with_unit)
-
-
-def _stage_figures(found: Valued) -> list[_CellFigures]:
+def _forecast_figures(found: Valued) -> list[_Figures]:
+    """Of a plan that breaks a rule."""
     simulation = found.simulation
-    if found.evaluation is None:
-        forward = [stage.forward_s for stage in simulation.stages]
-        backward = [stage.input_s + stage.weight_s for stage in simulation.stages]
-        in_flight = [0] * len(simulation.stages)
-        for rank in simulation.ranks:
-            for stage, held in zip(rank.stages, rank.in_flight, strict=True):
-                in_flight[stage] = max(in_flight[stage], held)
-        both = [*forward, *backward]
-        return [_times(forward, both, bars=True), _times(backward, both, bars=True), _CellFigures(in_flight, _whole)]
-    stages = found.evaluation.stages
-    slowest = [stage.time_s for stage in stages]
-    memory = [stage.memory_bytes for stage in stages]
-    limit_bytes = found.instance.memory_bytes
+    forward = [stage.forward_s for stage in simulation.stages]
+    backward = [stage.input_s + stage.weight_s for stage in simulation.stages]
+    in_flight = [0] * len(simulation.stages)
+    for rank in simulation.ranks:
+        for stage, held in zip(rank.stages, rank.in_flight, strict=True):
+            in_flight[stage] = max(in_flight[stage], held)
+    longest_s = max([*forward, *backward])
+    seconds = time_scale(longest_s).with_unit
+    of_one = "pass of one microbatch on one replica, without transfers"
+    most = "The most microbatches at once on one replica"
     return [
-        _times([stage.time_s for stage in stages], slowest, bars=True),
-        _times([stage.compute_s for stage in stages], slowest),
-        _times([stage.communication_s for stage in stages], slowest),
-        _times([stage.resync_s for stage in stages], slowest),
-        _CellFigures([stage.in_flight_microbatches for stage in stages], _whole),
-        _sizes(memory, max(limit_bytes, *memory)),
-        _CellFigures([size / limit_bytes for size in memory], share_text),
+        _Figures(PageColumn("forward_s", "forward", help=f"Forward {of_one}"), forward, seconds, longest_s),
+        _Figures(PageColumn("backward_s", "backward", help=f"Backward {of_one}"), backward, seconds, longest_s),
+        _Figures(PageColumn("in_flight", "in flight", help=most), in_flight, _whole),
+    ]
+
+
+def _valued_figures(found: Valued, evaluation: Evaluation) -> list[_Figures]:
+    stages, limit_bytes = evaluation.stages, found.instance.memory_bytes
+    slowest_s = max(stage.time_s for stage in stages)
+    seconds = time_scale(slowest_s).with_unit
+    memory = [stage.memory_bytes for stage in stages]
+    sizes = size_scale(max(limit_bytes, *memory)).with_unit
+    in_flight = [stage.in_flight_microbatches for stage in stages]
+    time = "Of a microbatch: compute, communication and resync, divided by d"
+    resync = "A microbatch's share of summing gradients over the replicas"
+    kept = "Microbatches that a replica keeps in flight"
+    return [
+        _Figures(PageColumn("time_s", "time", help=time), [stage.time_s for stage in stages], seconds, slowest_s),
+        _Figures(PageColumn("compute_s", "compute"), [stage.compute_s for stage in stages], seconds),
+        _Figures(PageColumn("communication_s", "comm."), [stage.communication_s for stage in stages], seconds),
+        _Figures(PageColumn("resync_s", "resync", help=resync), [stage.resync_s for stage in stages], seconds),
+        _Figures(PageColumn("in_flight", "in flight", help=kept), in_flight, _whole),
+        _Figures(PageColumn("memory_bytes", "memory", help="On each device"), memory, sizes),
+        _Figures(
+            PageColumn("memory_share", "%", help="Of a device's memory"), [x / limit_bytes for x in memory], share_text
+        ),
     ]
 
 
@@ -193,17 +189,6 @@ def rank_groups(found: Valued) -> list[Group]:
 
 def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     """A row for each group of ranks: where their time goes, and their memory."""
-    columns = (
-        PageColumn("rank", "rank"),
-        PageColumn("stages", "stages", numeric=False),
-        PageColumn("devices", "devices", help="Each rank stands for the t devices of a replica, which go in step"),
-        PageColumn("compute_s", "compute", help="Passes and the optimizer, without transfers"),
-        PageColumn("communication_s", "comm.", help="Transfers that hold up passes, and all-reduce"),
-        PageColumn("waiting_s", "waiting", help="Nothing to do while what is next is on its way"),
-        PageColumn("bubble_s", "bubble", help="Nothing to do otherwise"),
-        PageColumn("peak_memory_bytes", "peak memory", help="On each device"),
-        PageColumn("unused_bytes", "unused", help="Of a device's memory; less than nothing where it does not do"),
-    )
     simulation = found.simulation
     ranks, limit_bytes = simulation.ranks, simulation.memory_limit_bytes
     length_s = simulation.length_s
@@ -213,30 +198,36 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable:
 
     peak = [rank.peak_memory_bytes for rank in ranks]
     unused = [limit_bytes - size for size in peak]
-    largest_bytes = max(limit_bytes, *peak)
+    sizes = size_scale(max(limit_bytes, *peak)).with_unit
+    over = frozenset(number for number, size in enumerate(unused) if size < -1e-9 * limit_bytes)
+    times = (
+        ("compute_s", "compute", "Passes and the optimizer, without transfers", length_s),
+        ("communication_s", "comm.", "Transfers that hold up passes, and all-reduce", None),
+        ("waiting_s", "waiting", "Nothing to do while what is next is on its way", None),
+        ("bubble_s", "bubble", "Nothing to do otherwise", None),
+    )
+    of_peak = PageColumn("peak_memory_bytes", "peak memory", help="On each device")
+    of_unused = "Of a device's memory; less than nothing where it does not do"
     figures = [
-        _CellFigures([rank.compute_s for rank in ranks], share, length_s),
-        _CellFigures([rank.communication_s for rank in ranks], share),
-        _CellFigures([rank.waiting_s for rank in ranks], share),
-        _CellFigures([rank.bubble_s for rank in ranks], share),
-        _sizes(peak, largest_bytes),
-        _sizes(unused, largest_bytes),
+        *(
+            _Figures(PageColumn(name, head, help=text), [getattr(rank, name) for rank in ranks], share, largest)
+            for name, head, text, largest in times
+        ),
+        _Figures(of_peak, peak, sizes, over=over),
+        _Figures(PageColumn("unused_bytes", "unused", help=of_unused), unused, sizes, over=over),
     ]
-    over = {number for number, size in enumerate(unused) if size < -1e-9 * limit_bytes}
+    columns = (
+        PageColumn("rank", "rank"),
+        PageColumn("stages", "stages", numeric=False),
+        PageColumn("devices", "devices", help="Each rank stands for the t devices of a replica, which go in step"),
+        *(figure.column for figure in figures),
+    )
     found_rows = []
     for group in rows:
         stages = sorted({stage + 1 for number in group for stage in ranks[number].stages})
-        cells = [
-            _numbered(group, 0),
-            Cell(_shortened(range_text(stages))),
-            _sum_or_each([ranks[number].devices for number in group]),
-            *(_spread([x.values[number] for number in group], x.text, bar=x.largest) for x in figures[:-2]),
-            *(
-                _spread([x.values[number] for number in group], x.text, warns=not over.isdisjoint(group))
-                for x in figures[-2:]
-            ),
-        ]
-        found_rows.append(tuple(cells))
+        devices = _sum_or_each([ranks[number].devices for number in group])
+        cells = (figure.cell(group) for figure in figures)
+        found_rows.append((_numbered(group, 0), Cell(_shortened(range_text(stages))), devices, *cells))
     return PageTable(columns, tuple(found_rows))
 
 

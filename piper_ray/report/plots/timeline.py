@@ -84,7 +84,8 @@ def timeline_figure(simulation: Simulation) -> Figure:
     windows = _windows_s(simulation)
     head = _subtitle(simulation, group * step)
     heads = [head] if len(windows) == 1 else [f"start; {head}", "end"]
-    figure, panes = panels(_title(simulation), heads, alike=False)
+    step_text = f"{time_text(simulation.step_s, 4)} a batch of {simulation.microbatches:,} microbatches"
+    figure, panes = panels(f"{simulation.schedule.text}: {step_text}", heads, alike=False)
     figure.set_size_inches(_WIDTH_IN, 1.7 + max(1.2, min(14.0, len(lanes) * (0.42 if len(lanes) <= 16 else 0.2))))
     scale = time_scale(windows[-1][1])
     for axes, (from_s, until_s) in zip(panes, windows, strict=True):
@@ -103,11 +104,6 @@ def timeline_figure(simulation: Simulation) -> Figure:
         handles = _handles(simulation)
         figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
-
-
-def _title(simulation: Simulation) -> str:
-    step = time_text(simulation.step_s, 4)
-    return f"{simulation.schedule.text}: {step} a batch of {simulation.microbatches:,} microbatches"
 
 
 def _subtitle(simulation: Simulation, ranks_in_lane: int) -> str:

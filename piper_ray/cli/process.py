@@ -1,17 +1,25 @@
-"""stdout and stderr of the process: printing never fails, so that no answer is lost with a log that nobody reads.
+"""The process around a command: its standard streams, and the time in which it loads.
 
-A reader that went away is no fault: what is printed from then on goes nowhere. That stdout's disk is full, or that it
-was never open, is told at the end, when the answer is wherever else it was to be.
+Printing never fails, so that no answer is lost with a log that nobody reads. A reader that went away is no fault: what
+is printed from then on goes nowhere. That stdout's disk is full, or that it was never open, is told at the end, when
+the answer is wherever else it was to be.
+
+Modules, arguments and input are a large part of short commands. While they are loaded nothing is collected: what is
+loaded stays, and the collector would look through it again and again. Numpy's OpenBLAS gets no threads of its own: they
+begin with a tenth of a second of spinning each, and what is multiplied here is too small for them. Pydantic does not
+look for plugins in all that is installed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import os
 import select
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO, cast, final
 
@@ -37,7 +45,7 @@ def lasting(closed: Callable[[], None]) -> Iterator[Stdout]:
     elif sys.__stdout__ is None and getattr(sys.stdout, "name", None) == os.devnull:
         sys.stdout = _replaced(cast(TextIO, sys.stdout), output, fault="it is closed")
     if sys.stderr is not None and sys.stderr is sys.__stderr__:
-        sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(_nothing))
+        sys.stderr = _replaced(cast(TextIO, sys.stderr), Stdout(lambda: None))
     try:
         yield output
     finally:
@@ -60,10 +68,6 @@ class Stdout:
         if not self.is_closed:
             self.is_closed = True
             self._closed()
-
-
-def _nothing() -> None:
-    pass
 
 
 def _replaced(stream: TextIO, output: Stdout, fault: str | None = None) -> TextIO:
@@ -113,3 +117,27 @@ class _Descriptor(io.RawIOBase):
 
     def isatty(self) -> bool:
         return os.isatty(self._descriptor)
+
+
+_VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "1"}
+"""Read as numpy and pydantic are loaded. What the user has set stays, and no process that the command starts inherits
+ours."""
+
+_at_end = ExitStack()
+
+
+def begin_loading() -> None:
+    """For a process that runs one command and ends."""
+    for name, value in _VARIABLES.items():
+        if name not in os.environ:
+            os.environ[name] = value
+            _at_end.callback(os.environ.pop, name, None)
+    if gc.isenabled():
+        gc.disable()
+        _at_end.callback(gc.enable)
+        _at_end.callback(gc.freeze)  # before: what has been loaded is never looked at
+
+
+def end_loading() -> None:
+    """Before whatever may take long. Does nothing in another process, or a second time."""
+    _at_end.close()

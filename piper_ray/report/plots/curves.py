@@ -1,4 +1,4 @@
-"""Plots of a sweep: throughput against devices and against memory, and planners beside the exact one."""
+"""Plots of a frontier and of a sweep: time and speed against devices, memory and the bound on the sum of d."""
 
 from __future__ import annotations
 
@@ -12,9 +12,73 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from piper_ray.engine.frontier.result import FrontierPoint
 from piper_ray.model.figures import given_size_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.report.plots import style
+from piper_ray.report.summary import Throughput
 from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
+
+_TIME = "time per microbatch (s)"
+
+
+class _Panel(NamedTuple):
+    """A pair of axes with the optimum as steps over ``x``. expected: a dashed curve beside it, by what it is."""
+
+    title: str
+    x_label: str
+    y_label: str
+    x: Sequence[int]
+    y: Sequence[float]
+    expected: Mapping[str, Sequence[float]]
+
+
+def frontier_figure(
+    instance: Instance,
+    points: Sequence[FrontierPoint],
+    budgets: Sequence[FrontierPoint],
+    schedule: Schedule = PAPERS_SCHEDULE,
+) -> Figure | None:
+    """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s. None where
+    there is no plan."""
+    panels = []
+    batch = f"N = {instance.microbatches:,}"
+    if schedule != PAPERS_SCHEDULE:
+        batch += f", {schedule.name.value}"
+    known = [(point.devices, point.time_per_sample_s) for point in points if point.time_per_sample_s]
+    if known:
+        devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
+        perfect_s = [times_s[0] * devices[0] / k for k in devices]
+        expected = {f"perfect speedup over K = {devices[0]:,}": perfect_s}
+        panels.append(_Panel(batch, "devices K", _TIME, devices, times_s, expected))
+        throughput = Throughput.of(instance.batch)
+        rates = [throughput.per_s(time_s) / k for k, time_s in known]
+        panels.append(_Panel(batch, "devices K", f"{throughput.unit} per second and device", devices, rates, {}))
+    known = [(point.data_parallel_budget, point.time_per_sample_s) for point in budgets if point.time_per_sample_s]
+    if known:
+        title, label = f"{batch}, K = {instance.devices:,}", "bound on the sum of data-parallel degrees"
+        panels.append(_Panel(title, label, _TIME, [s for s, _ in known], [time_s for _, time_s in known], {}))
+    return _figure(instance.name, panels) if panels else None
+
+
+def _figure(title: str, panels: Sequence[_Panel]) -> Figure:
+    figure, every = style.panels(title, [panel.title for panel in panels], alike=False)
+    for axes, panel in zip(every, panels, strict=True):
+        axes.step(panel.x, panel.y, where="post", color=style.COLOURS[0], label="optimum")
+        for label, values in panel.expected.items():
+            axes.plot(panel.x, values, linestyle="--", color=style.COLOURS[1], label=label)
+            axes.legend(frameon=False)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+        if panel.y_label == _TIME:
+            style.log_axis(axes)
+        else:
+            axes.set_ylim(bottom=0.0)
+        axes.set_xlabel(panel.x_label)
+        axes.set_ylabel(panel.y_label)
+    return figure
+
 
 _FEWEST_SIZES = 3
 _MOST_PANELS = 9
@@ -82,28 +146,23 @@ def _against_devices(
     memories = sorted({record.memory_bytes for record in records})
     methods = _methods_of(records)
     title = f"{_scene_text(scene)}: {quantity.title}"
+    curves: dict[tuple[float, Method], list[Record]] = {
+        (memory, method): [] for memory in memories for method in methods
+    }
+    for record in records:
+        curves[record.memory_bytes, record.method].append(record)
     if len(methods) == 1:
-        figure, every = style.panels(f"{title}, {methods[0]}", [""])
-        _curves(
-            every[0],
-            [
-                (
-                    _Look(given_size_text(memory), index, len(memories), ordered=True),
-                    [record for record in records if record.memory_bytes == memory],
-                )
-                for index, memory in enumerate(memories)
-            ],
-            quantity,
-        )
+        sizes = [_Look(given_size_text(memory), i, len(memories), ordered=True) for i, memory in enumerate(memories)]
+        panels = [("", list(zip(sizes, curves.values(), strict=True)))]
+        title += f", {methods[0]}"
     else:
-        shown = _spread(memories, _MOST_PANELS)
-        figure, every = style.panels(title, [f"M = {given_size_text(memory)}" for memory in shown])
-        for axes, memory in zip(every, shown, strict=True):
-            of_methods = [
-                (looks[method], [r for r in records if r.memory_bytes == memory and r.method == method])
-                for method in methods
-            ]
-            _curves(axes, of_methods, quantity)
+        panels = [
+            (f"M = {given_size_text(memory)}", [(looks[method], curves[memory, method]) for method in methods])
+            for memory in _spread(memories, _MOST_PANELS)
+        ]
+    figure, every = style.panels(title, [head for head, _ in panels])
+    for axes, (_, of_panel) in zip(every, panels, strict=True):
+        _curves(axes, of_panel, quantity)
     for axes in every:
         style.devices_axis(axes, [record.devices for record in records])
     _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])

@@ -1,0 +1,297 @@
+"""``piper-ray verify``, ``simulate``, ``compare`` and ``report``: what finished plans cost and deliver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+import piper_ray
+from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms
+from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.options import REQUIRED, argument, flag, option, parse_time
+from piper_ray.cli.shared import JsonOption, PlannedOptions, ScheduleOptions, StepOptions, WorkloadOptions
+from piper_ray.cli.telling import Unwritten, judged, refuse_unwritable, working
+from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
+from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.workloads.formats.load import plan_claims
+
+if TYPE_CHECKING:
+    from piper_ray import CertifiedBound, Simulation
+    from piper_ray.report.comparison import ComparedPlan
+    from piper_ray.report.terminal import Working
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """How the plan is valued."""
+
+    simulated: bool = flag("Run the plan event by event too, where that is not how it is valued.", "--simulate")
+
+
+def verify(
+    planned: PlannedOptions,
+    scheduled: ScheduleOptions,
+    charged: StepOptions,
+    valued: VerifyOptions,
+    proved: CertificateInput,
+    told_as: JsonOption,
+) -> None:
+    """Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.
+
+    A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
+    """
+    json, certificate = told_as.json, proved.certificate
+    instance, plan, claims = planned.load_all()
+    valued_for = scheduled.valued(claims.schedule or instance.schedule)
+    step = charged.terms(claims.step_under(valued_for))
+
+    from piper_ray.report.document import to_text, verification_document
+    from piper_ray.report.simulated import print_simulation
+    from piper_ray.report.summary import cost_text, instance_lines, print_plan, schedule_line, speed_line
+    from piper_ray.report.terminal import console, print_lines
+
+    with judged(planned.plan_file, instance):
+        try:
+            with working("checking the plan"):
+                evaluation, simulation = current().run(
+                    lambda _: _valued(instance, plan, valued_for, step, simulated=valued.simulated)
+                )
+        except InvalidPlan as error:
+            if json:
+                found = verification_document(instance, plan, valued_for, None, None, tuple(error.violations))
+                typer.echo(to_text(found), nl=False)
+            raise
+    time_s = evaluation.time_per_sample_s
+    certified: CertifiedBound | None = None
+    silent_on: tuple[str, ...] = ()
+    if certificate is not None:
+        certified = checked_certificate(certificate, instance, plan, valued_for)
+        silent_on = certified.silent_on(instance, plan, time_s)
+    if json:
+        found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
+        if certified is not None:
+            found |= certified_document(certified, silent_on, time_s)
+        typer.echo(to_text(found), nl=False)
+    else:
+        screen = console()
+        print_lines(screen, [*instance_lines(instance), schedule_line(valued_for), ""])
+        print_plan(screen, instance, plan, evaluation)
+        if simulation is not None:
+            screen.print()
+            print_simulation(screen, simulation)
+        cost = cost_text(instance, time_s, evaluation.devices)
+        print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
+        if certified is not None:
+            print_lines(screen, certified_text(certified, silent_on, time_s))
+        if not valued_for.asynchronous:
+            uneven = SameDegrees().violations(instance, plan)
+            print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))
+    if silent_on:
+        raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))
+
+
+def _valued(
+    instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms, *, simulated: bool
+) -> tuple[Evaluation, Simulation | None]:
+    """By Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule that is broken."""
+    if schedule == PAPERS_SCHEDULE:
+        evaluation = evaluate(instance, plan, schedule=schedule, step=step)
+        return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
+    simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+    return evaluation_of(instance, plan, simulation), simulation
+
+
+def _in_flight(text: str) -> InFlightRule | tuple[int, ...]:
+    if text in [rule.value for rule in InFlightRule]:
+        return InFlightRule(text)
+    try:
+        return tuple(int(number) for number in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--keep {text!r} is unknown; expected rule, sustaining, or a number for each stage, as 5,2,1"
+        ) from None
+
+
+@dataclass(frozen=True)
+class SimulateOptions:
+    """What is simulated, and what is made of it."""
+
+    schedule: ScheduleName | None = option(
+        "NAME",
+        "How each rank orders its passes; if not given as the plan says, else the input. 2bw, Piper's model, and "
+        "pipedream never drain; gpipe, 1f1b, zb-h1, interleaved, looped-bfs, zb-v and dualpipe-v flush each batch. The "
+        "latter four hold several of the plan's stages on a rank.",
+    )
+    chunks: int | None = option(
+        "V", "Stages of the plan on each rank, for interleaved, looped-bfs (2 if not given) and zb-h1 (1)."
+    )
+    group: int | None = option(
+        "G",
+        "Microbatches that pass through a chunk before the next, for interleaved and zb-h1; the least allowed if not "
+        "given.",
+    )
+    trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
+    plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
+    latency: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
+    overlap_transfers: bool = flag(
+        "A transfer between two stages takes no time of their passes: a stage computes on while it sends and receives. "
+        "Without this option, as in Piper's model, both stages stand still for each transfer."
+    )
+    keep: str = option(
+        "Y",
+        "Microbatches that a replica of each stage keeps in flight under 2bw, pipedream and 1f1b: rule, ceil(s / d); "
+        "sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, as 5,2,1.",
+        default=InFlightRule.RULE.value,
+    )
+    samples_per_microbatch: int | None = option(
+        "SAMPLES", "Samples of a microbatch, for samples/s, in place of the input's.", "--microbatch-size"
+    )
+    tokens_per_sample: int | None = option(
+        "COUNT", "Tokens of a sample, for tokens/s, in place of the input's.", "--tokens"
+    )
+
+    def scheduled(self, own: Schedule) -> Schedule:
+        """What is asked for; without a name that which the plan is for, with the chunks and the group asked for."""
+        if self.schedule is not None:
+            return Schedule(self.schedule, self.chunks, self.group)
+        chunks, group = self.chunks, self.group
+        return Schedule(own.name, own.chunks if chunks is None else chunks, own.group if group is None else group)
+
+    def options(self, step: StepTerms) -> SimulationOptions:
+        """Raises UsageError for figures that make no sense."""
+        return replace(
+            SimulationOptions.of(step),
+            latency_s=self.latency or 0.0,
+            overlap_transfers=self.overlap_transfers,
+            in_flight=_in_flight(self.keep),
+            samples_per_microbatch=self.samples_per_microbatch,
+            tokens_per_sample=self.tokens_per_sample,
+        )
+
+
+def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptions, told_as: JsonOption) -> None:
+    """Run PLAN for INPUT event by event under a schedule: step time, each rank's time and memory, what bounds it.
+
+    A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
+    """
+    trace, plot = asked.trace, asked.plot
+    if plot is not None:
+        from piper_ray.report.plots.style import refuse_other_formats
+
+        refuse_other_formats(plot)
+    instance, plan, claims = planned.load_all()
+    named = asked.scheduled(Schedule.first_of(claims.schedule, instance.schedule))
+    options = asked.options(charged.terms(claims.step_under(named)))
+
+    from piper_ray.report.document import simulation_document, to_text
+    from piper_ray.report.simulated import print_simulation
+    from piper_ray.report.summary import instance_lines
+    from piper_ray.report.terminal import console, print_lines
+
+    with judged(planned.plan_file, instance), working("simulating"):
+        simulation = current().run(lambda _: piper_ray.simulate(instance, plan, named, options=options))
+    unwritten = Unwritten()
+    if trace is not None:
+        with unwritten.noted():
+            piper_ray.write_trace(simulation, trace)
+    if plot is not None:
+        from piper_ray.report.plots.timeline import plot_timeline
+
+        with unwritten.noted():
+            plot_timeline(simulation, plot)
+    if told_as.json:
+        typer.echo(to_text(simulation_document(instance, simulation)), nl=False)
+    else:
+        screen = console()
+        print_lines(screen, [*instance_lines(instance), ""])
+        print_simulation(screen, simulation)
+    unwritten.report()
+
+
+@dataclass(frozen=True)
+class PlanFiles:
+    """What is compared."""
+
+    plan_files: list[Path] = argument(
+        "PLAN...", "Plans, yours first: upstream's JSON, or what solve or import-plan wrote."
+    )
+
+
+def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions, told_as: JsonOption) -> None:
+    """Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first from the best.
+
+    All are charged the same terms of a step: those given here, else those of the first plan.
+    """
+    instance, plan_files = workload.load(), compared.plan_files
+
+    from piper_ray.report.comparison import comparison_document, print_comparison, verdict
+    from piper_ray.report.document import to_text
+    from piper_ray.report.summary import instance_lines
+    from piper_ray.report.terminal import console, print_lines
+
+    names = _names(plan_files)
+    with working("simulating") as progress:
+        plans = current().run(lambda _: _compared(instance, plan_files, names, charged, progress))
+    if told_as.json:
+        document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
+        typer.echo(to_text(document), nl=False)
+        return
+    screen = console()
+    print_lines(screen, [*instance_lines(instance), ""])
+    print_comparison(screen, instance, plans)
+    print_lines(screen, ["", verdict(plans)])
+
+
+def _compared(
+    instance: Instance, plan_files: list[Path], names: list[str], charged: StepOptions, progress: Working
+) -> list[ComparedPlan]:
+    from piper_ray.report.comparison import ComparedPlan
+
+    found = []
+    first = plan_claims(plan_files[0])
+    for done, (name, plan_file) in enumerate(zip(names, plan_files, strict=True)):
+        progress(done, len(names), name)
+        plan = piper_ray.load_plan(plan_file, instance)
+        schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
+        step = charged.terms(first.step_under(schedule))
+        with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
+            simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+        found.append(ComparedPlan(name, plan, simulation))
+    return found
+
+
+def _names(plan_files: list[Path]) -> list[str]:
+    """Their names without folders where these tell them apart."""
+    stems = [path.stem for path in plan_files]
+    return stems if len(set(stems)) == len(stems) else [str(path) for path in plan_files]
+
+
+@dataclass(frozen=True)
+class PageOutput:
+    """Where the page goes."""
+
+    out: Path = option("FILE", "The page to write, as report.html.", "-o", "--out", default=REQUIRED)
+
+
+def report(planned: PlannedOptions, page: PageOutput, scheduled: ScheduleOptions) -> None:
+    """Write one HTML page about PLAN for INPUT: where stages run, timeline, memory, what binds, other planners' plans.
+
+    The page opens offline and prints. A plan holds for one cluster: give the same --devices, --microbatches, --memory
+    and --bandwidth as to solve.
+    """
+    refuse_unwritable("--out", page.out)
+    instance, plan, claims = planned.load_all()
+    shown_for = scheduled.valued(claims.schedule or instance.schedule)
+
+    from piper_ray.report.page.render import write_page
+    from piper_ray.report.page.subject import report_subject
+
+    with judged(planned.plan_file, instance), working("other planners") as line:
+        subject = current().run(lambda _: report_subject(instance, plan, shown_for, claims, line))
+    write_page(subject, page.out)
+    typer.echo(f"{page.out}: {subject.valued.simulation!r}")

@@ -1,0 +1,375 @@
+"""Pictures of a page, as SVG: where the stages run, and each rank's memory over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, product
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.figures import plural, share_text, size_text, time_scale
+from piper_ray.model.instance import Instance
+from piper_ray.report.page.tables import Group
+from piper_ray.report.simulated import ranks_text
+from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.timeline import MemorySteps
+
+
+def number(value: float) -> str:
+    """``12``, ``12.3``: to a tenth."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
+    """style: its class."""
+    return Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}"/>').format(
+        number(x), number(y), number(width), number(height), style
+    )
+
+
+def label(x: float, y: float, text: str, style: str) -> Markup:
+    """x, y: where the text begins, or its middle or end, as its class says; y of its base line."""
+    return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(number(x), number(y), style, text)
+
+
+def titled(pieces: Iterable[Markup], title: str) -> Markup:
+    """A group with what a pointer on it shows."""
+    return Markup("<g><title>{}</title>{}</g>").format(title, Markup().join(pieces))
+
+
+def picture(width: float, height: float, pieces: Iterable[Markup], text: str, style: str) -> Markup:
+    """text: what it says to those who cannot see it."""
+    return Markup('<svg class="{}" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>').format(
+        style, number(width), number(height), text, Markup().join(pieces)
+    )
+
+
+def ticks(until: float, most: int = 8) -> list[float]:
+    """Round figures from 0 to ``until``, at most ``most`` apart from 0."""
+    if not (until > 0 and math.isfinite(until)):
+        return [0.0]
+    size = 10.0 ** math.floor(math.log10(until / most))
+    step = next(step for step in (size, 2 * size, 5 * size, 10 * size, 20 * size) if until / step <= most)
+    return [step * number for number in range(int(until / step + 1e-9) + 1)]
+
+
+COLOURS = 8
+"""Classes c0, c1, ... of the style sheet; neighbouring stages differ."""
+
+_MOST_CELLS = 1024
+"""Devices that are drawn one by one. Of more, several share a cell."""
+
+_WIDTH, _MARGIN = 960.0, 3.0
+_CELL_HEIGHT = 20.0
+_LEAST_CELL, _MOST_CELL = 13.0, 30.0
+_NODE_GAP = 6.0
+_ROW_GAP = 8.0
+_LABEL_CHARACTER = 6.4
+
+
+@dataclass(frozen=True)
+class StagePlace:
+    """What holds one stage, or the chunks of one rank of each pipeline: neighbouring devices.
+
+    stages: from 0. degree: t, devices of a replica.
+    """
+
+    stages: tuple[int, ...]
+    first_device: int
+    devices: int
+    degree: int
+
+    @property
+    def name(self) -> str:
+        numbers = ", ".join(str(stage + 1) for stage in self.stages)
+        return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
+
+
+def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...]:
+    """Front to back, the devices of each beside those of the one before; where there are nodes, the stages that come in
+    the largest blocks of these first, so that no block is cut by a node's border."""
+    held = []
+    for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
+        stages = next(ranks).stages
+        figures = simulation.stages[stages[0]]
+        held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree, figures))
+    if len(cluster.links) > 1:
+        blocks = [cluster.shared_blocks(x.data_parallel_degree, x.tensor_parallel_degree) for _, _, x in held]
+        held = [place for _, place in sorted(zip(blocks, held, strict=True), key=lambda one: -max(one[0], default=0))]
+    found: list[StagePlace] = []
+    first = 0
+    for stages, devices, figures in held:
+        found.append(StagePlace(stages, first, devices, figures.tensor_parallel_degree))
+        first += devices
+    return tuple(found)
+
+
+def node_devices(instance: Instance) -> int | None:
+    """Devices of a node: of the smallest group with a link of its own; None where the input knows no groups."""
+    inner = instance.cluster.links[:-1]
+    return inner[0].devices if inner else None
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The picture, and in words what one of its cells is."""
+
+    picture: Markup
+    legend: str
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Cells in rows, in blocks (nodes) with a gap between them where a cell is less than a node.
+
+    cell_devices: of one cell. in_block, in_row: cells. cell, gap: widths.
+    """
+
+    devices: int
+    cell_devices: int
+    in_block: int
+    in_row: int
+    cell: float
+    gap: float
+
+    @classmethod
+    def of(cls, devices: int, node: int | None) -> _Grid:
+        """A device a cell while those are few, else a node, or some of them."""
+        size = 1
+        if devices > _MOST_CELLS:
+            size = node or 1
+            while devices > size * _MOST_CELLS:
+                size *= 2
+        cells = -(-devices // size)
+        in_block = node // size if node is not None and size < node else 1
+        gap = _NODE_GAP if in_block > 1 else 0.0
+        blocks = 1
+        while blocks * in_block < cells and 2 * blocks * (in_block * _LEAST_CELL + gap) <= _WIDTH:
+            blocks *= 2
+        cell = (_WIDTH - 2 * _MARGIN - (blocks - 1) * gap) / (blocks * in_block)
+        return cls(devices, size, in_block, blocks * in_block, min(_MOST_CELL, cell), gap)
+
+    @property
+    def cells(self) -> int:
+        return -(-self.devices // self.cell_devices)
+
+    @property
+    def height(self) -> float:
+        rows = -(-self.cells // self.in_row)
+        return rows * (_CELL_HEIGHT + _ROW_GAP) - _ROW_GAP + 2 * _MARGIN
+
+    def spans(self, first: int, end: int) -> Iterator[tuple[float, float, float]]:
+        """x, y and width of the devices from first to end: a stretch for each block that they touch, or each row."""
+        together = (self.in_block if self.in_block > 1 else self.in_row) * self.cell_devices
+        while first < end:
+            until = min(end, (first // together + 1) * together)
+            x, y = self.corner(first)
+            yield x, y, (until - first) / self.cell_devices * self.cell
+            first = until
+
+    def corner(self, device: int) -> tuple[float, float]:
+        whole, inside = divmod(device, self.cell_devices)
+        row, column = divmod(whole, self.in_row)
+        x = _MARGIN + (column + inside / self.cell_devices) * self.cell + column // self.in_block * self.gap
+        return x, _MARGIN + row * (_CELL_HEIGHT + _ROW_GAP)
+
+
+def placement(instance: Instance, simulation: Simulation) -> Placement:
+    """Devices of no stage stay empty."""
+    places = places_of(simulation, instance.cluster)
+    node = node_devices(instance)
+    grid = _Grid.of(instance.devices, node)
+    pieces = [_drawn(grid, place, f"c{index % COLOURS}") for index, place in enumerate(places)]
+    used = places[-1].first_device + places[-1].devices
+    if used < instance.devices:
+        boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(used, instance.devices)]
+        left_over = instance.devices - used
+        pieces.append(titled(boxes, f"{plural(left_over, 'device')} left over: {used}-{instance.devices - 1}"))
+    if grid.in_block > 1:
+        pieces += list(_frames(grid))
+    words = f"{plural(len(simulation.stages), 'stage')} on {used:,} of {plural(instance.devices, 'device')}"
+    return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(node, grid.cell_devices))
+
+
+def _legend(node: int | None, cell_devices: int) -> str:
+    if node is None:
+        of_nodes = "; the input does not say which of them share a node"
+    elif cell_devices < node:
+        of_nodes = f"; frames are nodes of {node}"
+    else:
+        of_nodes = f", {plural(cell_devices // node, 'node')} of {node}"
+    cell = "A cell is one device" if cell_devices == 1 else f"A cell is {cell_devices:,} devices"
+    return f"{cell}{of_nodes}. Numbers are those of stages."
+
+
+def _drawn(grid: _Grid, place: StagePlace, colour: str) -> Markup:
+    """Replicas as boxes where a cell is a device, stretches where it is several; the stages' numbers on top."""
+    end = place.first_device + place.devices
+    boxes: list[Markup] = []
+    if grid.cell_devices == 1:
+        for first in range(place.first_device, end, place.degree):
+            for x, y, width in grid.spans(first, first + place.degree):
+                boxes.append(rect(x, y, width, _CELL_HEIGHT, colour))
+    numbers = [str(stage + 1) for stage in place.stages]
+    texts = [",".join(numbers), f"{numbers[0]}\N{HORIZONTAL ELLIPSIS}{numbers[-1]}"]
+    for x, y, width in grid.spans(place.first_device, end):
+        if grid.cell_devices > 1:
+            boxes.append(rect(x, y, width, _CELL_HEIGHT, colour))
+        # Within the first replica if any text fits there: no border goes through it.
+        rooms = [width] if grid.cell_devices > 1 else [min(place.degree * grid.cell, width), width]
+        for room, text in product(rooms, texts):
+            if room >= _LABEL_CHARACTER * len(text) + 3.0:
+                boxes.append(label(x + room / 2, y + _CELL_HEIGHT - 5.5, text, "middle"))
+                break
+    replicas = place.devices // place.degree
+    title = (
+        f"{place.name}: devices {place.first_device}-{end - 1}, {plural(replicas, 'replica')} of "
+        f"{plural(place.degree, 'device')}"
+    )
+    return titled(boxes, title)
+
+
+def _frames(grid: _Grid) -> Iterator[Markup]:
+    for first in range(0, grid.cells, grid.in_block):
+        x, y = grid.corner(first)
+        width = min(grid.in_block, grid.cells - first) * grid.cell
+        yield rect(x - 1.5, y - 1.5, width + 3.0, _CELL_HEIGHT + 3.0, "node")
+
+
+_LITTLE = 0.25
+"""Share of a device's memory below which the peaks are drawn at a scale of their own."""
+
+_COLUMNS = 240
+"""Of a lane; each shows the most that is held within it."""
+
+_Height = Callable[[float], float]
+
+_FIGURES = 170.0
+_LEAST_LABEL, _CHARACTER = 110.0, 6.4
+_MOST_STAGES = 6
+"""Named of a rank; of more the first ones and the last."""
+_LANE, _GAP, _AXIS = 30.0, 6.0, 24.0
+
+
+@dataclass(frozen=True)
+class MemoryPicture:
+    """The picture, and in words how high its lanes are."""
+
+    picture: Markup
+    legend: str
+
+
+def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPicture:
+    """Of each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
+    highest peak where that is more, or far less."""
+    until_s = simulation.window_s[1]
+    limit_bytes = simulation.memory_limit_bytes
+    peak_bytes = simulation.peak_memory_bytes
+    top_bytes = peak_bytes if peak_bytes < _LITTLE * limit_bytes else max(limit_bytes, peak_bytes)
+    names = [_name(simulation, group) for group in lanes]
+    left = max(_LEAST_LABEL, 16.0 + _CHARACTER * max(map(len, names)))
+    plot = _WIDTH - left - _FIGURES
+    pieces: list[Markup] = []
+    for number, group in enumerate(lanes):
+        y = number * (_LANE + _GAP)
+        held = [simulation.memory(rank) for rank in group]
+        fixed_bytes = max(float(steps.bytes[0]) for steps in held)
+        most = np.maximum.reduce([most_by_column(steps, until_s) for steps in held])
+        pieces.append(_lane(simulation, group, names[number], (left, y), most, fixed_bytes, top_bytes, plot))
+    bottom = len(lanes) * (_LANE + _GAP)
+    pieces.append(_axis(until_s, left, bottom, plot))
+    of_device = ", a device's" if top_bytes == limit_bytes else f"; a device has {size_text(limit_bytes)}"
+    legend = f"The height of a lane is {size_text(top_bytes)}{of_device}."
+    words = f"Memory of {plural(len(simulation.ranks), 'rank')} over time. {legend}"
+    return MemoryPicture(picture(_WIDTH, bottom + _AXIS, pieces, words, "memory"), legend)
+
+
+def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64]:
+    """float64[columns], bytes: the most at any moment of each of equal parts of the time from 0 on."""
+    if not until_s > 0.0:
+        return np.full(_COLUMNS, steps.peak_bytes)
+    edges_s = np.linspace(0.0, until_s, _COLUMNS + 1)
+    # From the step that holds at a column's start to the last one within it.
+    held = np.maximum(np.searchsorted(steps.time_s, edges_s, side="right") - 1, 0)
+    first, end = held[:-1], held[1:] + 1
+    padded = np.append(steps.bytes, -np.inf)
+    return np.maximum.reduceat(padded, np.stack([first, end], axis=1).ravel())[::2]
+
+
+def _name(simulation: Simulation, group: Group) -> str:
+    """Of a lane, with the stages of its ranks where they are the same."""
+    stages = {simulation.ranks[rank].stages for rank in group}
+    if len(stages) > 1:
+        return ranks_text(group)
+    numbers = [str(stage + 1) for stage in stages.pop()]
+    if len(numbers) > _MOST_STAGES:
+        numbers[_MOST_STAGES - 1 : -1] = ["\N{HORIZONTAL ELLIPSIS}"]
+    return f"{ranks_text(group)}: stage{'s' if len(numbers) > 1 else ''} {', '.join(numbers)}"
+
+
+def _lane(
+    simulation: Simulation,
+    group: Group,
+    name: str,
+    corner: tuple[float, float],
+    most: npt.NDArray[np.float64],
+    fixed_bytes: float,
+    top_bytes: float,
+    plot: float,
+) -> Markup:
+    left, y = corner
+    limit_bytes = simulation.memory_limit_bytes
+    peak_bytes = max(simulation.ranks[rank].peak_memory_bytes for rank in group)
+
+    def height(size: float) -> float:
+        return _LANE * min(1.0, size / top_bytes) if top_bytes > 0 else 0.0
+
+    over = peak_bytes > limit_bytes * (1.0 + 1e-9)
+    share = f" ({share_text(peak_bytes / limit_bytes)})" if limit_bytes > 0 else ""
+    base = y + _LANE
+    pieces = [
+        rect(left, y, plot, _LANE, "lane"),
+        _area(most, height, left, base, plot, "activations over" if over else "activations"),
+        rect(left, base - height(fixed_bytes), plot, height(fixed_bytes), "fixed"),
+        label(left - 8.0, y + _LANE / 2 + 4.0, name, "end"),
+        label(
+            _WIDTH - _FIGURES + 8.0,
+            y + _LANE / 2 + 4.0,
+            f"{size_text(peak_bytes)}{share}",
+            "warns" if over else "start",
+        ),
+    ]
+    if limit_bytes <= top_bytes:
+        limit = Markup('<path d="M{} {}h{}" class="limit"/>')
+        pieces.append(limit.format(number(left), number(base - height(limit_bytes)), number(plot)))
+    stages = ", ".join(dict.fromkeys(simulation.ranks[rank].name for rank in group))
+    title = f"{ranks_text(group)}: {stages}: at most {size_text(peak_bytes)}, {size_text(fixed_bytes)} of it throughout"
+    return titled(pieces, title)
+
+
+def _area(most: npt.NDArray[np.float64], height: _Height, left: float, base: float, plot: float, style: str) -> Markup:
+    """One path; columns of equal height in one go."""
+    width = plot / len(most)
+    parts = [f"M{number(left)} {number(base)}"]
+    for column, size in enumerate(most.tolist()):
+        if column == 0 or size != most[column - 1]:
+            if column:
+                parts.append(f"H{number(left + column * width)}")
+            parts.append(f"V{number(base - height(size))}")
+    parts.append(f"H{number(left + plot)}V{number(base)}Z")
+    return Markup('<path d="{}" class="{}"/>').format("".join(parts), style)
+
+
+def _axis(until_s: float, left: float, y: float, plot: float) -> Markup:
+    scale = time_scale(until_s)
+    pieces = []
+    for at in ticks(until_s, 6):
+        x = left + (plot * at / until_s if until_s > 0 else 0.0)
+        pieces.append(Markup('<path d="M{} {}v4" class="tick"/>').format(number(x), number(y)))
+        pieces.append(label(x, y + 17.0, f"{at / scale.size:.6g} {scale.unit}", "middle"))
+    return Markup("<g>{}</g>").format(Markup().join(pieces))
