@@ -22,8 +22,7 @@ from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
-from piper_ray.workloads.formats.surroundings import read_schedule
+from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open, read_schedule
 
 _Count = Annotated[Count, Field(description=COUNT_WORDS)]
 

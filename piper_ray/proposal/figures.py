@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from piper_ray.model.recomputation import Recomputation
 from piper_ray.proposal.propose import Proposed
-from piper_ray.workloads.estimate.work import hardware_flop
+from piper_ray.workloads.estimate.roofline import hardware_flop
 
 _HOURS_PER_DAY, _S_PER_HOUR = 24.0, 3600.0
 

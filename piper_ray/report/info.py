@@ -11,7 +11,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract
 from piper_ray.model.solution import BlockStats, Forecast
 from piper_ray.workloads.formats.load import instance_of
-from piper_ray.workloads.formats.plan_writer import Document, header
+from piper_ray.workloads.formats.plans import Document, header
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.load import Source

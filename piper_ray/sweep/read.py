@@ -20,9 +20,8 @@ from piper_ray.model.units import OnNote, doubtful
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.sweep.schema import POINTS, Grid, ListedPoint, NamedWorkload, SweepOptions, check_label, schedule_named
 from piper_ray.workloads.formats import load
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse
+from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.recognise import advice
 
 _KEYS = ("name", "workloads", "options", "grid", "points")
 _CLUSTER = {  # in the sweep's words, and in those of an instance

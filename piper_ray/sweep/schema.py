@@ -47,7 +47,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.planners import ALL_NAMES
 from piper_ray.workloads.formats.faults import MANY, ONE, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
-from piper_ray.workloads.formats.inflight import InFlight
+from piper_ray.workloads.formats.forms import InFlight
 
 POINTS = 1_000_000
 """At most, in one sweep."""

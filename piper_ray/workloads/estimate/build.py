@@ -17,7 +17,6 @@ from piper_ray.model.recomputation import Recomputation
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.model.trained_model import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
-from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
@@ -31,9 +30,12 @@ from piper_ray.workloads.estimate.offered import (
     undominated,
 )
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
+from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
+    UNCALIBRATED,
+    Calibration,
     ContextExchange,
     Stack,
     context_exchange_named,
@@ -41,7 +43,6 @@ from piper_ray.workloads.estimate.software import (
     software_named,
     stack_of,
 )
-from piper_ray.workloads.estimate.work import step_flop
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class EstimateRequest:
 class Estimate:
     """An instance with what it was made from. modes: of each kind, by key.
 
-    model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
+    model_flop, hardware_flop: of a step (see ``roofline``), the latter if all layers are recomputed in full.
     """
 
     instance: Instance

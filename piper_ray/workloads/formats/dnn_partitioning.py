@@ -32,7 +32,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
-from piper_ray.workloads.formats.pipedream_profile_writer import unwritten
+from piper_ray.workloads.formats.pipedream_profile import unwritten
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"

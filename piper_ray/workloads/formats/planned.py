@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from piper_ray.model.schedule import Schedule
-from piper_ray.workloads.formats.claims import read_claims
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import (
     COUNT_WORDS,
@@ -20,7 +19,7 @@ from piper_ray.workloads.formats.fields import (
     LayerId,
     Open,
 )
-from piper_ray.workloads.formats.plans import check_schema
+from piper_ray.workloads.formats.plans import check_schema, read_claims
 
 
 @dataclass(frozen=True)

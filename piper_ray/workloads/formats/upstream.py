@@ -37,6 +37,9 @@ from piper_ray.workloads.formats.fields import (
     Open,
     Quantities,
     read_cluster,
+    read_count,
+    read_schedule,
+    read_surroundings,
 )
 from piper_ray.workloads.formats.graph import (
     NamedEdge,
@@ -44,16 +47,13 @@ from piper_ray.workloads.formats.graph import (
     NamedTensor,
     Neighbours,
     check_graph,
-    check_size,
-    check_tensors,
-)
-from piper_ray.workloads.formats.layer_rules import (
     check_passes,
+    check_size,
     check_some_tmpc,
     check_sync_names,
+    check_tensors,
     check_tmpc_ids,
 )
-from piper_ray.workloads.formats.surroundings import read_count, read_schedule, read_surroundings
 from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})

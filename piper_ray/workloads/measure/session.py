@@ -18,8 +18,7 @@ from piper_ray.model.cores import machine_load, share_of_cores
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.estimate.build import links_of
-from piper_ray.workloads.estimate.gpu_names import find_gpu
-from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware, find_gpu
 from piper_ray.workloads.measure.build import ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Factory, TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of

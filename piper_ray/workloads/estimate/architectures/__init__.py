@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.workloads.estimate.architectures import (
+    convolution,
     diffusion,
     encoder,
     gpt,
@@ -13,7 +14,6 @@ from piper_ray.workloads.estimate.architectures import (
     llama,
     mixtures,
     multimodal,
-    resnet,
     seq2seq,
     t5,
     towers,
@@ -25,7 +25,8 @@ from piper_ray.workloads.estimate.families import Family
 FAMILIES: Mapping[str, Family] = {
     name: family
     for module in (
-        gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception, diffusion,
+        gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, convolution, inception,
+        diffusion,
     )
     for name, family in module.FAMILIES.items()
 }  # fmt: skip
