@@ -25,7 +25,7 @@ from piper_ray.run.job import Job
 from piper_ray.run.passes import PassFailed
 from piper_ray.run.result import Failure, Run
 from piper_ray.run.train import Progress, train
-from piper_ray.workloads.measure.places import place_of, words_of
+from piper_ray.workloads.measure.factory import place_of, words_of
 
 
 def work(job: Job, progress: Progress) -> Run | None:

@@ -15,8 +15,7 @@ from piper_ray.run.job import Job, PipelinePlan
 from piper_ray.run.memory import PeakMemory
 from piper_ray.run.pipeline import Pipeline
 from piper_ray.run.result import RankRun, Run, Stretch
-from piper_ray.workloads.measure.factory import find_factory
-from piper_ray.workloads.measure.inputs import parse_input
+from piper_ray.workloads.measure.factory import find_factory, parse_input
 
 _CPU = torch.device("cpu")
 _LEARNING_RATE = 1e-4

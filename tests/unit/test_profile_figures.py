@@ -18,8 +18,17 @@ from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, s
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.measure import measured_layers
-from piper_ray.workloads.measure.passes import MeasuredPasses, Repeats, clock_of, leaves_of, passes_of
-from piper_ray.workloads.measure.saved import Held, Kept, kept_of, parameters_of
+from piper_ray.workloads.measure.passes import (
+    Held,
+    Kept,
+    MeasuredPasses,
+    Repeats,
+    clock_of,
+    kept_of,
+    leaves_of,
+    parameters_of,
+    passes_of,
+)
 from piper_ray.workloads.measure.store import Figures, Store
 
 torch.set_num_threads(1)  # see profile_models

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.measure.saved import Held
+from piper_ray.workloads.measure.passes import Held
 from piper_ray.workloads.measure.store import Figures
 
 _FULL_PRECISION_BYTES = 4

@@ -10,12 +10,10 @@ from piper_ray.workloads.estimate.architectures import (
     encoder,
     gpt,
     hybrids,
-    inception,
     llama,
     mixtures,
     multimodal,
     seq2seq,
-    t5,
     towers,
     vision,
 )
@@ -25,8 +23,7 @@ from piper_ray.workloads.estimate.families import Family
 FAMILIES: Mapping[str, Family] = {
     name: family
     for module in (
-        gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, convolution, inception,
-        diffusion,
+        gpt, llama, mixtures, hybrids, multimodal, encoder, seq2seq, vision, towers, convolution, diffusion,
     )
     for name, family in module.FAMILIES.items()
 }  # fmt: skip
