@@ -23,12 +23,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
-from piper_ray.workloads.estimate.offered import (
-    heads_handed_out,
-    offered_recomputations,
-    require_offered,
-    undominated,
-)
+from piper_ray.workloads.estimate.offered import heads_handed_out, offered_recomputations, require_offered, undominated
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.runtimes import DEFAULT

@@ -21,13 +21,7 @@ from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, Block
 from piper_ray.workloads.estimate.architectures.usual import USUAL
 from piper_ray.workloads.estimate.architectures.vision import image_projection
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, completed
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    LayerKind,
-    LayerNode,
-    Operator,
-    Product,
-)
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Operator, Product
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {

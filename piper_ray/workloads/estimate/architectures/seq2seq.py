@@ -40,14 +40,7 @@ from piper_ray.workloads.estimate.families import (
     no_check,
     no_length,
 )
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    Exchange,
-    LayerKind,
-    LayerNode,
-    Operator,
-    Product,
-)
+from piper_ray.workloads.estimate.operators import Architecture, Exchange, LayerKind, LayerNode, Operator, Product
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 

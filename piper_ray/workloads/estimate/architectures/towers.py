@@ -11,12 +11,7 @@ from piper_ray.workloads.estimate.architectures.text import embedding_kind
 from piper_ray.workloads.estimate.architectures.transformer import BLOCK_LEGEND, BlockStyle, block, norm, undivided
 from piper_ray.workloads.estimate.architectures.vision import patches_kind, tokens_of
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, no_length
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    LayerKind,
-    LayerNode,
-    Product,
-)
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Product
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 
