@@ -17,7 +17,7 @@ from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import doubtful, parse_bytes, parse_bytes_per_s
-from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.faults import Faults, Words, shown
 
 FIGURE_WORDS = "a finite number >= 0"
 SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"
@@ -55,11 +55,13 @@ _NUMBER = Field(strict=True, ge=0, le=limits.FIGURE, allow_inf_nan=False)
 _POSITIVE = Field(strict=True, ge=limits.LEAST_RATE, le=limits.FIGURE, allow_inf_nan=False)
 _DEGREE = Field(strict=True, ge=1, le=limits.DEVICES)
 
-Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero)]
-Size = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes))]
-LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE]
-Degree = Annotated[int, _DEGREE, WHOLE]
-Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE]
+Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), Words(FIGURE_WORDS)]
+Size = Annotated[
+    float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes)), Words(SIZE_WORDS)
+]
+LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE, Words(ID_WORDS)]
+Degree = Annotated[int, _DEGREE, WHOLE, Words(DEGREE_WORDS)]
+Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE, Words(COUNT_WORDS)]
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
 PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]
@@ -92,12 +94,7 @@ class Quantities:
 CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
     # quantity: (a plain number, a number or text with a unit, what is expected, the option that gives it)
     "devices": (TypeAdapter(Degree), TypeAdapter(Degree), DEGREE_WORDS, "--devices"),
-    "microbatches": (
-        TypeAdapter(Count),
-        TypeAdapter(Count),
-        COUNT_WORDS,
-        "--microbatches",
-    ),
+    "microbatches": (TypeAdapter(Count), TypeAdapter(Count), COUNT_WORDS, "--microbatches"),
     "memory_bytes": (TypeAdapter(Positive), TypeAdapter(PositiveSize), "a finite size > 0 in bytes", "--memory"),
     "bandwidth_bytes_per_s": (
         TypeAdapter(Positive),
@@ -147,7 +144,7 @@ _LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest group
 class InnerLink(Closed):
     """A link that joins groups of ``devices`` devices; B is the one that joins all."""
 
-    devices: Degree = Field(description=DEGREE_WORDS)
+    devices: Degree
     bandwidth: PositiveRate = Field(description="a finite rate > 0 in bytes per second, such as 900GB/s")
 
 

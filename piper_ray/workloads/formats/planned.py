@@ -9,16 +9,7 @@ from pydantic import Field
 
 from piper_ray.model.schedule import Schedule
 from piper_ray.workloads.formats.faults import Faults, path_of
-from piper_ray.workloads.formats.fields import (
-    COUNT_WORDS,
-    DEGREE_WORDS,
-    FIGURE_WORDS,
-    Count,
-    Degree,
-    Figure,
-    LayerId,
-    Open,
-)
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open
 from piper_ray.workloads.formats.plans import check_schema, read_claims
 
 
@@ -56,22 +47,22 @@ class Planned:
 
 class _Stage(Open):
     nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
-    dataParallelDegree: Degree = Field(description=DEGREE_WORDS)
-    tensorParallelDegree: Degree = Field(description=DEGREE_WORDS)
+    dataParallelDegree: Degree
+    tensorParallelDegree: Degree
     paths: list[str] | None = Field(default=None, description="a list of module paths, one for each layer")
     recompute: list[bool] | None = Field(default=None, description="a list of true or false, one for each layer")
 
 
 class _Instance(Open):
     name: str = Field(default="", description="a text")
-    microbatches: Count | None = Field(default=None, description=COUNT_WORDS)
-    samples_per_microbatch: Count | None = Field(default=None, description=COUNT_WORDS)
-    measured_threads: Count | None = Field(default=None, description=COUNT_WORDS)
+    microbatches: Count | None = None
+    samples_per_microbatch: Count | None = None
+    measured_threads: Count | None = None
 
 
 class _Header(Open):
     instance: _Instance = Field(default=_Instance(), description="an object")
-    time_per_sample_s: Figure | None = Field(default=None, description=FIGURE_WORDS)
+    time_per_sample_s: Figure | None = None
 
 
 class _Stages(Open):

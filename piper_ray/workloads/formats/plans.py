@@ -24,7 +24,7 @@ from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import StoppedBy
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import DEGREE_WORDS, FIGURE_WORDS, Degree, Figure, LayerId, Open, read_schedule
+from piper_ray.workloads.formats.fields import Degree, Figure, LayerId, Open, read_schedule
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
 
 SCHEMA_VERSION = 1
@@ -90,8 +90,8 @@ def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> 
 
 class _Stage(Open):
     nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
-    dataParallelDegree: Degree = Field(description=DEGREE_WORDS)
-    tensorParallelDegree: Degree = Field(description=DEGREE_WORDS)
+    dataParallelDegree: Degree
+    tensorParallelDegree: Degree
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
 
 
@@ -219,13 +219,13 @@ class _Instance(Open):
 class _Step(Open):
     all_reduce: AllReduce = Field(strict=False, description=f"one of {', '.join(x.value for x in AllReduce)}")
     all_reduce_overlap: Annotated[float, Field(ge=0.0, le=1.0)] = Field(description="a number from 0 to 1")
-    optimizer_s: Figure = Field(description=FIGURE_WORDS)
+    optimizer_s: Figure
 
 
 class _Claims(Open):
     step: _Step | None = Field(default=None, description="an object")
     instance: _Instance | None = Field(default=None, description="an object")
-    lower_bound_s: Figure | None = Field(default=None, description=FIGURE_WORDS)
+    lower_bound_s: Figure | None = None
     status: str | None = Field(default=None, description="a text")
     planner: str | None = Field(default=None, description="a text")
     note: str | None = Field(default=None, description="a text")

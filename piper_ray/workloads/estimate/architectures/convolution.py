@@ -12,6 +12,7 @@ Inception-v3 (Szegedy et al. 2016) without the auxiliary classifier: modules of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -31,6 +32,11 @@ from piper_ray.workloads.formats.faults import Faults
 
 PICTURE = "2 b y x o"
 """Bytes of what comes out."""
+
+_KEPT = (KeptBytes(PICTURE, Split.WHOLE),)
+_NONE: Mapping[str, int] = {}
+_Shape = tuple[int, int, int]
+"""Height, width, channels."""
 
 LEGEND = {
     "b": "images of a microbatch",
@@ -75,76 +81,42 @@ class Network:
         height, width, into = image if source is None else self.shape[source]
         shape = (_after(height, kernel[0], stride, same), _after(width, kernel[1], stride, same), channels)
         size = f"{kernel[0]}x{kernel[1]}"
-        symbols = self._symbols(shape, i=into, k=kernel[0], l=kernel[1])
-        ending = "" if relu else "-linear"
-        operators = (
-            Operator(
-                "convolution",
-                products=(Product("b y x", "o", "i k l"),),
-                parameters="i k l o",
-                saved=(KeptBytes(PICTURE, Split.WHOLE),),
-                backward_products=1.0 if source is None else 2.0,
-            ),
-            Operator(
-                "batch norm and ReLU" if relu else "batch norm",
-                forward_bytes="6 b y x o",
-                backward_bytes="10 b y x o",
-                parameters="2 o",
-                saved=(KeptBytes(PICTURE, Split.WHOLE),),
-            ),
+        convolution = Operator(
+            "convolution",
+            products=(Product("b y x", "o", "i k l"),),
+            parameters="i k l o",
+            saved=_KEPT,
+            backward_products=1.0 if source is None else 2.0,
         )
-        return self._add(
-            f"conv{size}-{into}-{channels}-{shape[0]}x{shape[1]}{ending}",
-            f"conv {size} to {channels} x {shape[0]} x {shape[1]}{'' if relu else ', linear'}",
-            symbols,
-            operators,
-            shape,
-            () if source is None else (source,),
-            recomputable=True,
-            path=path,
-        )
+        norm = _pass("batch norm and ReLU" if relu else "batch norm", "6 b y x o", "10 b y x o", "2 o")
+        symbols = {"i": into, "k": kernel[0], "l": kernel[1]}
+        kind = self._kind(f"conv{size}-{into}", f"conv {size} to", shape, (convolution, norm), symbols)
+        ending = ("", "") if relu else ("-linear", ", linear")
+        kind = replace(kind, key=kind.key + ending[0], name=kind.name + ending[1], recomputable=True)
+        return self._add(kind, shape, () if source is None else (source,), path)
 
     def pool(self, source: int, window: int, *, stride: int = 1, same: bool = True, path: str = "") -> int:
         """A maximum or mean over windows."""
         height, width, channels = self.shape[source]
         shape = (_after(height, window, stride, same), _after(width, window, stride, same), channels)
-        symbols = self._symbols(shape, k=window, i=stride)
-        operator = Operator(
-            "pool",
-            forward_bytes="2 b y x o + 2 b y x o i i",
-            backward_bytes="4 b y x o + 2 b y x o i i",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"pool{window}-{stride}-{channels}-{shape[0]}x{shape[1]}"
-        name = f"pool {window}x{window} to {channels} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, symbols, (operator,), shape, (source,), path=path)
+        operator = _pass("pool", "2 b y x o + 2 b y x o i i", "4 b y x o + 2 b y x o i i")
+        words = f"pool {window}x{window} to"
+        kind = self._kind(f"pool{window}-{stride}", words, shape, (operator,), {"k": window, "i": stride})
+        return self._add(kind, shape, (source,), path)
 
     def add(self, first: int, second: int, path: str = "") -> int:
         """The sum of two pictures, and ReLU."""
         shape = self.shape[first]
-        operator = Operator(
-            "sum and ReLU",
-            forward_bytes="6 b y x o",
-            backward_bytes="6 b y x o",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"add-{shape[2]}-{shape[0]}x{shape[1]}"
-        name = f"add {shape[2]} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, self._symbols(shape), (operator,), shape, (first, second), path=path)
+        kind = self._kind("add", "add", shape, (_pass("sum and ReLU", "6 b y x o", "6 b y x o"),))
+        return self._add(kind, shape, (first, second), path)
 
     def concatenate(self, sources: Sequence[int]) -> int:
         """Channels of several pictures of one size side by side."""
         height, width, _ = self.shape[sources[0]]
         shape = (height, width, sum(self.shape[source][2] for source in sources))
-        operator = Operator(
-            "concatenation",
-            forward_bytes="4 b y x o",
-            backward_bytes="4 b y x o",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"concat{len(sources)}-{shape[2]}-{height}x{width}"
-        name = f"concatenate {shape[2]} x {height} x {width}"
-        return self._add(key, name, self._symbols(shape), (operator,), shape, tuple(sources))
+        operator = _pass("concatenation", "4 b y x o", "4 b y x o")
+        kind = self._kind(f"concat{len(sources)}", "concatenate", shape, (operator,))
+        return self._add(kind, shape, tuple(sources))
 
     def classifier(self, source: int, classes: int, path: str = "") -> int:
         """The mean over the picture, and a linear layer with bias."""
@@ -158,39 +130,36 @@ class Network:
                 saved=(KeptBytes("4 b c", Split.WHOLE),),
             ),
         )
-        symbols = self._symbols(shape, c=classes)
-        shape = (1, 1, classes)
-        return self._add("classifier", "classifier", symbols, operators, shape, (source,), output="0", path=path)
+        kind = self._kind("classifier", "classifier", shape, operators, {"c": classes})
+        kind = replace(kind, key="classifier", name="classifier", output="0")
+        return self._add(kind, (1, 1, classes), (source,), path)
 
-    def _symbols(self, shape: tuple[int, int, int], **others: int) -> dict[str, float]:
-        return {"b": self.images, "y": shape[0], "x": shape[1], "o": shape[2], **others}
-
-    def _add(
-        self,
-        key: str,
-        name: str,
-        symbols: Mapping[str, float],
-        operators: tuple[Operator, ...],
-        shape: tuple[int, int, int],
-        inputs: tuple[int, ...],
-        *,
-        recomputable: bool = False,
-        output: str = PICTURE,
-        path: str = "",
-    ) -> int:
-        kind = LayerKind(
-            key,
-            name,
-            symbols,
+    def _kind(
+        self, key: str, name: str, shape: _Shape, operators: tuple[Operator, ...], symbols: Mapping[str, int] = _NONE
+    ) -> LayerKind:
+        """A kind of layer that makes a picture of that shape, by which key and name go on."""
+        height, width, channels = shape
+        return LayerKind(
+            f"{key}-{channels}-{height}x{width}",
+            f"{name} {channels} x {height} x {width}",
+            {"b": self.images, "y": height, "x": width, "o": channels, **symbols},
             operators,
-            output,
+            PICTURE,
             checkpoint=PICTURE,
             tensor_parallel=False,
-            recomputable=recomputable,
         )
+
+    def _add(self, kind: LayerKind, shape: _Shape, inputs: tuple[int, ...], path: str = "") -> int:
         self.nodes.append(LayerNode(kind, inputs, path))
         self.shape.append(shape)
         return len(self.nodes) - 1
+
+
+def _pass(name: str, forward_bytes: str, backward_bytes: str, parameters: str = "0") -> Operator:
+    """An operator that goes over pictures number by number."""
+    return Operator(
+        name, forward_bytes=forward_bytes, backward_bytes=backward_bytes, parameters=parameters, saved=_KEPT
+    )
 
 
 def _after(size: int, window: int, stride: int, same: bool) -> int:
