@@ -14,7 +14,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.plain import as_tuple, convert_fields
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, flush_lists
-from piper_ray.workloads.formats.planned import Planned
+from piper_ray.workloads.formats.plans import Planned
 
 Pass = tuple[ActionKind, int, int]
 """Its kind, its stage, and its microbatch among those of a replica."""

@@ -32,8 +32,7 @@ from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form, InFlight
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
-    from piper_ray.workloads.formats.planned import Planned
-    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims
+    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims, Planned
 
     Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
@@ -271,7 +270,7 @@ def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
 def planned(source: Source) -> Planned:
     """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.planned import read_planned
+    from piper_ray.workloads.formats.plans import read_planned
 
     path, document = _plan_document(source)
     faults = Faults(repeated_keys(document))

@@ -2,6 +2,7 @@
 
 What is written is Piper's ``stages``, with names, paths and ranks in each, under a header that says what they are of.
 What a document says beside the plan are its ``PlanClaims``: its schedule, who made it, and what was proved of it.
+``Planned`` is a plan for those without the instance at hand: its stages as the document names them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from piper_ray.model.step import AllReduce, StepTerms
 from piper_ray.model.stop import StoppedBy
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Degree, Figure, LayerId, Open, read_schedule
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
 
 SCHEMA_VERSION = 1
@@ -317,4 +318,111 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         blocks=None if blocks is None else BlockStats(**blocks),
         schedule=Schedule(ScheduleName(read.schedule), read.chunks, read.group),
         step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
+    )
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """path: of its module in the user's model."""
+
+    id: int
+    path: str
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """layers: in the order of their ids."""
+
+    layers: tuple[PlannedLayer, ...]
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
+    not say."""
+
+    name: str
+    stages: tuple[PlannedStage, ...]
+    microbatches: int | None
+    samples_per_microbatch: int | None
+    time_per_sample_s: float | None
+    schedule: Schedule | None
+    measured_threads: int | None
+
+
+class _NamedStage(Open):
+    nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
+    dataParallelDegree: Degree
+    tensorParallelDegree: Degree
+    paths: list[str] | None = Field(default=None, description="a list of module paths, one for each layer")
+    recompute: list[bool] | None = Field(default=None, description="a list of true or false, one for each layer")
+
+
+class _NamedInstance(Open):
+    name: str = Field(default="", description="a text")
+    microbatches: Count | None = None
+    samples_per_microbatch: Count | None = None
+    measured_threads: Count | None = None
+
+
+class _Header(Open):
+    instance: _NamedInstance = Field(default=_NamedInstance(), description="an object")
+    time_per_sample_s: Figure | None = None
+
+
+class _Stages(Open):
+    stages: list[_NamedStage] = Field(min_length=1, description="a list of stages, front to back")
+
+
+def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | None:
+    """Of a plan document, or of ``solve --json`` with a plan in it; None, with the faults noted, for anything else.
+
+    Piper's own plans name no modules: that is a fault here.
+    """
+    check_schema(document, None, faults)
+    nested = "stages" not in document and "plan" in document
+    header = faults.model(_Header, document, "")
+    read = faults.model(_Stages, document["plan"] if nested else document, "plan" if nested else "")
+    claims = read_claims(document, faults)
+    if faults or header is None or read is None or claims is None:
+        return None
+    stages = [
+        _stage(stage, path_of("plan" if nested else "", "stages", index), faults)
+        for index, stage in enumerate(read.stages)
+    ]
+    seen: set[int] = set()
+    for stage in stages:
+        for layer in stage.layers:
+            if layer.id in seen:
+                faults.at("stages", f"layer {layer.id} is there twice; expected each layer once")
+            seen.add(layer.id)
+    if faults:
+        return None
+    return Planned(
+        header.instance.name,
+        tuple(stages),
+        header.instance.microbatches,
+        header.instance.samples_per_microbatch,
+        header.time_per_sample_s,
+        claims.schedule,
+        header.instance.measured_threads,
+    )
+
+
+def _stage(read: _NamedStage, path: str, faults: Faults) -> PlannedStage:
+    count = len(read.nodes)
+    paths, recompute = read.paths or [], read.recompute or [False] * count
+    if len(paths) != count or not all(paths):
+        what = "module paths of all layers; expected a plan of a workload with paths, as profile writes it"
+        faults.at(path_of(path, "paths"), f"not the {what}")
+        paths = [""] * count
+    if len(recompute) != count:
+        faults.at(path_of(path, "recompute"), "not as many as nodes; expected true or false for each layer")
+        recompute = [False] * count
+    layers = sorted(zip(read.nodes, paths, recompute, strict=True))
+    return PlannedStage(
+        tuple(PlannedLayer(*layer) for layer in layers), read.dataParallelDegree, read.tensorParallelDegree
     )

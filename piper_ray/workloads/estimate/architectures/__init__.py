@@ -14,7 +14,6 @@ from piper_ray.workloads.estimate.architectures import (
     mixtures,
     multimodal,
     seq2seq,
-    towers,
     vision,
 )
 from piper_ray.workloads.estimate.architectures.usual import USUAL as USUAL
@@ -23,7 +22,7 @@ from piper_ray.workloads.estimate.families import Family
 FAMILIES: Mapping[str, Family] = {
     name: family
     for module in (
-        gpt, llama, mixtures, hybrids, multimodal, encoder, seq2seq, vision, towers, convolution, diffusion,
+        gpt, llama, mixtures, hybrids, multimodal, encoder, seq2seq, vision, convolution, diffusion,
     )
     for name, family in module.FAMILIES.items()
 }  # fmt: skip
