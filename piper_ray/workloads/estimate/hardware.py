@@ -20,7 +20,7 @@ from pydantic import Field
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.units import OnNote, doubtful
-from piper_ray.workloads.formats.documents import parse_toml, read_text
+from piper_ray.workloads.formats.documents import merged, parse_toml, read_text
 from piper_ray.workloads.formats.faults import Faults, path_of
 from piper_ray.workloads.formats.fields import Closed, Degree, Figure, Positive, PositiveRate, PositiveSize
 
@@ -198,21 +198,13 @@ def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text:
     table = parse_toml("hardware.toml", text)
     if path is None:
         return _read("hardware.toml", table)
-    hardware = _read(str(path), _over(table, parse_toml(str(path), read_text(str(path)))))
+    hardware = _read(str(path), merged(table, parse_toml(str(path), read_text(str(path)))))
     for key, gpu in hardware.gpus.items():
         for name, per_second in _SIZES.items():
             doubt = doubtful(getattr(gpu, name), per_second, with_units=True)
             if doubt is not None:
                 on_note(f"{path}: {path_of('gpus', key, str(Gpu.model_fields[name].alias))}: {doubt}")
     return hardware
-
-
-def _over(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    merged = dict(below)
-    for key, value in above.items():
-        old = below.get(key)
-        merged[key] = _over(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _read(source: str, table: Mapping[str, object]) -> Hardware:

@@ -114,6 +114,15 @@ def as_document(source: str, document: object) -> Mapping[str, object]:
     return document
 
 
+def merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
+    entries = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        entries[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return entries
+
+
 def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
     """A fault for each key that some object of a parsed JSON document gives twice."""
     from piper_ray.workloads.formats.faults import path_of

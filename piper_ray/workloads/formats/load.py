@@ -21,6 +21,7 @@ from piper_ray.storage.files import write_atomically
 from piper_ray.workloads.formats.documents import (
     advice,
     as_document,
+    merged,
     parse_json,
     parse_toml,
     read_text,
@@ -420,18 +421,9 @@ def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Map
             below = parse_toml(str(path), read_text(str(path)))
         except InputError as error:
             raise InputError(source, [Fault("base", f"{path}: {fault}") for fault in error.faults]) from None
-        document = _merged(below, {key: value for key, value in document.items() if key != "base"})
+        document = merged(below, {key: value for key, value in document.items() if key != "base"})
         folder = path.parent
     return document
-
-
-def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = below.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _checked(source: str, read: T | None, faults: Faults) -> T:
