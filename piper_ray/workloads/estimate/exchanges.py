@@ -1,10 +1,9 @@
 """What the devices of a layer tell each other in a pass: tensor, sequence, context and expert parallelism.
 
-What groups of GPUs tell each other takes, on the links that they have: NVLink within a node, the network between.
-
-Ranks lie in the order t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a
-group are ``stride`` ranks apart. Collectives are rings (Thakur et al. 2005; NCCL): n devices take n - 1 steps for an
-all-gather or a reduce-scatter, each of 1/n of the whole.
+A ``Group`` of GPUs takes as long as its links need: NVLink within a node, the network between. Ranks lie in the order
+t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a group are ``stride`` ranks
+apart. Collectives are rings (Thakur et al. 2005; NCCL): n devices take n - 1 steps for an all-gather or a
+reduce-scatter, each of 1/n of the whole.
 """
 
 from __future__ import annotations

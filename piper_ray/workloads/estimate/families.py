@@ -1,6 +1,6 @@
 """What every family of models offers: a description that is read from a config, and the layers that it makes.
 
-What configs leave out: the defaults of their classes in transformers (``defaults.toml``).
+What a config leaves out is completed by the defaults of its class in transformers (``defaults.toml``).
 """
 
 from __future__ import annotations

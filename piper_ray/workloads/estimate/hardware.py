@@ -1,9 +1,8 @@
 """The table of hardware (``hardware.toml``), which a user's own file can add to or correct.
 
-Finding a GPU by what people and drivers call it.
-
-A name is a model and details: "NVIDIA A100-SXM4-80GB" is an A100, of the form SXM, with 80 GB. It means the GPU of that
-model that has all the details it gives; of several the one that is usual, else the first of the table.
+A GPU is found by what people and drivers call it. A name is a model and details: "NVIDIA A100-SXM4-80GB" is an A100, of
+the form SXM, with 80 GB. It means the GPU of that model that has all the details it gives; of several the one that is
+usual, else the first of the table.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Bytes on each device of a layer in a mode: parameters, what a microbatch in flight keeps, what its passes need.
 
-What a layer's backward pass holds beside what its microbatch kept: gradients on their way, inputs gathered again.
-
-The layer is gone through backwards, operator by operator, as autograd does: the gradient of an operator's input is
-there before that of its output goes, and what the operator kept goes when it is through. What counts is the largest
-sum on the way.
+A backward pass holds gradients on their way and inputs gathered again, beside what its microbatch kept. The layer is
+gone through backwards, operator by operator, as autograd does: the gradient of an operator's input is there before that
+of its output goes, and what the operator kept goes when it is through. What counts is the largest sum on the way.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 ``Split`` says what t tensor-parallel devices do with a figure: the parts of a Megatron layer that tensor parallelism
 divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Korthikanti et al. 2022), and the rest.
 
-Formulas as they are printed: sums of products of numbers and symbols, ``2 s b h + 4 s b V / 2``.
-
-A layer's figures are written this way once; evaluating them and explaining them start from the same text.
+Formulas stand as they are printed: sums of products of numbers and symbols, ``2 s b h + 4 s b V / 2``. A layer's
+figures are written this way once; evaluating them and explaining them start from the same text.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How long the operators of a layer take on each device: the slower of arithmetic and memory traffic, and launches.
 
-How much a model computes: FLOP by the usual definitions, which utilisation is measured against.
-
+How much a model computes is counted as well: FLOP by the usual definitions, which utilisation is measured against.
 Model FLOP (Chowdhery et al. 2022, appendix B): products of the forward and backward pass, of attention only what a
 causal mask leaves. For a dense model: 6 a token for each parameter but those of the embedding, and 6 s a d a token and
 layer for attention. MFU is the share of the peak rate that goes into these. Hardware FLOP are these and what is

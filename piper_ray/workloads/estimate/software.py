@@ -1,6 +1,6 @@
 """Generations of training software (``software.toml``): what each does by default, and what it makes of a GPU.
 
-What measurements change of the constants: factors on a few rates, applied to a stack in one place.
+A ``Calibration`` is what measurements change of the constants: factors on a few rates, applied to a stack in one place.
 """
 
 from __future__ import annotations

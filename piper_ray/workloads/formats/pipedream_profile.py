@@ -1,4 +1,4 @@
-"""PipeDream's profiles (``graph.txt``): one line for each node, then tab-indented edges.
+"""PipeDream's profiles (``graph.txt``), read and written: one line for each node, then tab-indented edges.
 
     node4 -- Embedding(32320, 1024) -- forward_compute_time=0.073, backward_compute_time=6.949, ...
     <tab>node4 -- node5

@@ -1,8 +1,7 @@
 """The user's factory: finding it, calling it, and making its inputs fit the microbatch.
 
-Where in the user's code an error came from, and the error in words: what a user sees in place of a traceback.
-
-Inputs given on the command line: ``--input SHAPE[:DTYPE[:LIMIT]]``.
+Inputs may be declared on the command line: ``--input SHAPE[:DTYPE[:LIMIT]]``. In place of a traceback a user sees where
+in their code an error came from, and the error in words.
 """
 
 from __future__ import annotations

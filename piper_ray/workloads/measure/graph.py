@@ -1,11 +1,10 @@
 """From a traced pass to layers: it is cut where a layer's module is called, and what is between joins the layer before.
 
-Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest
-of what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
+Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest of
+what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
 
-Which layers are equal: the same modules and operations on inputs of equal shapes take the same time and memory.
-
-Which modules of a model are layers, and which are followed into.
+``chosen`` says which modules of a model are layers, and which are followed into. ``signature_of`` says which layers are
+equal: the same modules and operations on inputs of equal shapes take the same time and memory.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""How long a layer's passes take: warm-up, repeats, median and spread.
-
-Bytes that a layer holds: its parameters, and what autograd keeps between its forward and its backward pass.
+"""How long a layer's passes take, by warm-up, repeats, median and spread; and the bytes that it holds: its parameters,
+and what autograd keeps between its forward and its backward pass.
 """
 
 from __future__ import annotations

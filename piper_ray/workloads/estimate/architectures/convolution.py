@@ -1,12 +1,11 @@
-"""The parts of convolutional networks: units of convolution, batch norm and ReLU, pools, sums, concatenations.
+"""Convolutional networks, of units of convolution, batch norm and ReLU, pools, sums, and concatenations.
 
 They run at t = 1: Megatron's tensor parallelism has no convolutions. Symbols: b images of a microbatch; y x x the
 picture that comes out, o its channels, i those that go in; k x l the kernel. A unit keeps what it hands on, which the
 next one reads, and what its norm reads; recomputation keeps the former only and convolves again.
 
-ResNet: bottlenecks or pairs of convolutions beside a shortcut (He et al. 2016).
-
-Inception-v3 (Szegedy et al. 2016) without the auxiliary classifier: modules of branches that are concatenated.
+ResNet has bottlenecks or pairs of convolutions beside a shortcut (He et al. 2016); Inception-v3 (Szegedy et al. 2016),
+here without the auxiliary classifier, has modules of branches that are concatenated.
 """
 
 from __future__ import annotations

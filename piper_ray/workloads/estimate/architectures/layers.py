@@ -3,7 +3,8 @@
 A part is described by plain numbers (``Attention``, ``Dense`` and their likes in other modules) and made of operators
 by ``part``; symbols of a part belong to its kind of layer alone, so kinds of one model may differ in them.
 
-DeepSeek's attention (DeepSeek-V2, 2024, section 2.1): queries, keys and values come from narrow latent vectors.
+``LatentAttention`` is DeepSeek's (DeepSeek-V2, 2024, section 2.1): its queries, keys and values come from narrow latent
+vectors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Whisper and BART: an encoder whose output every layer of the decoder reads, with biases and learned positions.
+"""Models with an encoder whose output every layer of the decoder reads: T5, and Whisper and BART, which have biases and
+learned positions.
 
 Each config's rules are those of its class in Hugging Face's transformers.
-
-T5: an encoder whose output every layer of the decoder reads.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Vision transformers: patches of an image as tokens.
+"""Vision transformers, which read patches of an image as tokens, alone or as one of several towers.
 
-Models of several towers side by side, joined by a contrastive loss: CLIP with two, ImageBind with six.
+Towers stand side by side and are joined by a contrastive loss: CLIP has two, ImageBind six.
 """
 
 from __future__ import annotations
