@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.calibration import Calibration, Constant
+from piper_ray.workloads.estimate.software import Calibration, Constant
 
 _PRIOR = 0.3
 """Of a factor's logarithm: what the tables may well be off by."""

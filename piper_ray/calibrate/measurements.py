@@ -18,7 +18,6 @@ from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 from piper_ray.workloads.estimate.build import EstimateRequest
-from piper_ray.workloads.estimate.calibration import Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Setting, costs_of
 from piper_ray.workloads.estimate.families import Microbatch
@@ -26,7 +25,7 @@ from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.software import precision_named
+from piper_ray.workloads.estimate.software import Calibration, precision_named
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import parse_json, read_text
 

@@ -299,7 +299,7 @@ def print_alternatives(
 def alternatives_document(instance: Instance, found: Alternatives) -> list[dict[str, object]]:
     """For ``solve --json``: their figures and stages."""
     from piper_ray.report.comparison import ComparedPlan, comparison_document
-    from piper_ray.workloads.formats.plan_writer import stage_documents
+    from piper_ray.workloads.formats.plans import stage_documents
 
     plans = [ComparedPlan(str(number), one.plan, one.simulation) for number, one in enumerate(found.found, start=1)]
     return [

@@ -18,7 +18,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.workloads.formats import InFlight, load_text, parse_count, parse_seconds
 
 if TYPE_CHECKING:
-    from piper_ray.workloads.formats.claims import PlanClaims
+    from piper_ray.workloads.formats.plans import PlanClaims
 
 STDIN = Path("-")
 """The INPUT or MODEL that is read from there."""

@@ -104,8 +104,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
     degrees = _degrees(asked.tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
-    from piper_ray.workloads.measure.factory import find_factory
-    from piper_ray.workloads.measure.inputs import parse_input
+    from piper_ray.workloads.measure.factory import find_factory, parse_input
     from piper_ray.workloads.measure.passes import Repeats
     from piper_ray.workloads.measure.session import ProfileRequest, store_of, threads_of_a_rank
     from piper_ray.workloads.measure.session import profile as run

@@ -27,8 +27,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
-from piper_ray.workloads.formats.documents import parse_toml
-from piper_ray.workloads.formats.recognise import advice
+from piper_ray.workloads.formats.documents import advice, parse_toml
 
 FORMS = (
     "a Megatron layout string, Megatron's launch arguments, torchtitan's list of lists of module names or its "

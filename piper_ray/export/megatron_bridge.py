@@ -26,8 +26,7 @@ from piper_ray.export.run_as import ReadLayout
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.runtimes.pieces import ModelPieces
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Attention
+from piper_ray.workloads.estimate.architectures.layers import Attention, LatentAttention
 from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 

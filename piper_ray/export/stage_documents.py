@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 
@@ -25,10 +25,7 @@ from piper_ray.run.exported_files import LISTS, STAGES
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
-from piper_ray.workloads.formats.surroundings import read_schedule
-
-_Count = Annotated[Count, Field(description=COUNT_WORDS)]
+from piper_ray.workloads.formats.fields import Count, Open, read_schedule
 
 
 class _Module(Open):
@@ -45,12 +42,12 @@ class _Stage(Open):
 
 
 class _Document(Open):
-    data_parallel_degree: _Count
-    tensor_parallel_degree: _Count = 1
-    context_parallel_degree: _Count = 1
-    optimizer_shards: _Count = 1
-    microbatch_samples: _Count | None = None
-    global_batch_samples: _Count | None = None
+    data_parallel_degree: Count
+    tensor_parallel_degree: Count = 1
+    context_parallel_degree: Count = 1
+    optimizer_shards: Count = 1
+    microbatch_samples: Count | None = None
+    global_batch_samples: Count | None = None
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
 
 

@@ -11,8 +11,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.architectures.experts import Experts
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Dense
+from piper_ray.workloads.estimate.architectures.layers import Dense, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary, decoder_shape
 from piper_ray.workloads.estimate.families import Microbatch

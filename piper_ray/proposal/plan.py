@@ -31,8 +31,8 @@ from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.roofline import hardware_flop
 from piper_ray.workloads.estimate.software import ContextExchange
-from piper_ray.workloads.estimate.work import hardware_flop
 
 _LEAST_TOKENS = 8192
 """Of a group: with fewer there is little left to share that tensor parallelism does not share as well."""

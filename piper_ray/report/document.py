@@ -21,7 +21,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.load import instance_of
-from piper_ray.workloads.formats.plan_writer import Document, header, stage_documents
+from piper_ray.workloads.formats.plans import Document, header, stage_documents
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

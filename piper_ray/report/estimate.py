@@ -14,10 +14,10 @@ from piper_ray.report.document import workload_text
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
-from piper_ray.workloads.estimate.formulas import number_text, substituted
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import (
     Numbers,
+    backward_bytes,
     kept_bytes,
     kept_parts,
     numbers_on_device,
@@ -26,18 +26,18 @@ from piper_ray.workloads.estimate.memory import (
 )
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
-from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
 from piper_ray.workloads.estimate.roofline import (
     achieved_fraction,
     backward_s,
     forward_s,
+    hardware_flop,
+    model_flop,
     product_s,
     shape_on,
     traffic_s,
 )
 from piper_ray.workloads.estimate.software import ContextExchange
-from piper_ray.workloads.estimate.work import hardware_flop, model_flop
-from piper_ray.workloads.estimate.working import backward_bytes
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 

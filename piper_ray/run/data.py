@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.run.stages import input_name
-from piper_ray.workloads.measure.factory import Factory, Inputs, TrainableModel
-from piper_ray.workloads.measure.inputs import Declared
+from piper_ray.workloads.measure.factory import Declared, Factory, Inputs, TrainableModel
 
 _NO_TENSORS = "without tensors"
 

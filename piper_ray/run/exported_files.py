@@ -14,7 +14,7 @@ from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.workloads.formats.documents import parse_json, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import COUNT_WORDS, Count, Open
+from piper_ray.workloads.formats.fields import Count, Open
 
 STAGES, LISTS = "stages.json", "schedule.csv"
 """Files of the folder."""
@@ -32,9 +32,9 @@ class _Stage(Open):
 
 
 class _Document(Open):
-    pipeline_ranks: Count = Field(description=COUNT_WORDS)
-    data_parallel_degree: Count = Field(description=COUNT_WORDS)
-    microbatches: Count = Field(description=COUNT_WORDS)
+    pipeline_ranks: Count
+    data_parallel_degree: Count
+    microbatches: Count
     weight_type: Literal["", "float32", "bfloat16", "float16"] = Field("", description="float32, bfloat16 or float16")
     stages: list[_Stage] = Field(min_length=1, description="a list of stages")
 

@@ -18,7 +18,7 @@ from piper_ray.model.figures import plural, time_text
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.units import as_tuple, convert_fields
 from piper_ray.simulate.actions import ActionKind, flush_lists
-from piper_ray.workloads.formats.planned import Planned
+from piper_ray.workloads.formats.plans import Planned
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation

@@ -36,9 +36,7 @@ from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError,
 from piper_ray.run.data import Data, Microbatch
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.pipeline import PassFailed, Pipeline
-from piper_ray.workloads.measure.factory import find_factory
-from piper_ray.workloads.measure.inputs import parse_input
-from piper_ray.workloads.measure.places import place_of, words_of
+from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
 
 
 class PeakMemory:

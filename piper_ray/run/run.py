@@ -136,6 +136,6 @@ def _document(plan: Plan | Source, instance: Instance | None) -> tuple[Source, S
 
 
 def _complete(plan: Plan, instance: Instance) -> dict[str, object]:
-    from piper_ray.workloads.formats.plan_writer import plan_document
+    from piper_ray.workloads.formats.plans import plan_document
 
     return plan_document(instance, plan, None)

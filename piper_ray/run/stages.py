@@ -20,8 +20,8 @@ from torch.utils.checkpoint import checkpoint
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.job import LayerJob
+from piper_ray.workloads.measure.factory import place_of, words_of
 from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
-from piper_ray.workloads.measure.places import place_of, words_of
 
 
 @dataclass(frozen=True)

@@ -54,11 +54,10 @@ from piper_ray.model.units import OnNote, doubtful
 from piper_ray.planners import ALL_NAMES
 from piper_ray.sweep.point import Point, Sweep, graph_hash
 from piper_ray.workloads.formats import load
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse
+from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import MANY, ONE, Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
-from piper_ray.workloads.formats.inflight import InFlight
-from piper_ray.workloads.formats.recognise import advice
+from piper_ray.workloads.formats.forms import InFlight
 
 POINTS = 1_000_000
 """At most, in one sweep."""

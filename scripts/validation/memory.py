@@ -16,6 +16,7 @@ from piper_ray.workloads.estimate.runtimes import (
     DEFAULT,
     FSDP,
     HAI_LLM,
+    HALF_GRADIENTS,
     MEGATRON_2021,
     MEGATRON_2021_FP16,
     MEGATRON_CORE,
@@ -25,7 +26,6 @@ from piper_ray.workloads.estimate.runtimes import (
     Runtime,
 )
 from piper_ray.workloads.estimate.software import Precision
-from piper_ray.workloads.estimate.states import HALF_GRADIENTS
 
 _RUNTIMES = {
     "megatron-2021": (MEGATRON_2021, MEGATRON_2021_FP16),

@@ -10,9 +10,8 @@ from piper_ray.calibrate.fit import Measurement, fit
 from piper_ray.calibrate.layouts import Laid
 from piper_ray.calibrate.measurements import LayoutStep
 from piper_ray.calibrate.runs import PublishedRun
-from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Constant
 from piper_ray.workloads.estimate.hardware import Hardware
-from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, software_named
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, UNCALIBRATED, Constant, Stack, software_named
 from scripts.validation.errors import Errors, groups_of, in_fitted_half
 from scripts.validation.price import PricedRun
 

@@ -19,10 +19,10 @@ from piper_ray.calibrate.measurements import Estimated, measurements_in, simulat
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest
-from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration, Constant
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
+from piper_ray.workloads.estimate.software import UNCALIBRATED, Calibration, Constant
 from tests.cli_cases import run as run_cli
 
 HARDWARE = load_hardware()

@@ -10,13 +10,13 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.config import read_model
-from piper_ray.workloads.estimate.formulas import evaluate, substituted
+from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, all_reduce_s, all_to_all_s, ring_bytes_per_s
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.links import Group, all_gather_s, all_reduce_s, all_to_all_s, ring_bytes_per_s
+from piper_ray.workloads.estimate.memory import backward_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
+from piper_ray.workloads.estimate.operators import evaluate, substituted
 from piper_ray.workloads.estimate.roofline import MatrixProducts, achieved_fraction, product_s
 from piper_ray.workloads.estimate.software import load_software
-from piper_ray.workloads.estimate.working import backward_bytes
 from tests.estimate_support import estimated, gpt, kind_of, model_of, tmpc_of
 
 HARDWARE = load_hardware()

@@ -8,7 +8,7 @@ import pytest
 
 from piper_ray.model.figures import flop_text
 from piper_ray.model.mode import Recomputation
-from piper_ray.workloads.estimate.work import hardware_flop, model_flop
+from piper_ray.workloads.estimate.roofline import hardware_flop, model_flop
 from tests.estimate_support import estimated, gpt, kind_of, model_of
 
 LLAMA: dict[str, Any] = {

@@ -15,7 +15,7 @@ from piper_ray.model.instance import Tensor
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.workloads.formats import Form
 from piper_ray.workloads.formats.dnn_partitioning import strong_components
-from piper_ray.workloads.formats.pipedream_profile_writer import in_flight_rule
+from piper_ray.workloads.formats.pipedream_profile import in_flight_rule
 from tests.data import INCEPTION, PROFILES, profile_text
 from tests.instances import build, random_instance, tmpc
 

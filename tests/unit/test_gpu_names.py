@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.gpu_names import near_gpus
-from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.hardware import load_hardware, near_gpus
 
 HARDWARE = load_hardware()
 

@@ -12,14 +12,23 @@ import torch
 from torch import nn
 
 from piper_ray.model.errors import InputError, LimitError, UsageError
+from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.links import Group, all_reduce_s
 from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.measure import measured_layers
-from piper_ray.workloads.measure.passes import MeasuredPasses, Repeats, clock_of, leaves_of, passes_of
-from piper_ray.workloads.measure.saved import Held, Kept, kept_of, parameters_of
+from piper_ray.workloads.measure.passes import (
+    Held,
+    Kept,
+    MeasuredPasses,
+    Repeats,
+    clock_of,
+    kept_of,
+    leaves_of,
+    parameters_of,
+    passes_of,
+)
 from piper_ray.workloads.measure.store import Figures, Store
 
 torch.set_num_threads(1)  # see profile_models

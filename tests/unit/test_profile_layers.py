@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.measure.choice import chosen
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
-from piper_ray.workloads.measure.graph import Source, TracedLayer, layers_of
-from piper_ray.workloads.measure.signature import signature_of
+from piper_ray.workloads.measure.graph import Source, TracedLayer, chosen, layers_of, signature_of
 from tests.profile_models import GPT, HERE
 
 CPU = torch.device("cpu")

@@ -25,8 +25,8 @@ from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.simulate.timeline import MemorySteps
-from piper_ray.workloads.formats.claims import PlanClaims
 from piper_ray.workloads.formats.load import plan_claims
+from piper_ray.workloads.formats.plans import PlanClaims
 from tests.page_support import Page, page, subject
 from tests.report_cases import small_instance, small_plan
 from tests.simulate_support import GIB, chain, cut

@@ -174,7 +174,7 @@ def test_a_layer_that_the_plan_does_not_have_is_told() -> None:
 
 
 def _data(call: Callable[..., object], declared: str | None = None) -> Data:
-    from piper_ray.workloads.measure.inputs import parse_input
+    from piper_ray.workloads.measure.factory import parse_input
 
     factory = Factory("here", call, {}, None)
     inputs = [] if declared is None else [parse_input(declared)]

@@ -15,7 +15,7 @@ from piper_ray.planners import plan as planned
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
-from piper_ray.workloads.formats.claims import PlanClaims
+from piper_ray.workloads.formats.plans import PlanClaims
 
 _SAME_TIME = 1e-9
 """Relative. A plan is faster than a bound only beyond what sums round to."""

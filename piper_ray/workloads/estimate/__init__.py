@@ -1,10 +1,10 @@
 """Workloads from nothing: a model's config and the name of a GPU make an instance that can be planned.
 
 ``config`` finds the model, ``architectures`` makes its layers of operators, ``adapters`` freezes them and adds LoRA's,
-``modes`` lists the ways to run a layer, ``roofline``, ``exchanges`` over ``links``, and ``memory`` price one, ``work``
-counts its FLOP, ``costs`` adds them up to a TMPC, ``build`` puts the instance together; ``layout`` prices one given
-layout. ``states``, ``working``, ``runtimes`` and ``ranks`` say what each rank of a run holds, by item. ``hardware`` and
-``software`` hold all constants. In the planner's words:
+``modes`` lists the ways to run a layer, ``roofline``, which counts its FLOP, ``exchanges`` and ``memory`` price one,
+``costs`` adds them up to a TMPC, ``build`` puts the instance together; ``layout`` prices one given layout. ``memory``,
+``runtimes`` and ``ranks`` say what each rank of a run holds, by item. ``hardware`` and ``software`` hold all constants.
+In the planner's words:
 
 - a sample is one microbatch; p is the s of its forward and backward pass, recomputation and the exchanges among t
   devices included, one after the other;

@@ -14,23 +14,20 @@ from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc, Trained
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
-from piper_ray.workloads.estimate.calibration import UNCALIBRATED, Calibration
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
-from piper_ray.workloads.estimate.offered import (
-    heads_handed_out,
-    offered_recomputations,
-    require_offered,
-    undominated,
-)
+from piper_ray.workloads.estimate.offered import heads_handed_out, offered_recomputations, require_offered, undominated
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
+from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
+    UNCALIBRATED,
+    Calibration,
     ContextExchange,
     Stack,
     context_exchange_named,
@@ -38,7 +35,6 @@ from piper_ray.workloads.estimate.software import (
     software_named,
     stack_of,
 )
-from piper_ray.workloads.estimate.work import step_flop
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ class EstimateRequest:
 class Estimate:
     """An instance with what it was made from. modes: of each kind, by key.
 
-    model_flop, hardware_flop: of a step (see ``work``), the latter if all layers are recomputed in full.
+    model_flop, hardware_flop: of a step (see ``roofline``), the latter if all layers are recomputed in full.
     """
 
     instance: Instance

@@ -13,13 +13,19 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
-from piper_ray.workloads.estimate.defaults import completed
-from piper_ray.workloads.estimate.families import Family, Microbatch
+from piper_ray.workloads.estimate.families import Family, Microbatch, completed
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_json, parse_toml, read_text, refuse, repeated_keys
+from piper_ray.workloads.formats.documents import (
+    HUGGING_FACE,
+    advice,
+    parse_json,
+    parse_toml,
+    read_text,
+    refuse,
+    repeated_keys,
+)
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
 from piper_ray.workloads.formats.fields import Open
-from piper_ray.workloads.formats.recognise import HUGGING_FACE, advice
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from typing import TypedDict
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate import synchronisation
-from piper_ray.workloads.estimate.exchanges import exchanges_of
+from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.estimate.links import Group, all_gather_s
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
     gathered_bytes,

@@ -9,8 +9,7 @@ from functools import cached_property
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Rules
 from piper_ray.workloads.estimate.architectures.experts import Experts
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Attention, Described
+from piper_ray.workloads.estimate.architectures.layers import Attention, Described, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
 
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")

@@ -18,9 +18,9 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.exchanges import transfer_bytes_per_s
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.links import transfer_bytes_per_s
 from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind

@@ -2,6 +2,9 @@
 
 ``Split`` says what t tensor-parallel devices do with a figure: the parts of a Megatron layer that tensor parallelism
 divides (Shoeybi et al. 2019), those that only sequence parallelism divides (Korthikanti et al. 2022), and the rest.
+
+Formulas stand as they are printed: sums of products of numbers and symbols, ``2 s b h + 4 s b V / 2``. A layer's
+figures are written this way once; evaluating them and explaining them start from the same text.
 """
 
 from __future__ import annotations
@@ -11,7 +14,43 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Literal
 
-from piper_ray.workloads.estimate.formulas import evaluate
+Symbols = Mapping[str, float]
+
+
+def evaluate(formula: str, symbols: Symbols) -> float:
+    """The value of ``formula``. Words are factors, ``/`` divides by the next one, ``+`` separates the summands."""
+    total: float = 0
+    for summand in formula.split("+"):
+        product: float = 1
+        divides = False
+        for word in summand.split():
+            if word == "/":
+                divides = True
+                continue
+            value = _value(word, symbols)
+            product = product / value if divides else product * value
+            divides = False
+        total += product
+    return total
+
+
+def substituted(formula: str, symbols: Symbols) -> str:
+    """``formula`` with numbers in the place of symbols: ``2 8192 1 16384`` becomes ``2*8192*1*16384``."""
+    summands = []
+    for summand in formula.split("+"):
+        text = "*".join("/" if word == "/" else number_text(_value(word, symbols)) for word in summand.split())
+        summands.append(text.replace("*/*", "/"))
+    return " + ".join(summands)
+
+
+def number_text(value: float) -> str:
+    """A whole number without a point, another with six digits."""
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"
+
+
+def _value(word: str, symbols: Symbols) -> float:
+    return symbols[word] if word in symbols else float(word) if "." in word else int(word)
+
 
 LOSS = "loss"
 """The name of the operator that turns logits into a loss."""

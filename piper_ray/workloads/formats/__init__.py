@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from piper_ray.model import limits
 from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_count, parse_seconds
-from piper_ray.workloads.formats.forms import Form
-from piper_ray.workloads.formats.inflight import InFlight
+from piper_ray.workloads.formats.forms import Form, InFlight
 from piper_ray.workloads.formats.load import dump, dump_plan, instance_of, load, load_plan, load_solution, load_text
 
 if TYPE_CHECKING:

@@ -30,9 +30,9 @@ from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats.faults import Faults, shown
-from piper_ray.workloads.formats.fields import FIGURE_WORDS, ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
+from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
-from piper_ray.workloads.formats.pipedream_profile_writer import unwritten
+from piper_ray.workloads.formats.pipedream_profile import unwritten
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
@@ -51,19 +51,19 @@ _FLAG_WORDS = "true, false, 0 or 1"
 
 
 class _Node(Open):
-    id: LayerId = Field(description=ID_WORDS)
+    id: LayerId
     name: str | None = Field(default=None, description="a text")
     supportedOnFpga: bool | int = Field(description=_FLAG_WORDS)
-    fpgaLatency: Figure = Field(description=FIGURE_WORDS)
+    fpgaLatency: Figure
     isBackwardNode: bool | int = Field(description=_FLAG_WORDS)
     colorClass: int | None = Field(default=None, description=ID_WORDS)
-    size: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    size: Figure = 0.0
 
 
 class _Edge(Open):
     sourceId: LayerId = Field(description="the id of a node")
     destId: LayerId = Field(description="the id of a node")
-    cost: Figure = Field(description=FIGURE_WORDS)
+    cost: Figure
 
 
 def read_dnn_partitioning(

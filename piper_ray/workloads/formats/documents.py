@@ -1,4 +1,7 @@
-"""Reading files: bytes, text, and the JSON and TOML documents in them. Every failure becomes a fault."""
+"""Reading files: bytes, text, and the JSON and TOML documents in them. Every failure becomes a fault.
+
+``advice`` says what a document is that is not what it was taken for.
+"""
 
 from __future__ import annotations
 
@@ -111,6 +114,15 @@ def as_document(source: str, document: object) -> Mapping[str, object]:
     return document
 
 
+def merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
+    entries = dict(below)
+    for key, value in above.items():
+        old = below.get(key)
+        entries[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return entries
+
+
 def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
     """A fault for each key that some object of a parsed JSON document gives twice."""
     from piper_ray.workloads.formats.faults import path_of
@@ -182,3 +194,26 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 def _integer(digits: str) -> int | float:
     return int(digits) if len(digits) <= _LONGEST_INTEGER else float(digits)
+
+
+HUGGING_FACE = "a Hugging Face config: `piper-ray estimate FILE --gpu NAME --nodes COUNT` makes a workload of it"
+
+_SWEEP = frozenset({"workloads", "grid", "points"})
+_WORKLOAD = frozenset({"types", "layers", "nodes", "edges"})
+_CONFIG = frozenset({"model_type", "architectures", "num_hidden_layers", "transformers_version"})
+
+
+def advice(document: Mapping[str, object]) -> str | None:
+    """Such as "a plan: `piper-ray verify INPUT PLAN` checks it"; None for what nobody here knows."""
+    if _CONFIG & document.keys():
+        return HUGGING_FACE
+    if "stages" in document or document.get("schema") == "piper-ray/solution":
+        return "a plan: `piper-ray verify INPUT PLAN` checks one, `simulate` and `report` show what it does"
+    if _SWEEP & document.keys():
+        return "a sweep: `piper-ray sweep FILE --storage DIR` solves its points"
+    if _WORKLOAD & document.keys():
+        return "a workload: `piper-ray solve FILE` plans it"
+    schema = document.get("schema")
+    if isinstance(schema, str) and schema.startswith("piper-ray/"):
+        return f"what piper-ray {schema.removeprefix('piper-ray/')} wrote"
+    return None

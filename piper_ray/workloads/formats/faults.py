@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -33,6 +33,12 @@ _PROBLEM = {
 }
 
 
+class Words(str):
+    """What a kind of value is, as faults say that it is expected; it stands in the annotation of the kind."""
+
+    __slots__ = ()
+
+
 class Faults:
     """The faults found so far. ``at`` adds one; ``model`` and ``value`` add what pydantic finds.
 
@@ -58,7 +64,7 @@ class Faults:
             return model.model_validate(value)
         except ValidationError as error:
             expected = {
-                name: field.description for key, field in model.model_fields.items() for name in names_of(key, field)
+                name: _expected(field) for key, field in model.model_fields.items() for name in names_of(key, field)
             }
             self._note(error, path, {name: text for name, text in expected.items() if text}, "an object")
             return None
@@ -85,6 +91,13 @@ def names_of(key: str, field: FieldInfo) -> list[str]:
     """What a document may call a field of that key."""
     choices = field.validation_alias
     return [str(name) for name in choices.choices] if isinstance(choices, AliasChoices) else [field.alias or key]
+
+
+def _expected(field: FieldInfo) -> str | None:
+    """A field's description, or else the words of its kind, of which it may be an optional one."""
+    kinds = [field.metadata, *(getattr(kind, "__metadata__", ()) for kind in get_args(field.annotation))]
+    words = (str(item) for kind in kinds for item in kind if isinstance(item, Words))
+    return field.description or next(words, None)
 
 
 def path_of(path: str, *parts: int | str) -> str:

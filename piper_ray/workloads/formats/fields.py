@@ -1,18 +1,23 @@
-"""The kinds of value that inputs are made of, and K, N, M and B, which every input gives or leaves to the caller."""
+"""The kinds of value that inputs are made of; K, N, M and B, which every input gives or leaves to the caller; and what
+files may say besides of a cluster and a batch: links of smaller groups, samples and tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
-from piper_ray.model import limits
+from piper_ray.model import arguments, limits
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Batch
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import doubtful, parse_bytes, parse_bytes_per_s
-from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.faults import Faults, Words, shown
 
 FIGURE_WORDS = "a finite number >= 0"
 SIZE_WORDS = "a size >= 0 in bytes, such as 8192 or 30MiB"
@@ -50,11 +55,13 @@ _NUMBER = Field(strict=True, ge=0, le=limits.FIGURE, allow_inf_nan=False)
 _POSITIVE = Field(strict=True, ge=limits.LEAST_RATE, le=limits.FIGURE, allow_inf_nan=False)
 _DEGREE = Field(strict=True, ge=1, le=limits.DEVICES)
 
-Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero)]
-Size = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes))]
-LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE]
-Degree = Annotated[int, _DEGREE, WHOLE]
-Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE]
+Figure = Annotated[float, _NUMBER, AfterValidator(_unsigned_zero), Words(FIGURE_WORDS)]
+Size = Annotated[
+    float, _NUMBER, AfterValidator(_unsigned_zero), BeforeValidator(_parsed(parse_bytes)), Words(SIZE_WORDS)
+]
+LayerId = Annotated[int, Field(strict=True, ge=-limits.ID, le=limits.ID), WHOLE, Words(ID_WORDS)]
+Degree = Annotated[int, _DEGREE, WHOLE, Words(DEGREE_WORDS)]
+Count = Annotated[int, Field(strict=True, ge=1, le=limits.MICROBATCHES), WHOLE, Words(COUNT_WORDS)]
 Positive = Annotated[float, _POSITIVE]
 PositiveSize = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes))]
 PositiveRate = Annotated[float, _POSITIVE, BeforeValidator(_parsed(parse_bytes_per_s))]
@@ -87,12 +94,7 @@ class Quantities:
 CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]] = {
     # quantity: (a plain number, a number or text with a unit, what is expected, the option that gives it)
     "devices": (TypeAdapter(Degree), TypeAdapter(Degree), DEGREE_WORDS, "--devices"),
-    "microbatches": (
-        TypeAdapter(Count),
-        TypeAdapter(Count),
-        COUNT_WORDS,
-        "--microbatches",
-    ),
+    "microbatches": (TypeAdapter(Count), TypeAdapter(Count), COUNT_WORDS, "--microbatches"),
     "memory_bytes": (TypeAdapter(Positive), TypeAdapter(PositiveSize), "a finite size > 0 in bytes", "--memory"),
     "bandwidth_bytes_per_s": (
         TypeAdapter(Positive),
@@ -133,3 +135,69 @@ def read_cluster(
         else:
             faults.at(missing_paths[quantity], f"missing; expected {expected} (or give {option})")
     return Quantities(**values)
+
+
+_COUNT: TypeAdapter[int] = TypeAdapter(Count)
+_LINKS_WORDS = "a list of objects with devices and bandwidth, the smallest groups first"
+
+
+class InnerLink(Closed):
+    """A link that joins groups of ``devices`` devices; B is the one that joins all."""
+
+    devices: Degree
+    bandwidth: PositiveRate = Field(description="a finite rate > 0 in bytes per second, such as 900GB/s")
+
+
+def read_surroundings(
+    quantities: Quantities,
+    overrides: Quantities,
+    inner_links: tuple[str, object],
+    counts: tuple[int | None, ...],
+    faults: Faults,
+) -> dict[str, Any]:
+    """``cluster`` and ``batch`` for an Instance, once there are no faults.
+
+    inner_links: where a file has them, and what (None: nothing). counts: samples of a microbatch, tokens of a sample.
+    A bandwidth in place of the file's own takes the place of all links.
+    """
+    links = () if overrides.bandwidth_bytes_per_s is not None else _read_links(*inner_links, faults)
+    figures: Any = quantities  # all are there, or there are faults
+    return {
+        "cluster": Cluster(figures.devices, figures.memory_bytes, (*links, Link(figures.bandwidth_bytes_per_s))),
+        "batch": Batch(figures.microbatches, *counts),
+    }
+
+
+def read_count(document: Mapping[str, object], key: str, faults: Faults) -> int | None:
+    """None where the document does not say."""
+    return None if document.get(key) is None else faults.value(_COUNT, document[key], key, COUNT_WORDS)
+
+
+def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:
+    """That which plans are to run under. path: where its name stands."""
+    if name is None and chunks is None and group is None:
+        return None
+    try:
+        arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
+        return Schedule(name, chunks, group)  # type: ignore[arg-type]  # it looks at all three
+    except UsageError as error:
+        faults.at(path, str(error))
+        return None
+
+
+def _read_links(path: str, value: object, faults: Faults) -> Sequence[Link]:
+    if value is None:
+        return ()
+    if not isinstance(value, (list, tuple)):
+        faults.at(path, f"not a list ({shown(value)}); expected {_LINKS_WORDS}")
+        return ()
+    links: list[Link] = []
+    for index, item in enumerate(value):
+        link = faults.model(InnerLink, item, f"{path}[{index}]")
+        if link is None:
+            continue
+        before = links[-1].devices if links and links[-1].devices is not None else 1
+        if link.devices % before:
+            faults.at(f"{path}[{index}].devices", f"{link.devices}; expected a multiple of {before}, the group before")
+        links.append(Link(link.bandwidth, link.devices))
+    return links

@@ -1,4 +1,4 @@
-"""The forms in which a workload can be written."""
+"""Kinds of files, and what a device keeps of the microbatches in flight where a file gives no memory for them."""
 
 from __future__ import annotations
 
@@ -19,3 +19,18 @@ class Form(str, Enum):
 
 
 FORM_OF_SUFFIX = {".json": Form.PIPER, ".toml": Form.TOML, ".txt": Form.PIPEDREAM}
+
+
+class InFlight(str, Enum):
+    """How a PipeDream profile's memory grows with y, the microbatches in flight.
+
+    TWO_VERSIONS: activations for each, and two versions of the weights: a = activation, b = 2w (PipeDream-2BW,
+    Narayanan et al., ICML 2021). STASHING: activations and a version of the weights for each: a = activation + w,
+    b = 0 (PipeDream, SOSP 2019, the memory its planner counts).
+
+    >>> InFlight("stashing").value
+    'stashing'
+    """
+
+    TWO_VERSIONS = "two-versions"
+    STASHING = "stashing"

@@ -18,16 +18,22 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.storage.files import write_atomically
-from piper_ray.workloads.formats.documents import as_document, parse_json, parse_toml, read_text, refuse, repeated_keys
-from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form
-from piper_ray.workloads.formats.inflight import InFlight
-from piper_ray.workloads.formats.recognise import advice
+from piper_ray.workloads.formats.documents import (
+    advice,
+    as_document,
+    merged,
+    parse_json,
+    parse_toml,
+    read_text,
+    refuse,
+    repeated_keys,
+)
+from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form, InFlight
 
 if TYPE_CHECKING:
-    from piper_ray.workloads.formats.claims import MadeFor, PlanClaims
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
-    from piper_ray.workloads.formats.planned import Planned
+    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims, Planned
 
     Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
@@ -195,10 +201,10 @@ def _text(instance: Instance, target: str, form: Form) -> str:
 
         return to_toml(instance)
     if form is Form.PIPEDREAM:
-        from piper_ray.workloads.formats import pipedream_profile_writer
+        from piper_ray.workloads.formats import pipedream_profile
 
-        _refuse_losses(target, "a PipeDream profile", pipedream_profile_writer.losses(instance))
-        return pipedream_profile_writer.to_profile(instance)
+        _refuse_losses(target, "a PipeDream profile", pipedream_profile.losses(instance))
+        return pipedream_profile.to_profile(instance)
     if form is Form.DNN_PARTITIONING:
         from piper_ray.workloads.formats import dnn_partitioning
 
@@ -229,9 +235,8 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     >>> piper_ray.load_plan("plan.json", bert) == solution.plan
     True
     """
-    from piper_ray.workloads.formats.claims import made_for_another
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plans import read_plan
+    from piper_ray.workloads.formats.plans import made_for_another, read_plan
 
     instance = instance_of(instance)
     path, document = _plan_document(source)
@@ -248,8 +253,8 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
 def plan_claims(source: Source) -> PlanClaims:
     """What a plan's document says beside the plan. Raises InputError."""
-    from piper_ray.workloads.formats.claims import read_claims
     from piper_ray.workloads.formats.faults import Faults
+    from piper_ray.workloads.formats.plans import read_claims
 
     path, document = _plan_document(source)
     faults = Faults()
@@ -258,7 +263,7 @@ def plan_claims(source: Source) -> PlanClaims:
 
 def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
     """What a plan's document says that it was made for; None if that is this instance, or if it does not say."""
-    from piper_ray.workloads.formats.claims import made_for_another
+    from piper_ray.workloads.formats.plans import made_for_another
 
     return made_for_another(_plan_document(source)[1], instance)
 
@@ -266,7 +271,7 @@ def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
 def planned(source: Source) -> Planned:
     """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.planned import read_planned
+    from piper_ray.workloads.formats.plans import read_planned
 
     path, document = _plan_document(source)
     faults = Faults(repeated_keys(document))
@@ -308,8 +313,7 @@ def dump_plan(
     """
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.objects import check_plan
-    from piper_ray.workloads.formats.plan_writer import plan_document
-    from piper_ray.workloads.formats.plans import read_plan
+    from piper_ray.workloads.formats.plans import plan_document, read_plan
 
     arguments.of_kind("plan", plan, Plan, "a Plan")
     target = arguments.location("path", path)
@@ -342,7 +346,7 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
     Solution(optimal under 1f1b: 15.3316 ms/microbatch, gap 0 %, 8 stages on 512 devices)
     """
     from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.solutions import read_solution
+    from piper_ray.workloads.formats.plans import read_solution
 
     instance = instance_of(instance)
     if isinstance(source, Mapping):
@@ -417,18 +421,9 @@ def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Map
             below = parse_toml(str(path), read_text(str(path)))
         except InputError as error:
             raise InputError(source, [Fault("base", f"{path}: {fault}") for fault in error.faults]) from None
-        document = _merged(below, {key: value for key, value in document.items() if key != "base"})
+        document = merged(below, {key: value for key, value in document.items() if key != "base"})
         folder = path.parent
     return document
-
-
-def _merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
-    """``below`` with the entries of ``above`` in their place; tables are merged entry by entry."""
-    merged = dict(below)
-    for key, value in above.items():
-        old = below.get(key)
-        merged[key] = _merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-    return merged
 
 
 def _checked(source: str, read: T | None, faults: Faults) -> T:

@@ -2,7 +2,7 @@
 
 What is wrong with a file its reader tells, with the path in the file; what is wrong with an object is told here, with
 the path in Python: ``layers[3].tmpcs[2][0].time_per_sample_s``. The rules are the same ones: ``fields`` has those of a
-figure, ``graph`` those of a graph, ``layer_rules`` those of a layer's TMPCs.
+figure, ``graph`` those of a graph and of a layer's TMPCs.
 """
 
 from __future__ import annotations
@@ -31,8 +31,18 @@ from piper_ray.workloads.formats.fields import (
     Figure,
     LayerId,
 )
-from piper_ray.workloads.formats.graph import NamedEdge, NamedId, NamedTensor, check_graph, check_size, check_tensors
-from piper_ray.workloads.formats.layer_rules import check_passes, check_some_tmpc, check_sync_names, check_tmpc_ids
+from piper_ray.workloads.formats.graph import (
+    NamedEdge,
+    NamedId,
+    NamedTensor,
+    check_graph,
+    check_passes,
+    check_size,
+    check_some_tmpc,
+    check_sync_names,
+    check_tensors,
+    check_tmpc_ids,
+)
 from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 T = TypeVar("T")

@@ -141,24 +141,24 @@ class OptionsDocument(_Documented):
     within_s: float | None = Field(default=None, description="The search stops once no plan takes so little.")
 
 
-class EvaluationDocument(_Documented):
-    time_per_sample_s: float = Field(description="Of a microbatch: that of the slowest stage.")
+class _PaceDocument(_Documented):
+    time_per_sample_s: float
     step_s: float | None = Field(default=None, description="Of a whole batch: N microbatches.")
     microbatches_per_s: float | None = Field(default=None, description="null: no time at all.")
     samples_per_s: float | None = Field(default=None, description="null: nobody says how many a microbatch holds.")
     tokens_per_s: float | None = Field(default=None, description="null: nobody says how many a sample has.")
+
+
+class EvaluationDocument(_PaceDocument):
+    time_per_sample_s: float = Field(description="Of a microbatch: that of the slowest stage.")
     devices: int = Field(description="That the plan uses.")
     data_parallel_sum: int = Field(description="Sum of d over all stages.")
     stages: int = Field(description="Their number.")
     bottleneck: int = Field(description="The first stage that is as slow as the whole, from 0.")
 
 
-class SimulatedDocument(_Documented):
+class SimulatedDocument(_PaceDocument):
     time_per_sample_s: float = Field(description="Of a microbatch: the step over N.")
-    step_s: float | None = Field(default=None, description="Of a whole batch: N microbatches.")
-    microbatches_per_s: float | None = Field(default=None, description="null: no time at all.")
-    samples_per_s: float | None = Field(default=None, description="null: nobody says how many a microbatch holds.")
-    tokens_per_s: float | None = Field(default=None, description="null: nobody says how many a sample has.")
     bubble_share: float = Field(description="Of the ranks' time: idle.")
     peak_memory_bytes: list[float] = Field(description="Of each rank of one pipeline, on each of its devices.")
 

@@ -1,23 +1,97 @@
-"""Reading a plan: upstream's plan JSON, or the document of ``solve --json`` that holds one under "plan"."""
+"""Writing and reading plans: upstream's plan JSON, or the document of ``solve --json`` that holds one under "plan".
+
+What is written is Piper's ``stages``, with names, paths and ranks in each, under a header that says what they are of.
+What a document says beside the plan are its ``PlanClaims``: its schedule, who made it, and what was proved of it.
+``Planned`` is a plan for those without the instance at hand: its stages as the document names them.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from piper_ray.model import limits
-from piper_ray.model.instance import Instance
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural, size_option
+from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, ScheduleName, StepTerms
+from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
+from piper_ray.model.stop import StoppedBy
+from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import DEGREE_WORDS, Degree, LayerId, Open
-from piper_ray.workloads.formats.plan_writer import SCHEMA_VERSION
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
+from piper_ray.workloads.formats.plan_schema import SolutionDocument
+
+SCHEMA_VERSION = 1
+"""Raised when a field changes its meaning or goes; new fields do not raise it."""
+
+Document = dict[str, object]
+
+
+def header(kind: str, instance: Instance) -> Document:
+    """What every document of ours says of itself and of its instance."""
+    return {
+        "schema": f"piper-ray/{kind}",
+        "schema_version": SCHEMA_VERSION,
+        "tool_version": __version__,
+        "instance": {
+            "name": instance.name,
+            "digest": instance.digest,
+            "layers": len(instance.layers),
+            "edges": len(instance.edges),
+            "devices": instance.devices,
+            "microbatches": instance.microbatches,
+            "samples_per_microbatch": instance.batch.samples_per_microbatch,
+            "tokens_per_sample": instance.batch.tokens_per_sample,
+            "measured_threads": instance.measured_threads,
+            "memory_bytes": instance.memory_bytes,
+            "bandwidth_bytes_per_s": instance.bandwidth_bytes_per_s,
+        },
+    }
+
+
+def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> list[Document]:
+    """Piper's stages with the names and paths of their layers, where the instance has these, which of them recompute
+    activations, and their ranks.
+
+    schedule: that which the plan is for.
+    """
+    documents: list[Document] = []
+    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), strict=True):
+        layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
+        document["names"] = ["" if layer is None else layer.name for layer in layers]
+        document["paths"] = ["" if layer is None else layer.path for layer in layers]
+        recompute = [
+            layer is not None and _recomputes(layer, stage.tensor_parallel_degree, stage.tmpc_ids[layer.id])
+            for layer in layers
+        ]
+        if any(recompute):
+            document["recompute"] = recompute
+        document["ranks"] = [ranks.start, ranks.stop - 1]
+        documents.append(document)
+    return documents
+
+
+def _recomputes(layer: Layer, degree: int, tmpc_id: str) -> bool:
+    return any(tmpc.recompute for tmpc in layer.tmpcs.get(degree, ()) if tmpc.id == tmpc_id)
+
+
+def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> Document:
+    """The plan file without what evaluating the plan would add. schedule: that which it is for; None: nobody says."""
+    stages = stage_documents(instance, plan, Schedule.first_of(schedule))
+    planned_for = {} if schedule is None else schedule.to_dict()
+    return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}
 
 
 class _Stage(Open):
     nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
-    dataParallelDegree: Degree = Field(description=DEGREE_WORDS)
-    tensorParallelDegree: Degree = Field(description=DEGREE_WORDS)
+    dataParallelDegree: Degree
+    tensorParallelDegree: Degree
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
 
 
@@ -89,4 +163,265 @@ def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults
         data_parallel_degree=stage.dataParallelDegree,
         tensor_parallel_degree=stage.tensorParallelDegree,
         tmpc_ids={layer: stage.TMPCids[str(layer)] for layer in layers},
+    )
+
+
+@dataclass(frozen=True)
+class PlanClaims:
+    """None, or empty, where the document says nothing, as Piper's own says nothing of all this.
+
+    digest, step: of the instance, and the terms of a step, that the rest is of. lower_bound_s: no plan is faster.
+    status: "optimal" or "feasible".
+    planner, note: who made the plan, if not the exact solver, in its own words.
+    """
+
+    schedule: Schedule | None = None
+    digest: str | None = None
+    lower_bound_s: float | None = None
+    status: str | None = None
+    planner: str | None = None
+    note: str | None = None
+    step: StepTerms = StepTerms()
+
+    def step_under(self, schedule: Schedule) -> StepTerms:
+        """The terms of its step where that schedule flushes each batch too; the usual ones where there is no flush."""
+        return StepTerms() if schedule.asynchronous else self.step
+
+
+@dataclass(frozen=True)
+class MadeFor:
+    """The instance that a plan is of, where another one was given, in words.
+
+    other_workload: its layers are others, or have other figures; else only K, N, M or B are.
+    """
+
+    text: str
+    other_workload: bool
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Facts(Open):
+    name: str
+    digest: str
+    layers: int
+    devices: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+
+
+class _Instance(Open):
+    digest: str | None = Field(default=None, description="a text")
+
+
+class _Step(Open):
+    all_reduce: AllReduce = Field(strict=False, description=f"one of {', '.join(x.value for x in AllReduce)}")
+    all_reduce_overlap: Annotated[float, Field(ge=0.0, le=1.0)] = Field(description="a number from 0 to 1")
+    optimizer_s: Figure
+
+
+class _Claims(Open):
+    step: _Step | None = Field(default=None, description="an object")
+    instance: _Instance | None = Field(default=None, description="an object")
+    lower_bound_s: Figure | None = None
+    status: str | None = Field(default=None, description="a text")
+    planner: str | None = Field(default=None, description="a text")
+    note: str | None = Field(default=None, description="a text")
+
+
+def made_for_another(document: Mapping[str, object], instance: Instance) -> MadeFor | None:
+    """None for a plan of this very instance, and for one that does not say what it is of."""
+    if not str(document.get("schema", "")).startswith("piper-ray/"):
+        return None
+    facts = Faults().model(_Facts, document.get("instance"), "instance")
+    if facts is None or facts.digest == instance.digest:
+        return None
+    try:
+        there = instance.replace(
+            devices=facts.devices,
+            microbatches=facts.microbatches,
+            memory_bytes=facts.memory_bytes,
+            bandwidth_bytes_per_s=facts.bandwidth_bytes_per_s,
+        )
+    except UsageError:
+        there = instance
+    if there.digest == facts.digest:
+        options = (
+            ("devices", facts.devices, instance.devices, str(facts.devices)),
+            ("microbatches", facts.microbatches, instance.microbatches, str(facts.microbatches)),
+            ("memory", facts.memory_bytes, instance.memory_bytes, size_option(facts.memory_bytes)),
+            (
+                "bandwidth",
+                facts.bandwidth_bytes_per_s,
+                instance.bandwidth_bytes_per_s,
+                f"{size_option(facts.bandwidth_bytes_per_s)}/s",
+            ),
+        )
+        cluster = " ".join(f"--{name} {text}" for name, there_is, here_is, text in options if there_is != here_is)
+        return MadeFor(f"the plan was made for another cluster or batch: {cluster}", other_workload=False)
+    return MadeFor(
+        f"a plan of another workload: of {quoted(facts.name)}, {plural(facts.layers, 'layer')}, digest "
+        f"{facts.digest[:12]}...; this is {quoted(instance.name)}, {plural(len(instance.layers), 'layer')}, digest "
+        f"{instance.digest[:12]}...",
+        other_workload=True,
+    )
+
+
+def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | None:
+    """None, with the faults noted, for a document whose claims are not of the kind they should be.
+
+    Of a document that is not ours the schedule alone is read: the other names may mean anything there.
+    """
+    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
+    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
+    ours = str(document.get("schema", "")).startswith("piper-ray/")
+    read = faults.model(_Claims, document, "") if ours else _Claims()
+    if faults or read is None:
+        return None
+    digest = None if read.instance is None else read.instance.digest
+    step = StepTerms() if read.step is None else StepTerms(**read.step.model_dump())
+    return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
+
+
+_STATS: TypeAdapter[SolveStats] = TypeAdapter(SolveStats)
+
+
+def read_solution(document: Mapping[str, object], instance: Instance, faults: Faults) -> Solution | None:
+    """The solution that ``document`` describes; None, with the faults noted, if it is not one for this instance."""
+    check_schema(document, "piper-ray/solution", faults)
+    if faults:
+        return None
+    read = faults.model(SolutionDocument, document, "")
+    if read is None:
+        return None
+    if read.instance.digest != instance.digest:
+        faults.at("instance.digest", f"{read.instance.digest[:12]}..., of another instance; expected this one's")
+    plan = None if read.plan is None else read_plan(document, instance, faults)
+    if faults:
+        return None
+    blocks: dict[str, Any] | None = None
+    if read.blocks is not None:
+        blocks = read.blocks.model_dump()
+        old = blocks.pop("time_per_sample")
+        blocks["time_per_sample_s"] = old if blocks["time_per_sample_s"] is None else blocks["time_per_sample_s"]
+    return Solution(
+        status=Status(read.status),
+        time_per_sample_s=read.time_per_sample_s,
+        lower_bound_s=math.inf if read.lower_bound_s is None else read.lower_bound_s,
+        plan=plan,
+        stats=_STATS.validate_python(read.stats.model_dump()),
+        infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
+        stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
+        blocks=None if blocks is None else BlockStats(**blocks),
+        schedule=Schedule(ScheduleName(read.schedule), read.chunks, read.group),
+        step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
+    )
+
+
+@dataclass(frozen=True)
+class PlannedLayer:
+    """path: of its module in the user's model."""
+
+    id: int
+    path: str
+    recompute: bool
+
+
+@dataclass(frozen=True)
+class PlannedStage:
+    """layers: in the order of their ids."""
+
+    layers: tuple[PlannedLayer, ...]
+    data_parallel_degree: int
+    tensor_parallel_degree: int
+
+
+@dataclass(frozen=True)
+class Planned:
+    """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
+    not say."""
+
+    name: str
+    stages: tuple[PlannedStage, ...]
+    microbatches: int | None
+    samples_per_microbatch: int | None
+    time_per_sample_s: float | None
+    schedule: Schedule | None
+    measured_threads: int | None
+
+
+class _NamedStage(Open):
+    nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
+    dataParallelDegree: Degree
+    tensorParallelDegree: Degree
+    paths: list[str] | None = Field(default=None, description="a list of module paths, one for each layer")
+    recompute: list[bool] | None = Field(default=None, description="a list of true or false, one for each layer")
+
+
+class _NamedInstance(Open):
+    name: str = Field(default="", description="a text")
+    microbatches: Count | None = None
+    samples_per_microbatch: Count | None = None
+    measured_threads: Count | None = None
+
+
+class _Header(Open):
+    instance: _NamedInstance = Field(default=_NamedInstance(), description="an object")
+    time_per_sample_s: Figure | None = None
+
+
+class _Stages(Open):
+    stages: list[_NamedStage] = Field(min_length=1, description="a list of stages, front to back")
+
+
+def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | None:
+    """Of a plan document, or of ``solve --json`` with a plan in it; None, with the faults noted, for anything else.
+
+    Piper's own plans name no modules: that is a fault here.
+    """
+    check_schema(document, None, faults)
+    nested = "stages" not in document and "plan" in document
+    header = faults.model(_Header, document, "")
+    read = faults.model(_Stages, document["plan"] if nested else document, "plan" if nested else "")
+    claims = read_claims(document, faults)
+    if faults or header is None or read is None or claims is None:
+        return None
+    stages = [
+        _stage(stage, path_of("plan" if nested else "", "stages", index), faults)
+        for index, stage in enumerate(read.stages)
+    ]
+    seen: set[int] = set()
+    for stage in stages:
+        for layer in stage.layers:
+            if layer.id in seen:
+                faults.at("stages", f"layer {layer.id} is there twice; expected each layer once")
+            seen.add(layer.id)
+    if faults:
+        return None
+    return Planned(
+        header.instance.name,
+        tuple(stages),
+        header.instance.microbatches,
+        header.instance.samples_per_microbatch,
+        header.time_per_sample_s,
+        claims.schedule,
+        header.instance.measured_threads,
+    )
+
+
+def _stage(read: _NamedStage, path: str, faults: Faults) -> PlannedStage:
+    count = len(read.nodes)
+    paths, recompute = read.paths or [], read.recompute or [False] * count
+    if len(paths) != count or not all(paths):
+        what = "module paths of all layers; expected a plan of a workload with paths, as profile writes it"
+        faults.at(path_of(path, "paths"), f"not the {what}")
+        paths = [""] * count
+    if len(recompute) != count:
+        faults.at(path_of(path, "recompute"), "not as many as nodes; expected true or false for each layer")
+        recompute = [False] * count
+    layers = sorted(zip(read.nodes, paths, recompute, strict=True))
+    return PlannedStage(
+        tuple(PlannedLayer(*layer) for layer in layers), read.dataParallelDegree, read.tensorParallelDegree
     )

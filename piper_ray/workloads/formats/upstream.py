@@ -26,10 +26,7 @@ from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
-    COUNT_WORDS,
     DEGREE_WORDS,
-    FIGURE_WORDS,
-    ID_WORDS,
     Count,
     Degree,
     Figure,
@@ -37,6 +34,9 @@ from piper_ray.workloads.formats.fields import (
     Open,
     Quantities,
     read_cluster,
+    read_count,
+    read_schedule,
+    read_surroundings,
 )
 from piper_ray.workloads.formats.graph import (
     NamedEdge,
@@ -44,16 +44,13 @@ from piper_ray.workloads.formats.graph import (
     NamedTensor,
     Neighbours,
     check_graph,
-    check_size,
-    check_tensors,
-)
-from piper_ray.workloads.formats.layer_rules import (
     check_passes,
+    check_size,
     check_some_tmpc,
     check_sync_names,
+    check_tensors,
     check_tmpc_ids,
 )
-from piper_ray.workloads.formats.surroundings import read_count, read_schedule, read_surroundings
 from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
@@ -78,41 +75,41 @@ _SYNC_WORDS = "an object of finite numbers >= 0"
 class _Node(Open):
     """A node without its TMPCs: those are read one by one, so that one fault does not hide the others."""
 
-    id: LayerId = Field(description=ID_WORDS)
+    id: LayerId
     name: str | None = Field(default=None, description="a text")
     path: str = Field(default="", description="a text")
     tied: str = Field(default="", description="a text")
-    experts: Count | None = Field(default=None, description=COUNT_WORDS)
-    keyHeads: Count | None = Field(default=None, description=COUNT_WORDS)
+    experts: Count | None = None
+    keyHeads: Count | None = None
     predictor: bool = Field(default=False, description="true or false")
 
 
 class _Tmpc(Open):
     id: str = Field(description="a text")
-    timePerSample: Figure = Field(description=FIGURE_WORDS)
-    parameterSize: Figure = Field(description=FIGURE_WORDS)
-    memoryUsageA: Figure = Field(description=FIGURE_WORDS)
-    memoryUsageB: Figure = Field(description=FIGURE_WORDS)
+    timePerSample: Figure
+    parameterSize: Figure
+    memoryUsageA: Figure
+    memoryUsageB: Figure
     syncTimeFw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     syncTimeBw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
     recompute: bool | None = Field(default=None, description="true or false")
-    memoryUsageShared: Figure = Field(default=0.0, description=FIGURE_WORDS)
-    leastDataParallelDegree: Degree = Field(default=1, description=DEGREE_WORDS)
-    forwardTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
-    backwardTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
-    weightTimePerSample: Figure | None = Field(default=None, description=FIGURE_WORDS)
+    memoryUsageShared: Figure = 0.0
+    leastDataParallelDegree: Degree = 1
+    forwardTimePerSample: Figure | None = None
+    backwardTimePerSample: Figure | None = None
+    weightTimePerSample: Figure | None = None
 
 
 class _Tensor(Open):
     nodes: list[LayerId] = Field(description="a list of the ids of layers")
-    forwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
-    backwardBytes: Figure = Field(default=0.0, description=FIGURE_WORDS)
+    forwardBytes: Figure = 0.0
+    backwardBytes: Figure = 0.0
 
 
 class _Edge(Open):
     sourceId: LayerId = Field(description="the id of a layer")
     destId: LayerId = Field(description="the id of a layer")
-    communicationCost: Figure = Field(description=FIGURE_WORDS)
+    communicationCost: Figure
 
 
 class _SyncEdges:

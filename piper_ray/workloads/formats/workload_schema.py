@@ -68,10 +68,8 @@ from pydantic import Discriminator, Field, Tag
 from piper_ray.model import limits
 from piper_ray.workloads.formats.faults import MANY, ONE
 from piper_ray.workloads.formats.fields import (
-    COUNT_WORDS,
     DEGREE_WORDS,
     FIGURE_WORDS,
-    ID_WORDS,
     SIZE_WORDS,
     Closed,
     Count,
@@ -112,14 +110,14 @@ class Row(Closed):
     forward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     backward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     weight_s: _Times | None = Field(default=None, description=TIMES_WORDS)
-    weights: Size = Field(default=0.0, description=SIZE_WORDS)
-    activation: Size = Field(default=0.0, description=SIZE_WORDS)
-    fixed: Size = Field(default=0.0, description=SIZE_WORDS)
+    weights: Size = 0.0
+    activation: Size = 0.0
+    fixed: Size = 0.0
     forward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that arrives")
     backward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that leaves")
     recompute: bool | None = Field(default=None, description="true or false")
-    shared: Size = Field(default=0.0, description=SIZE_WORDS)
-    least_data_parallel_degree: Degree = Field(default=1, description=DEGREE_WORDS)
+    shared: Size = 0.0
+    least_data_parallel_degree: Degree = 1
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -131,8 +129,8 @@ class LayerType(Closed):
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
-    experts: Count | None = Field(default=None, description=COUNT_WORDS)
-    key_heads: Count | None = Field(default=None, description=COUNT_WORDS)
+    experts: Count | None = None
+    key_heads: Count | None = None
     predictor: bool = Field(default=False, description="true or false")
     tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
 
@@ -146,7 +144,7 @@ class Entry(Closed):
         default=None, ge=1, le=limits.LAYERS, description=f"a whole number from 1 to {limits.LAYERS}"
     )
     inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
-    id: LayerId | None = Field(default=None, description=ID_WORDS)
+    id: LayerId | None = None
     path: _Texts = Field(default="", description="a text, or a list of one for each layer")
     tied: str = Field(default="", description="a text")
 
@@ -154,11 +152,11 @@ class Entry(Closed):
 class BatchTable(Closed):
     """The [batch] table; N stands in [cluster]."""
 
-    samples_per_microbatch: Count | None = Field(default=None, description=COUNT_WORDS)
-    tokens_per_sample: Count | None = Field(default=None, description=COUNT_WORDS)
+    samples_per_microbatch: Count | None = None
+    tokens_per_sample: Count | None = None
     schedule: str | None = Field(default=None, description="the name of a schedule, such as 1f1b")
-    chunks: Count | None = Field(default=None, description=COUNT_WORDS)
-    group: Count | None = Field(default=None, description=COUNT_WORDS)
+    chunks: Count | None = None
+    group: Count | None = None
 
 
 class GraphTable(Closed):
@@ -180,5 +178,5 @@ class DrawnTensor(Closed):
     """A tensor with the last layers of some entries as its ends."""
 
     layers: list[str] = Field(description="a list of labels of [layers]")
-    forward: Size = Field(default=0.0, description=SIZE_WORDS)
-    backward: Size = Field(default=0.0, description=SIZE_WORDS)
+    forward: Size = 0.0
+    backward: Size = 0.0

@@ -12,7 +12,7 @@ from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.model.units import parse_bytes
 from piper_ray.workloads.formats.trained import trained_model_lines
-from piper_ray.workloads.formats.workload_expansion import PATH_NUMBER
+from piper_ray.workloads.formats.workload import PATH_NUMBER
 from piper_ray.workloads.formats.workload_schema import PREVIOUS, THREADS
 
 Sizes = float | tuple[float, ...]

@@ -11,9 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.estimate.links import Group, all_reduce_s
-from piper_ray.workloads.measure.saved import Held
+from piper_ray.workloads.measure.passes import Held
 from piper_ray.workloads.measure.store import Figures
 
 _FULL_PRECISION_BYTES = 4

@@ -1,11 +1,17 @@
-"""The user's factory: finding it, calling it, and making its inputs fit the microbatch."""
+"""The user's factory: finding it, calling it, and making its inputs fit the microbatch.
+
+Inputs may be declared on the command line: ``--input SHAPE[:DTYPE[:LIMIT]]``. In place of a traceback a user sees where
+in their code an error came from, and the error in words.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +22,61 @@ from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.formats.documents import refuse
-from piper_ray.workloads.measure.inputs import Declared
-from piper_ray.workloads.measure.places import place_of, words_of
+
+_SHAPE = re.compile(r"\d+(x\d+)*|scalar")
+_WORDS = "SHAPE[:DTYPE[:LIMIT]] of one sample, such as 3x224x224 or 1024:int64:50257"
+_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_INTEGERS = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A random input. shape: of a sample; below: integers are less than that."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    below: int
+
+    def tensor(self, microbatch: int) -> torch.Tensor:
+        if self.dtype.is_floating_point:
+            return torch.randn(microbatch, *self.shape).to(self.dtype)
+        return torch.randint(self.below, (microbatch, *self.shape)).to(self.dtype)
+
+
+def parse_input(text: str) -> Declared:
+    """Raises UsageError."""
+    shape, _, rest = text.partition(":")
+    dtype, _, limit = rest.partition(":")
+    dtypes = _FLOATS | _INTEGERS
+    dtype = dtype or "float32"
+    if not _SHAPE.fullmatch(shape) or dtype not in dtypes or (limit and not limit.isdigit()) or limit == "0":
+        raise UsageError(f"--input {text}: expected {_WORDS}; DTYPE is one of {', '.join(dtypes)}")
+    sides = () if shape == "scalar" else tuple(map(int, shape.split("x")))
+    return Declared(sides, dtypes[dtype], int(limit) if limit else 2)
+
+
+_OURS = Path(__file__).resolve().parents[2]
+_TORCH = Path(torch.__file__).resolve().parent
+_IMPORT = Path(traceback.__file__).resolve().parent / "importlib"
+
+
+def place_of(error: BaseException) -> str:
+    """``file.py:12``: the innermost line that is neither ours nor torch's; empty if there is none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        generated = frame.filename.startswith("<")
+        if not generated and not any(above in path.resolve().parents for above in (_OURS, _TORCH, _IMPORT)):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+def words_of(error: BaseException) -> str:
+    """``ValueError: no such size``, in one line."""
+    words = " ".join(str(error).split())
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
+
 
 _TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
 

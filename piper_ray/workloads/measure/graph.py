@@ -1,22 +1,104 @@
 """From a traced pass to layers: it is cut where a layer's module is called, and what is between joins the layer before.
 
-Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest
-of what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
+Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest of
+what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
+
+``chosen`` says which modules of a model are layers, and which are followed into. ``signature_of`` says which layers are
+equal: the same modules and operations on inputs of equal shapes take the same time and memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
+from piper_ray.model.errors import UsageError
 from piper_ray.workloads.formats.documents import refuse
-from piper_ray.workloads.measure.choice import ModuleChoice, chosen
 from piper_ray.workloads.measure.factory import TrainableModel
-from piper_ray.workloads.measure.tracer import trace
+from piper_ray.workloads.measure.tracer import attribute, trace
+
+_CONTAINERS = (
+    nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ModuleChoice:
+    """Paths of modules. layers: each call of one starts a layer; leaves: those, and what else is not looked into."""
+
+    layers: frozenset[str]
+    leaves: frozenset[str]
+
+
+def chosen(model: nn.Module, patterns: Sequence[str]) -> ModuleChoice:
+    """The modules that ``patterns`` (``blocks.*``) match, or else the model's own submodules: see ``_own_layers``.
+
+    Modules of torch.nn are not looked into, containers apart. Raises UsageError for a pattern that matches no module.
+    """
+    paths = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    if patterns:
+        layers: set[str] = set()
+        for pattern in patterns:
+            matched = {path for path in paths if fnmatchcase(path, pattern) and _same_depth(path, pattern)}
+            if not matched:
+                raise UsageError(f"--layers {pattern}: no such module; {_modules_of(model, paths)}")
+            layers |= matched
+    else:
+        layers = set(_own_layers(model, ""))
+    leaves = {path for path, module in model.named_modules(remove_duplicate=False) if path and _of_torch(module)}
+    return ModuleChoice(frozenset(layers), frozenset(layers | leaves))
+
+
+def _modules_of(model: nn.Module, paths: Sequence[str]) -> str:
+    name = type(model).__name__
+    if not paths:
+        return f"{name} has no modules in it; expected a model of several"
+    return f"{name} has {', '.join(paths[:20])}" + (" ..." if len(paths) > 20 else "")
+
+
+def _same_depth(path: str, pattern: str) -> bool:
+    return path.count(".") == pattern.count(".")
+
+
+def _own_layers(module: nn.Module, path: str) -> list[str]:
+    """Children that are no containers and hold no stack of blocks, from the top; of torch.nn's, those with parameters.
+
+    So the items of ``ModuleList([Block, ...])`` and of ``Sequential(Block, ...)`` are layers, however they are nested,
+    a block's own parts are not, and activations and the like go with the layer before them.
+    """
+    found: list[str] = []
+    for name, child in module.named_children():
+        below = f"{path}.{name}" if path else name
+        if isinstance(child, _CONTAINERS) or (
+            _holds_stack(child) and not isinstance(module, (nn.Sequential, nn.ModuleList))
+        ):
+            found += _own_layers(child, below)
+        elif not _of_torch(child) or any(True for _ in child.parameters()):
+            found.append(below)
+    return found
+
+
+def _holds_stack(module: nn.Module) -> bool:
+    """Whether a container of composite modules is somewhere in it."""
+    return not _of_torch(module) and any(
+        isinstance(part, (nn.Sequential, nn.ModuleList)) and any(_is_composite(item) for item in part.children())
+        for part in module.modules()
+    )
+
+
+def _is_composite(module: nn.Module) -> bool:
+    return not isinstance(module, _CONTAINERS) and not _of_torch(module) and any(True for _ in module.children())
+
+
+def _of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
 
 
 @dataclass(frozen=True)
@@ -147,3 +229,66 @@ def _extracted(
             copies[node] = part.node_copy(node, copies.__getitem__)
     part.output(tuple(copies[node] for node in outputs))
     return part, arguments
+
+
+_PLAIN = (bool, int, float, str, type(None))
+_POSITIONS = ("idx", "index", "layer_id", "layer_number")
+
+
+def signature_of(layer: TracedLayer, gradients: Iterable[bool]) -> str:
+    """A hash that equal layers share. gradients: for each input, whether its gradient is asked for.
+
+    It has the types of modules, their settings (attributes that are plain values, but not those that say which layer
+    it is), shapes and types of parameters and inputs, and the operations with their constants. Values of tensors are
+    not in it, nor is what a module keeps in other objects.
+    """
+    number = {node: index for index, node in enumerate(layer.module.graph.nodes)}
+    inputs = [[*_shape(tensor), bool(wanted)] for tensor, wanted in zip(layer.inputs, gradients, strict=True)]
+    steps = [
+        [node.op, _target(layer.module, node), _constants(node.args, number), _constants(node.kwargs, number)]
+        for node in layer.module.graph.nodes
+    ]
+    text = json.dumps([layer.name, inputs, steps], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _shape(tensor: torch.Tensor) -> list[object]:
+    return [list(tensor.shape), list(tensor.stride()), str(tensor.dtype)]
+
+
+def _target(root: fx.GraphModule, node: fx.Node) -> object:
+    if node.op == "call_module":
+        return _module(root.get_submodule(str(node.target)))
+    if node.op == "get_attr":
+        value = attribute(root, str(node.target))
+        return [*_shape(value), value.requires_grad] if isinstance(value, torch.Tensor) else repr(value)
+    if callable(node.target):
+        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+    return "" if node.op in ("placeholder", "output") else str(node.target)
+
+
+def _module(module: torch.nn.Module) -> list[object]:
+    """Type, settings and tensors of a module and all in it."""
+    return [
+        [
+            path,
+            f"{type(part).__module__}.{type(part).__qualname__}",
+            part.extra_repr(),
+            sorted((key, repr(value)) for key, value in vars(part).items() if _is_setting(key, value)),
+            [[key, *_shape(tensor), tensor.requires_grad] for key, tensor in part.named_parameters(recurse=False)],
+            [[key, *_shape(tensor)] for key, tensor in part.named_buffers(recurse=False)],
+        ]
+        for path, part in module.named_modules()
+    ]
+
+
+def _is_setting(key: str, value: object) -> bool:
+    plain = isinstance(value, _PLAIN) or (
+        isinstance(value, (tuple, list)) and all(isinstance(item, _PLAIN) for item in value)
+    )
+    return plain and not key.endswith(_POSITIONS)
+
+
+def _constants(arguments: Any, number: dict[fx.Node, int]) -> str:
+    """The arguments with the nodes in them by number."""
+    return repr(fx.node.map_arg(arguments, lambda node: f"%{number[node]}"))

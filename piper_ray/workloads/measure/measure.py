@@ -8,11 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from piper_ray.model.errors import Fault, InputError
-from piper_ray.workloads.measure.graph import TracedLayer
-from piper_ray.workloads.measure.passes import Clock, Repeats, leaves_of, passes_of
-from piper_ray.workloads.measure.places import place_of, words_of
-from piper_ray.workloads.measure.saved import kept_of, parameters_of
-from piper_ray.workloads.measure.signature import signature_of
+from piper_ray.workloads.measure.factory import place_of, words_of
+from piper_ray.workloads.measure.graph import TracedLayer, signature_of
+from piper_ray.workloads.measure.passes import Clock, Repeats, kept_of, leaves_of, parameters_of, passes_of
 from piper_ray.workloads.measure.store import Figures, Store
 from piper_ray.workloads.measure.tracer import out_of_memory
 

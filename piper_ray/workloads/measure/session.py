@@ -17,12 +17,10 @@ from piper_ray.model.cores import machine_load, share_of_cores
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.workloads.estimate.build import links_of
-from piper_ray.workloads.estimate.gpu_names import find_gpu
-from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware, find_gpu
 from piper_ray.workloads.measure.build import ProfileTarget, instance_of
-from piper_ray.workloads.measure.factory import Factory, TrainableModel
+from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
-from piper_ray.workloads.measure.inputs import Declared
 from piper_ray.workloads.measure.measure import Measured, measured_layers
 from piper_ray.workloads.measure.passes import Repeats, clock_of
 from piper_ray.workloads.measure.store import Store

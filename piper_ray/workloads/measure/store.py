@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.measure.passes import MeasuredPasses
-from piper_ray.workloads.measure.saved import Held, Kept
+from piper_ray.workloads.measure.passes import Held, Kept, MeasuredPasses
 
 _VERSION = 1
 

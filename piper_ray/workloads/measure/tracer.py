@@ -19,8 +19,7 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import Fault, InputError, LimitError
-from piper_ray.workloads.measure.factory import TrainableModel
-from piper_ray.workloads.measure.places import place_of, words_of
+from piper_ray.workloads.measure.factory import TrainableModel, place_of, words_of
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device, torch.layout)
 

@@ -50,8 +50,7 @@ def profile(
     require("torch", "profile")
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure import session
-    from piper_ray.workloads.measure.factory import find_factory
-    from piper_ray.workloads.measure.inputs import parse_input
+    from piper_ray.workloads.measure.factory import find_factory, parse_input
     from piper_ray.workloads.measure.passes import Repeats
 
     arguments.of_kind("model", model, str, "a factory, such as 'model.py:build'")

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.workloads.estimate.architectures import (
+    convolution,
     diffusion,
     encoder,
     gpt,
     hybrids,
-    inception,
     llama,
     mixtures,
     multimodal,
-    resnet,
     seq2seq,
-    t5,
-    towers,
     vision,
 )
 from piper_ray.workloads.estimate.architectures.usual import USUAL as USUAL
@@ -25,7 +22,7 @@ from piper_ray.workloads.estimate.families import Family
 FAMILIES: Mapping[str, Family] = {
     name: family
     for module in (
-        gpt, llama, mixtures, hybrids, multimodal, encoder, t5, seq2seq, vision, towers, resnet, inception, diffusion,
+        gpt, llama, mixtures, hybrids, multimodal, encoder, seq2seq, vision, convolution, diffusion,
     )
     for name, family in module.FAMILIES.items()
 }  # fmt: skip

@@ -1,18 +1,41 @@
-"""The parts of convolutional networks: units of convolution, batch norm and ReLU, pools, sums, concatenations.
+"""Convolutional networks, of units of convolution, batch norm and ReLU, pools, sums, and concatenations.
 
 They run at t = 1: Megatron's tensor parallelism has no convolutions. Symbols: b images of a microbatch; y x x the
 picture that comes out, o its channels, i those that go in; k x l the kernel. A unit keeps what it hands on, which the
 next one reads, and what its norm reads; recomputation keeps the former only and convolves again.
+
+ResNet has bottlenecks or pairs of convolutions beside a shortcut (He et al. 2016); Inception-v3 (Szegedy et al. 2016),
+here without the auxiliary classifier, has modules of branches that are concatenated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Literal
 
-from piper_ray.workloads.estimate.operators import KeptBytes, LayerKind, LayerNode, Operator, Product, Split
+from pydantic import Field
+
+from piper_ray.workloads.estimate.architectures.vision import Labelled, images_text
+from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, no_check, no_length
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+)
+from piper_ray.workloads.formats.faults import Faults
 
 PICTURE = "2 b y x o"
 """Bytes of what comes out."""
+
+_KEPT = (KeptBytes(PICTURE, Split.WHOLE),)
+_NONE: Mapping[str, int] = {}
+_Shape = tuple[int, int, int]
+"""Height, width, channels."""
 
 LEGEND = {
     "b": "images of a microbatch",
@@ -57,76 +80,42 @@ class Network:
         height, width, into = image if source is None else self.shape[source]
         shape = (_after(height, kernel[0], stride, same), _after(width, kernel[1], stride, same), channels)
         size = f"{kernel[0]}x{kernel[1]}"
-        symbols = self._symbols(shape, i=into, k=kernel[0], l=kernel[1])
-        ending = "" if relu else "-linear"
-        operators = (
-            Operator(
-                "convolution",
-                products=(Product("b y x", "o", "i k l"),),
-                parameters="i k l o",
-                saved=(KeptBytes(PICTURE, Split.WHOLE),),
-                backward_products=1.0 if source is None else 2.0,
-            ),
-            Operator(
-                "batch norm and ReLU" if relu else "batch norm",
-                forward_bytes="6 b y x o",
-                backward_bytes="10 b y x o",
-                parameters="2 o",
-                saved=(KeptBytes(PICTURE, Split.WHOLE),),
-            ),
+        convolution = Operator(
+            "convolution",
+            products=(Product("b y x", "o", "i k l"),),
+            parameters="i k l o",
+            saved=_KEPT,
+            backward_products=1.0 if source is None else 2.0,
         )
-        return self._add(
-            f"conv{size}-{into}-{channels}-{shape[0]}x{shape[1]}{ending}",
-            f"conv {size} to {channels} x {shape[0]} x {shape[1]}{'' if relu else ', linear'}",
-            symbols,
-            operators,
-            shape,
-            () if source is None else (source,),
-            recomputable=True,
-            path=path,
-        )
+        norm = _pass("batch norm and ReLU" if relu else "batch norm", "6 b y x o", "10 b y x o", "2 o")
+        symbols = {"i": into, "k": kernel[0], "l": kernel[1]}
+        kind = self._kind(f"conv{size}-{into}", f"conv {size} to", shape, (convolution, norm), symbols)
+        ending = ("", "") if relu else ("-linear", ", linear")
+        kind = replace(kind, key=kind.key + ending[0], name=kind.name + ending[1], recomputable=True)
+        return self._add(kind, shape, () if source is None else (source,), path)
 
     def pool(self, source: int, window: int, *, stride: int = 1, same: bool = True, path: str = "") -> int:
         """A maximum or mean over windows."""
         height, width, channels = self.shape[source]
         shape = (_after(height, window, stride, same), _after(width, window, stride, same), channels)
-        symbols = self._symbols(shape, k=window, i=stride)
-        operator = Operator(
-            "pool",
-            forward_bytes="2 b y x o + 2 b y x o i i",
-            backward_bytes="4 b y x o + 2 b y x o i i",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"pool{window}-{stride}-{channels}-{shape[0]}x{shape[1]}"
-        name = f"pool {window}x{window} to {channels} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, symbols, (operator,), shape, (source,), path=path)
+        operator = _pass("pool", "2 b y x o + 2 b y x o i i", "4 b y x o + 2 b y x o i i")
+        words = f"pool {window}x{window} to"
+        kind = self._kind(f"pool{window}-{stride}", words, shape, (operator,), {"k": window, "i": stride})
+        return self._add(kind, shape, (source,), path)
 
     def add(self, first: int, second: int, path: str = "") -> int:
         """The sum of two pictures, and ReLU."""
         shape = self.shape[first]
-        operator = Operator(
-            "sum and ReLU",
-            forward_bytes="6 b y x o",
-            backward_bytes="6 b y x o",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"add-{shape[2]}-{shape[0]}x{shape[1]}"
-        name = f"add {shape[2]} x {shape[0]} x {shape[1]}"
-        return self._add(key, name, self._symbols(shape), (operator,), shape, (first, second), path=path)
+        kind = self._kind("add", "add", shape, (_pass("sum and ReLU", "6 b y x o", "6 b y x o"),))
+        return self._add(kind, shape, (first, second), path)
 
     def concatenate(self, sources: Sequence[int]) -> int:
         """Channels of several pictures of one size side by side."""
         height, width, _ = self.shape[sources[0]]
         shape = (height, width, sum(self.shape[source][2] for source in sources))
-        operator = Operator(
-            "concatenation",
-            forward_bytes="4 b y x o",
-            backward_bytes="4 b y x o",
-            saved=(KeptBytes(PICTURE, Split.WHOLE),),
-        )
-        key = f"concat{len(sources)}-{shape[2]}-{height}x{width}"
-        name = f"concatenate {shape[2]} x {height} x {width}"
-        return self._add(key, name, self._symbols(shape), (operator,), shape, tuple(sources))
+        operator = _pass("concatenation", "4 b y x o", "4 b y x o")
+        kind = self._kind(f"concat{len(sources)}", "concatenate", shape, (operator,))
+        return self._add(kind, shape, tuple(sources))
 
     def classifier(self, source: int, classes: int, path: str = "") -> int:
         """The mean over the picture, and a linear layer with bias."""
@@ -140,40 +129,195 @@ class Network:
                 saved=(KeptBytes("4 b c", Split.WHOLE),),
             ),
         )
-        symbols = self._symbols(shape, c=classes)
-        shape = (1, 1, classes)
-        return self._add("classifier", "classifier", symbols, operators, shape, (source,), output="0", path=path)
+        kind = self._kind("classifier", "classifier", shape, operators, {"c": classes})
+        kind = replace(kind, key="classifier", name="classifier", output="0")
+        return self._add(kind, (1, 1, classes), (source,), path)
 
-    def _symbols(self, shape: tuple[int, int, int], **others: int) -> dict[str, float]:
-        return {"b": self.images, "y": shape[0], "x": shape[1], "o": shape[2], **others}
-
-    def _add(
-        self,
-        key: str,
-        name: str,
-        symbols: Mapping[str, float],
-        operators: tuple[Operator, ...],
-        shape: tuple[int, int, int],
-        inputs: tuple[int, ...],
-        *,
-        recomputable: bool = False,
-        output: str = PICTURE,
-        path: str = "",
-    ) -> int:
-        kind = LayerKind(
-            key,
-            name,
-            symbols,
+    def _kind(
+        self, key: str, name: str, shape: _Shape, operators: tuple[Operator, ...], symbols: Mapping[str, int] = _NONE
+    ) -> LayerKind:
+        """A kind of layer that makes a picture of that shape, by which key and name go on."""
+        height, width, channels = shape
+        return LayerKind(
+            f"{key}-{channels}-{height}x{width}",
+            f"{name} {channels} x {height} x {width}",
+            {"b": self.images, "y": height, "x": width, "o": channels, **symbols},
             operators,
-            output,
+            PICTURE,
             checkpoint=PICTURE,
             tensor_parallel=False,
-            recomputable=recomputable,
         )
+
+    def _add(self, kind: LayerKind, shape: _Shape, inputs: tuple[int, ...], path: str = "") -> int:
         self.nodes.append(LayerNode(kind, inputs, path))
         self.shape.append(shape)
         return len(self.nodes) - 1
 
 
+def _pass(name: str, forward_bytes: str, backward_bytes: str, parameters: str = "0") -> Operator:
+    """An operator that goes over pictures number by number."""
+    return Operator(
+        name, forward_bytes=forward_bytes, backward_bytes=backward_bytes, parameters=parameters, saved=_KEPT
+    )
+
+
 def _after(size: int, window: int, stride: int, same: bool) -> int:
     return -(-size // stride) if same else (size - window) // stride + 1
+
+
+_Counts = Annotated[list[Count], Field(min_length=1, max_length=20)]
+_Depths = Annotated[list[Layers], Field(min_length=1, max_length=20)]
+_COUNTS_WORDS = "a list of whole numbers >= 1"
+
+
+class ResnetConfig(Labelled):
+    """``resnet``, strides in the 3 x 3 convolutions. Ours besides the Hugging Face keys: image_size."""
+
+    num_channels: Count = 3
+    embedding_size: Count = 64
+    hidden_sizes: _Counts = Field(default=[256, 512, 1024, 2048], description=_COUNTS_WORDS)
+    depths: _Depths = Field(default=[3, 4, 6, 3], description=_COUNTS_WORDS)
+    layer_type: Annotated[Literal["bottleneck", "basic"], Field(description='"bottleneck" or "basic"')] = "bottleneck"
+    downsample_in_first_stage: Flag = False
+    image_size: Count = 224
+
+
+def build_resnet(config: ResnetConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Stem, stages of blocks, classifier."""
+    network = Network(microbatch.samples)
+    image = (config.image_size, config.image_size, config.num_channels)
+    embedder = "resnet.embedder"
+    last = network.unit(None, config.embedding_size, (7, 7), stride=2, image=image, path=f"{embedder}.embedder")
+    last = network.pool(last, 3, stride=2, path=f"{embedder}.pooler")
+    for stage, (width, depth) in enumerate(zip(config.hidden_sizes, config.depths, strict=True)):
+        for block in range(depth):
+            shrinks = block == 0 and (stage > 0 or config.downsample_in_first_stage)
+            path = f"resnet.encoder.stages.{stage}.layers.{block}"
+            last = _block(network, last, width, 2 if shrinks else 1, config.layer_type == "bottleneck", path)
+    network.classifier(last, config.classes, "classifier")
+    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
+
+
+def _block(network: Network, source: int, width: int, stride: int, bottleneck: bool, path: str) -> int:
+    own = [f"{path}.layer.{index}" for index in range(3)]
+    if bottleneck:
+        inner = network.unit(source, width // 4, (1, 1), path=own[0])
+        inner = network.unit(inner, width // 4, (3, 3), stride=stride, path=own[1])
+        inner = network.unit(inner, width, (1, 1), relu=False, path=own[2])
+    else:
+        inner = network.unit(source, width, (3, 3), stride=stride, path=own[0])
+        inner = network.unit(inner, width, (3, 3), relu=False, path=own[1])
+    shortcut = source
+    if stride > 1 or network.shape[source][2] != width:
+        shortcut = network.unit(source, width, (1, 1), stride=stride, relu=False, path=f"{path}.shortcut")
+    return network.add(inner, shortcut, f"{path}.activation")
+
+
+def check_resnet(config: ResnetConfig, faults: Faults) -> None:
+    """Each depth has its width."""
+    if len(config.hidden_sizes) != len(config.depths):
+        faults.at("depths", f"{len(config.depths)} of them, but {len(config.hidden_sizes)} hidden_sizes; expected as "
+                            "many")  # fmt: skip
+
+
+class InceptionConfig(Labelled):
+    """``inception_v3``, a form of our own: there is none of Hugging Face."""
+
+    image_size: Count = 299
+    num_channels: Count = 3
+
+
+def build_inception(config: InceptionConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Stem, eleven modules, classifier."""
+    network = Network(microbatch.samples)
+    image = (config.image_size, config.image_size, config.num_channels)
+    last = network.unit(None, 32, (3, 3), stride=2, same=False, image=image)
+    last = network.unit(last, 32, (3, 3), same=False)
+    last = network.unit(last, 64, (3, 3))
+    last = network.pool(last, 3, stride=2, same=False)
+    last = network.unit(last, 80, (1, 1))
+    last = network.unit(last, 192, (3, 3), same=False)
+    last = network.pool(last, 3, stride=2, same=False)
+    for pooled in (32, 64, 64):
+        last = _square(network, last, pooled)
+    last = _to_17(network, last)
+    for inner in (128, 160, 160, 192):
+        last = _factored(network, last, inner)
+    last = _to_8(network, last)
+    for _ in range(2):
+        last = _spread(network, last)
+    network.classifier(last, config.classes)
+    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
+
+
+def _units(network: Network, source: int, *units: tuple[int, tuple[int, int]]) -> int:
+    for channels, kernel in units:
+        source = network.unit(source, channels, kernel)
+    return source
+
+
+def _square(network: Network, source: int, pooled: int) -> int:
+    return network.concatenate(
+        [
+            _units(network, source, (64, (1, 1))),
+            _units(network, source, (48, (1, 1)), (64, (5, 5))),
+            _units(network, source, (64, (1, 1)), (96, (3, 3)), (96, (3, 3))),
+            _units(network, network.pool(source, 3), (pooled, (1, 1))),
+        ]
+    )
+
+
+def _to_17(network: Network, source: int) -> int:
+    double = _units(network, source, (64, (1, 1)), (96, (3, 3)))
+    return network.concatenate(
+        [
+            network.unit(source, 384, (3, 3), stride=2, same=False),
+            network.unit(double, 96, (3, 3), stride=2, same=False),
+            network.pool(source, 3, stride=2, same=False),
+        ]
+    )
+
+
+def _factored(network: Network, source: int, inner: int) -> int:
+    wide, high = (1, 7), (7, 1)
+    return network.concatenate(
+        [
+            _units(network, source, (192, (1, 1))),
+            _units(network, source, (inner, (1, 1)), (inner, wide), (192, high)),
+            _units(network, source, (inner, (1, 1)), (inner, high), (inner, wide), (inner, high), (192, wide)),
+            _units(network, network.pool(source, 3), (192, (1, 1))),
+        ]
+    )
+
+
+def _to_8(network: Network, source: int) -> int:
+    single = _units(network, source, (192, (1, 1)))
+    factored = _units(network, source, (192, (1, 1)), (192, (1, 7)), (192, (7, 1)))
+    return network.concatenate(
+        [
+            network.unit(single, 320, (3, 3), stride=2, same=False),
+            network.unit(factored, 192, (3, 3), stride=2, same=False),
+            network.pool(source, 3, stride=2, same=False),
+        ]
+    )
+
+
+def _spread(network: Network, source: int) -> int:
+    single = _units(network, source, (384, (1, 1)))
+    double = _units(network, source, (448, (1, 1)), (384, (3, 3)))
+    return network.concatenate(
+        [
+            _units(network, source, (320, (1, 1))),
+            _units(network, single, (384, (1, 3))),
+            _units(network, single, (384, (3, 1))),
+            _units(network, double, (384, (1, 3))),
+            _units(network, double, (384, (3, 1))),
+            _units(network, network.pool(source, 3), (192, (1, 1))),
+        ]
+    )
+
+
+FAMILIES = {
+    "resnet": Family(ResnetConfig, build_resnet, check_resnet, no_length, samples=32, batch=8192),
+    "inception_v3": Family(InceptionConfig, build_inception, no_check, no_length, samples=32, batch=8192),
+}

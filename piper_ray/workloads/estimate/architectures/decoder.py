@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AliasChoices, Field, create_model
 
-from piper_ray.workloads.estimate.architectures import experts, latent, state_space
+from piper_ray.workloads.estimate.architectures import experts, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
+    LATENT_LEGEND,
     Attention,
     Dense,
     Described,
@@ -51,7 +52,7 @@ LEGEND = {
     "P": "learned positions",
     "M": "tokens that each one predicts",
     **experts.LEGEND,
-    **latent.LEGEND,
+    **LATENT_LEGEND,
     **state_space.LEGEND,
 }
 

@@ -6,14 +6,7 @@ from piper_ray.workloads.estimate.architectures.decoder import check_heads
 from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
 from piper_ray.workloads.estimate.architectures.transformer import BLOCK_LEGEND, BlockStyle, block, norm, undivided
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, Share
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    KeptBytes,
-    LayerNode,
-    Operator,
-    Product,
-    Split,
-)
+from piper_ray.workloads.estimate.operators import Architecture, KeptBytes, LayerNode, Operator, Product, Split
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Open
 

@@ -10,13 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piper_ray.workloads.estimate.architectures.layers import Part, Symbols
-from piper_ray.workloads.estimate.architectures.transformer import (
-    HIDDEN,
-    BlockStyle,
-    all_reduce,
-    cheap,
-    feed_forward,
-)
+from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, cheap, feed_forward
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
 
 _NORM, _ACTIVATION, _WHOLE = ("layernorm",), ("moe_act",), ("moe",)

@@ -23,8 +23,7 @@ from piper_ray.workloads.estimate.architectures.decoder import (
     like,
 )
 from piper_ray.workloads.estimate.architectures.experts import Experts
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described
+from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described, LatentAttention
 from piper_ray.workloads.estimate.architectures.llama import LlamaConfig, Qwen2Config
 from piper_ray.workloads.estimate.families import Count, Flag
 from piper_ray.workloads.formats.faults import Faults

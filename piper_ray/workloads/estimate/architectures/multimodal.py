@@ -20,15 +20,8 @@ from piper_ray.workloads.estimate.architectures.text import sequences_text, stac
 from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm, table, undivided
 from piper_ray.workloads.estimate.architectures.usual import USUAL
 from piper_ray.workloads.estimate.architectures.vision import image_projection
-from piper_ray.workloads.estimate.defaults import completed
-from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    LayerKind,
-    LayerNode,
-    Operator,
-    Product,
-)
+from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, completed
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Operator, Product
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {

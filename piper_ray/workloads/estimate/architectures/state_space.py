@@ -105,28 +105,14 @@ class Mamba2:
         operators = (
             _into("2 I + 2 G N + H", style, self.bias),
             _convolution("I + 2 G N", self.kernel_bias),
-            Operator(
+            _scan(
                 "scan by chunks",
-                products=(
-                    Product("s", "Z", "N", "0.5 b G", "count"),
-                    Product("s", "D", "Z", "0.5 b H", "count"),
-                    Product("s", "D", "N", "2 b H", "count"),
-                ),
-                backward_products=2.5,  # what is within a chunk is made again
-                forward_bytes="6 s b I + 4 s b G N",
-                backward_bytes="12 s b I + 8 s b G N",
-                on_chip=True,
+                "I",
+                ("0.5 b G", "0.5 b H", "2 b H"),
+                ("6 s b I + 4 s b G N", "12 s b I + 8 s b G N"),
                 parameters="3 H",
-                saved=(KeptBytes("2 s b I", Split.TENSOR),),
             ),
-            Operator(
-                "norm and gate",
-                forward_bytes="6 s b I",
-                backward_bytes="10 s b I",
-                parameters="I" if self.normed else "0",
-                saved=(KeptBytes("2 s b I", Split.TENSOR),),
-                again=cheap(style),
-            ),
+            _gate(style, "I", "I" if self.normed else "0"),
             _out_of("I"),
         )
         heads = (self.heads, *([self.groups] if self.groups > 1 else []))
@@ -153,29 +139,14 @@ class DeltaNet:
         operators = (
             _into("2 G N + 2 H D + 2 H", style, bias=False),
             _convolution("2 G N + H D", bias=False),
-            Operator(
+            _scan(
                 "delta rule by chunks",
-                products=(
-                    Product("s", "Z", "N", "2 b H", "count"),
-                    Product("s", "D", "Z", "2 b H", "count"),
-                    Product("s", "D", "N", "2 b H", "count"),
-                ),
-                backward_products=2.5,  # what is within a chunk is made again
-                forward_bytes="6 s b H D + 8 s b G N",
-                backward_bytes="12 s b H D + 16 s b G N",
-                on_chip=True,
+                "H D",
+                ("2 b H", "2 b H", "2 b H"),
+                ("6 s b H D + 8 s b G N", "12 s b H D + 16 s b G N"),
                 parameters="2 H",
-                saved=(KeptBytes("2 s b H D", Split.TENSOR),),
             ),
-            Operator(
-                "norm and gate",
-                forward_bytes="6 s b H D",
-                backward_bytes="10 s b H D",
-                parameters="D",
-                parameters_split=Split.WHOLE,
-                saved=(KeptBytes("2 s b H D", Split.TENSOR),),
-                again=cheap(style),
-            ),
+            _gate(style, "H D", "D", Split.WHOLE),
             _out_of("H D"),
         )
         return Part("mixer", operators, (all_reduce("mixer"),), (self.heads, self.key_heads), symbols=own)
@@ -223,6 +194,40 @@ def _convolution(columns: str, bias: bool) -> Operator:
         backward_bytes=each("8 s b"),
         parameters=each("K") + (f" + {columns}" if bias else ""),
         saved=(KeptBytes(each("2 s b"), Split.TENSOR),),
+    )
+
+
+def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str, str], parameters: str) -> Operator:
+    """A scan chunk by chunk. counts: of products of tokens by tokens, of these with values, and of states with both.
+
+    moved: bytes through the device's memory, forwards and backwards.
+    """
+    scores, values, states = counts
+    return Operator(
+        name,
+        products=(
+            Product("s", "Z", "N", scores, "count"),
+            Product("s", "D", "Z", values, "count"),
+            Product("s", "D", "N", states, "count"),
+        ),
+        backward_products=2.5,  # what is within a chunk is made again
+        forward_bytes=moved[0],
+        backward_bytes=moved[1],
+        on_chip=True,
+        parameters=parameters,
+        saved=(KeptBytes(f"2 s b {inner}", Split.TENSOR),),
+    )
+
+
+def _gate(style: BlockStyle, inner: str, parameters: str, parameters_split: Split = Split.TENSOR) -> Operator:
+    return Operator(
+        "norm and gate",
+        forward_bytes=f"6 s b {inner}",
+        backward_bytes=f"10 s b {inner}",
+        parameters=parameters,
+        parameters_split=parameters_split,
+        saved=(KeptBytes(f"2 s b {inner}", Split.TENSOR),),
+        again=cheap(style),
     )
 
 

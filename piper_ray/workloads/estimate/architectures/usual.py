@@ -8,8 +8,7 @@ from typing import Annotated
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Rules, Texts, family, key
-from piper_ray.workloads.estimate.architectures.latent import LatentAttention
-from piper_ray.workloads.estimate.architectures.layers import Described
+from piper_ray.workloads.estimate.architectures.layers import Described, LatentAttention
 from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig, Number
 from piper_ray.workloads.estimate.families import Count, Flag
 
