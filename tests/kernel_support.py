@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from piper_ray.engine.kernels.types import Target
+from piper_ray.engine.kernels.types import Threshold
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.tables.problem import Problem
@@ -91,10 +91,10 @@ def some_threshold_s(made: Case, factor: float) -> float:
     return factor * max(1.0, sum(times))
 
 
-def target_of(made: Case, threshold_s: float, *, device_weight: int = 1, stage_weight: int = 0) -> Target:
+def target_of(made: Case, threshold_s: float, *, device_weight: int = 1, stage_weight: int = 0) -> Threshold:
     """Every downset may take all devices, and the whole sum of data-parallel degrees."""
     downsets, cluster = len(made.sets), made.problem.cluster
-    return Target(
+    return Threshold(
         threshold_s=threshold_s,
         device_weight=device_weight,
         stage_weight=stage_weight,

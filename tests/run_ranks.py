@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from piper_ray.run.data import Data, Microbatch
+from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Job
-from piper_ray.run.rank import Training
+from piper_ray.run.rank import RankTraining
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
 from tests.run_support import loopback
 
@@ -52,7 +52,7 @@ def main(job_file: str, rank: int) -> None:
 
 
 def compared(job: Job, mesh: DeviceMesh) -> dict[str, object]:
-    training = Training(job, mesh, CPU)
+    training = RankTraining(job, mesh, CPU)
     pipeline = training.pipeline
     pipeline.recorder.begin()
     losses = training.run(training.batch())
@@ -92,7 +92,7 @@ def reference(job: Job) -> tuple[float, dict[str, torch.Tensor | None]]:
     return total, {name: parameter.grad for name, parameter in model.module.named_parameters()}
 
 
-def _loss(model: TrainableModel, microbatch: Microbatch) -> torch.Tensor:
+def _loss(model: TrainableModel, microbatch: PassInputs) -> torch.Tensor:
     args, kwargs = microbatch.inputs
     output: Any = model.module(*args, **kwargs)
     if model.loss is None:

@@ -13,7 +13,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, stage_of_chunk
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.stages import Hop, StageLoad
-from piper_ray.simulate.timeline import Layout, PassSeconds, Timeline, layout, run_lists
+from piper_ray.simulate.timeline import PassSeconds, SimulatedRanks, Timeline, layout, run_lists
 from tests.simulate_twin import Link, Pass, Pipeline
 
 GIB = 2.0**30
@@ -51,12 +51,12 @@ def cut(sizes: Sequence[int], degrees: Sequence[int] | int = 1, tensor_parallel:
     return Plan(tuple(stages))
 
 
-def placed(schedule: Schedule, replicas: Sequence[int]) -> Layout:
+def placed(schedule: Schedule, replicas: Sequence[int]) -> SimulatedRanks:
     return layout(schedule, [StageLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, d, 1) for d in replicas])
 
 
 def run(
-    where: Layout,
+    where: SimulatedRanks,
     lists: Sequence[Actions],
     microbatches: int,
     seconds: Floats,
@@ -70,7 +70,7 @@ def run(
 
 
 def twin_of(
-    where: Layout, lists: Sequence[Actions], seconds: Floats, hops: Sequence[Hop], latency_s: float
+    where: SimulatedRanks, lists: Sequence[Actions], seconds: Floats, hops: Sequence[Hop], latency_s: float
 ) -> Pipeline:
     """The same for the twin, numbered its way."""
     passes: list[list[Pass]] = []

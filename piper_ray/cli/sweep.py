@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepCommand:
     """What is solved, where, and where the dataset is kept."""
 
     source: Path = argument("SWEEP", "The sweep: a TOML file of workloads and points.")
@@ -57,7 +57,7 @@ class SweepReportOptions:
     )
 
 
-def sweep(asked: SweepOptions) -> None:
+def sweep(asked: SweepCommand) -> None:
     """Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.
 
     Points are on record within a second. A sweep that ends early, whatever ends it, goes on with --resume.

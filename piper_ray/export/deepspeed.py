@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.stage_documents import in_document, read_stage_document
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text
@@ -36,7 +36,7 @@ _CLASS = "class PlannedPipelineModule("
 _CONSTANTS = ("PARTS", "DEGREES", "RECOMPUTED", "STATE_SHARDS")
 
 
-def planned_module(job: Job, order: Sequence[int], parts: Sequence[int], parameters: Sequence[int] | None) -> str:
+def planned_module(job: ExportJob, order: Sequence[int], parts: Sequence[int], parameters: Sequence[int] | None) -> str:
     """The text. order: layer ids; parts: where each stage begins there, and the end; parameters: of each layer that a
     rank trains, None where nobody knows."""
     recomputed = {layer: kind for stage in job.recomputed_layers for layer, kind in stage.items()}
@@ -139,7 +139,7 @@ def _literal(name: str, value: ast.expr) -> object:
         raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
 
 
-def export_deepspeed(job: Job) -> Export:
+def export_deepspeed(job: ExportJob) -> Export:
     """``ds_config.json``, ``planned_module.py`` and ``launch.sh``. Raises UsageError for what DeepSpeed has no setting
     for."""
     if job.recomputation not in (Recomputation.NONE, Recomputation.FULL):
@@ -168,7 +168,7 @@ def export_deepspeed(job: Job) -> Export:
     return Export(files, "bash launch.sh SCRIPT [ARGUMENTS...]", notes, usage=usage, beyond_bytes=buffer_bytes)
 
 
-def _buffer_bytes(job: Job) -> tuple[float, ...]:
+def _buffer_bytes(job: ExportJob) -> tuple[float, ...]:
     """What PipelineEngine holds on a device of each pipeline rank beyond what a plan's figures count.
 
     Of each microbatch in flight it keeps the tensor that came in, whose copy the first layer reads, and the result
@@ -179,7 +179,7 @@ def _buffer_bytes(job: Job) -> tuple[float, ...]:
     return tuple(min(p - stage, job.microbatches) * (borders[stage] + borders[stage + 1]) for stage in range(p))
 
 
-def _border_bytes(job: Job, stage: int) -> float:
+def _border_bytes(job: ExportJob, stage: int) -> float:
     """Of the tensor that comes into a stage, whole, for a microbatch: what one device without others receives."""
     first = job.in_order(job.plan.stages[stage].layers)[0]
     row = job.instance.layer_by_id[first].tmpcs
@@ -202,7 +202,7 @@ _OPTIMIZER = {
 """fp32 weights and two fp32 moments: 12 bytes a parameter."""
 
 
-def deepspeed_config(job: Job) -> dict[str, object]:
+def deepspeed_config(job: ExportJob) -> dict[str, object]:
     """Without precision and optimizer where nobody knows how the model is trained. Raises UsageError for what
     DeepSpeed's pipelines have not got."""
     model = job.instance.model
@@ -236,7 +236,7 @@ def require_trainable(model: TrainedModel) -> None:
         )
 
 
-def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
+def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
     require_trainable(model)
     if model.precision == Precision.FP16.value:
         return {
@@ -253,7 +253,7 @@ def _precision(job: Job, model: TrainedModel) -> dict[str, object]:
     }
 
 
-def reduced_bytes(job: Job, model: TrainedModel) -> float:
+def reduced_bytes(job: ExportJob, model: TrainedModel) -> float:
     """Of a gradient on its way to the other replicas, as the plan's times have it."""
     software = job.software
     if software is None:
@@ -264,7 +264,7 @@ def reduced_bytes(job: Job, model: TrainedModel) -> float:
     return software.reduced_bytes(Precision(model.precision), training)
 
 
-def trained_parameters(job: Job) -> dict[int, int] | None:
+def trained_parameters(job: ExportJob) -> dict[int, int] | None:
     """On a rank, of each layer id, by what replicas exchange of it; None where nobody knows the bytes of each."""
     model = job.instance.model
     if model is None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from piper_ray.export.files import Export, noted, yaml_text
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.megatron import (
     CONNECTIONS,
     asks_for_connections,
@@ -32,7 +32,7 @@ from piper_ray.model.mode import Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 
 
-def export_flagscale(job: Job) -> Export:
+def export_flagscale(job: ExportJob) -> Export:
     """``system.yaml`` and ``experiment.yaml``, to be merged into the task's own.
 
     Raises UsageError for what FlagScale has no setting for.
@@ -102,10 +102,10 @@ _RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
 
 _DIVIDED = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
 _MESH = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", "pipeline_ranks")
-"""Figures of a plan, by their names in a ``Job`` and in ``RunAs``, in the order of a mesh."""
+"""Figures of a plan, by their names in a ``ExportJob`` and in ``RunAs``, in the order of a mesh."""
 
 
-def _experiment(job: Job) -> dict[str, object]:
+def _experiment(job: ExportJob) -> dict[str, object]:
     """How many processes there are on which nodes. OmegaConf refuses to go on without HOSTFILE."""
     runner: dict[str, object] = {
         "backend": "torchrun", "nnodes": job.nodes, "nproc_per_node": job.processes_per_node,
@@ -117,7 +117,7 @@ def _experiment(job: Job) -> dict[str, object]:
     return {"runner": runner}
 
 
-def _model(job: Job) -> Settings:
+def _model(job: ExportJob) -> Settings:
     """The model's arguments, which FlagScale takes by Megatron's names; empty where nobody knows the model."""
     model = job.instance.model
     if model is None:

@@ -21,7 +21,7 @@ from piper_ray.workloads.estimate.software import Software, load_software
 
 
 @dataclass(frozen=True)
-class Job:
+class ExportJob:
     """A plan that a runtime can run: one d and one t, layers in order, a schedule that it has.
 
     Figures that layouts say, too, have the names of ``RunAs``, by which runtimes' tables write and read them.
@@ -308,7 +308,7 @@ class Job:
         return printable(found.path or found.name)
 
 
-def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> Job:
+def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int) -> ExportJob:
     """Raises UsageError for a schedule that the runtime has not got, InvalidPlan with every rule that is broken, and
     UnsupportedPlan with all that the runtime cannot run.
     """
@@ -325,7 +325,7 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
         unsupported += _unsupported(instance, plan, schedule, runtime, gpus_per_node)
     if unsupported:
         raise UnsupportedPlan(runtime.title, unsupported)
-    return Job(instance, plan, schedule, runtime, gpus_per_node)
+    return ExportJob(instance, plan, schedule, runtime, gpus_per_node)
 
 
 def _size_violations(instance: Instance, plan: Plan, schedule: Schedule) -> Iterator[str]:

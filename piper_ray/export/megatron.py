@@ -4,7 +4,7 @@ precision), and the launch files that say so to ``pretrain_gpt.py``."""
 from __future__ import annotations
 
 from piper_ray.export.files import Export, noted, rendered, resource
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.megatron_flags import PLAN_FLAGS, Settings, Value, said_by, true_ones, words_of
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
@@ -17,7 +17,7 @@ from piper_ray.workloads.estimate.software import ContextExchange
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
-def export_megatron(job: Job) -> Export:
+def export_megatron(job: ExportJob) -> Export:
     """``megatron.args``, ``training.args`` and ``launch.sh``; without the model's arguments where nobody knows it.
 
     Raises UsageError for a plan or a model that Megatron has no arguments for.
@@ -53,17 +53,17 @@ def require_pretrained(model: TrainedModel) -> DecoderShape:
     return require_megatron_model(model)
 
 
-def asks_for_connections(job: Job) -> bool:
+def asks_for_connections(job: ExportJob) -> bool:
     """Whether Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1."""
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
-def megatron_notes(job: Job) -> tuple[str, ...]:
+def megatron_notes(job: ExportJob) -> tuple[str, ...]:
     """What Megatron's arguments leave open, for all who hand a plan to Megatron."""
     return noted("megatron_notes.jinja", job=job)
 
 
-def plan_settings(job: Job) -> Settings:
+def plan_settings(job: ExportJob) -> Settings:
     """Raises UsageError for a plan that Megatron has no arguments for."""
     found = said_by(job, *(flag.name for flag in PLAN_FLAGS if flag.says))
     if job.expert_parallel is None:
@@ -78,7 +78,7 @@ def plan_settings(job: Job) -> Settings:
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather", ContextExchange.ALL_TO_ALL: "a2a"}
 
 
-def context_settings(job: Job) -> Settings:
+def context_settings(job: ExportJob) -> Settings:
     """How groups that share a sequence attend to all of it, where the workload says so. Raises UsageError for what no
     kernel does."""
     model = job.instance.model
@@ -100,7 +100,7 @@ def context_settings(job: Job) -> Settings:
     return {"cp_comm_type": kind}
 
 
-def _recomputation(job: Job) -> dict[str, Value]:
+def _recomputation(job: ExportJob) -> dict[str, Value]:
     """One for all: the first k layers of each chunk, all layers, or the same parts of all."""
     if job.recomputation == Recomputation.NONE:
         return {}
@@ -124,7 +124,7 @@ def _recomputation(job: Job) -> dict[str, Value]:
     return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": most}
 
 
-def overlap_settings(job: Job) -> Settings:
+def overlap_settings(job: ExportJob) -> Settings:
     """What the plan's times count as hidden, turned on."""
     software = job.software
     found: dict[str, Value] = {}
@@ -135,7 +135,7 @@ def overlap_settings(job: Job) -> Settings:
     return true_ones(found)
 
 
-def precision_settings(job: Job, model: TrainedModel) -> Settings:
+def precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     """Precision of products, of gradients as they are summed, and of the optimizer's state.
 
     Raises UsageError for bytes a parameter that no arguments give.

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from piper_ray.export.files import Export, rendered
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.megatron import (
     CONNECTIONS,
     asks_for_connections,
@@ -44,7 +44,7 @@ _PRECISIONS = {
 }
 
 
-def export_bridge(job: Job) -> Export:
+def export_bridge(job: ExportJob) -> Export:
     """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or what is no decoder."""
     model, notes = job.instance.model, list(megatron_notes(job))
     planned: dict[str, object] = {"num_layers": job.blocks}
@@ -83,7 +83,7 @@ def require_decoder(model: TrainedModel) -> DecoderShape:
     return shape
 
 
-def _fields(job: Job) -> dict[str, object]:
+def _fields(job: ExportJob) -> dict[str, object]:
     """Of the config, with what the plan does not ask for: a recipe may have that of another layout."""
     settings = dict(plan_settings(job)) | dict(overlap_settings(job))
     usual: dict[str, object] = {
@@ -118,7 +118,7 @@ def _planned(shape: DecoderShape) -> dict[str, object]:
     return found
 
 
-def _precision(job: Job, model: TrainedModel) -> str:
+def _precision(job: ExportJob, model: TrainedModel) -> str:
     """By Megatron-Bridge's name of it."""
     precision_settings(job, model)  # refuses what Megatron cannot keep
     if model.optimizer_bytes != TrainedModel.optimizer_bytes:

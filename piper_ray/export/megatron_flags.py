@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 
 Value = bool | int | float | str | tuple[str, ...]
 Settings = Mapping[str, Value]
@@ -27,8 +27,8 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class PlanFlag:
-    """name: in Python. says: the figure of a plan that its value is, by its name in a ``Job`` and in ``RunAs``; empty
-    where it says several, or a part of one (``megatron``). fields: of Megatron-Bridge's config that say the
+    """name: in Python. says: the figure of a plan that its value is, by its name in an ``ExportJob`` and in ``RunAs``;
+    empty where it says several, or a part of one (``megatron``). fields: of Megatron-Bridge's config that say the
     same; none where only Megatron-LM has it."""
 
     name: str
@@ -127,7 +127,7 @@ HARMLESS_FLAGS = frozenset({
 """Arguments whose names are like those of a plan's and that decide nothing of how a model is trained."""
 
 
-def said_by(job: Job, *names: str) -> dict[str, Value]:
+def said_by(job: ExportJob, *names: str) -> dict[str, Value]:
     """Those of the flags that are figures of a plan, as it has them; none where it has not."""
     known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
     return {name: value for name, value in known.items() if value is not None}

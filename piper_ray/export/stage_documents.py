@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
@@ -33,7 +33,7 @@ class _Module(Open):
     configuration: str = Field(description="the id of a TMPC")
 
 
-class _Stage(Open):
+class _StageRow(Open):
     """Its modules are read one by one. calls: which of its module's calls each is."""
 
     modules: list[Any] = Field(min_length=1, description="a list of modules")
@@ -48,7 +48,7 @@ class _Document(Open):
     optimizer_shards: Count = 1
     microbatch_samples: Count | None = None
     global_batch_samples: Count | None = None
-    stages: list[_Stage] = Field(min_length=1, description="a list of stages")
+    stages: list[_StageRow] = Field(min_length=1, description="a list of stages")
 
 
 _FIGURES = {
@@ -64,19 +64,19 @@ _FIGURES = {
     "global_batch_samples": "global_batch_samples",
     "tokens_per_sample": "tokens_per_sample",
 }
-"""Figures of a plan, by their names in a ``Job`` and in ``RunAs``, under each key."""
+"""Figures of a plan, by their names in a ``ExportJob`` and in ``RunAs``, under each key."""
 
 
 def in_document(figures: Mapping[str, object]) -> dict[str, object]:
-    """Figures, by their names in a ``Job``, under the keys of a document."""
+    """Figures, by their names in a ``ExportJob``, under the keys of a document."""
     return {key: figures[name] for key, name in _FIGURES.items() if name in figures}
 
 
-def _said(job: Job, *keys: str) -> dict[str, object]:
+def _said(job: ExportJob, *keys: str) -> dict[str, object]:
     return {key: getattr(job, _FIGURES[key]) for key in keys}
 
 
-def export_yaml(job: Job) -> Export:
+def export_yaml(job: ExportJob) -> Export:
     """``plan.yaml``, for no runtime in particular."""
     stages = [
         {
@@ -128,7 +128,7 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
     }
 
 
-def torch_document(job: Job, trained: Mapping[str, object]) -> dict[str, object]:
+def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, object]:
     """Of each stage also which of the calls of a module each is, and whether it is recomputed. Raises UsageError where
     a path lacks."""
     calls = calls_of(job.instance)
@@ -257,7 +257,7 @@ ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
 _MOST_PASSES = 5_000_000
 
 
-def actions_csv(job: Job) -> str:
+def actions_csv(job: ExportJob) -> str:
     """``0F0,0F1,1F0,...``: stage, kind of pass, microbatch. Raises UsageError for lists of too many passes."""
     passes = 3 * job.microbatches * len(job.plan.stages)
     if passes > _MOST_PASSES:
@@ -284,7 +284,7 @@ def require_own_products(model: TrainedModel) -> None:
         raise UsageError("pipeline.py adds no adapters (LoRA) to a model, and this plan trains some")
 
 
-def export_torch(job: Job) -> Export:
+def export_torch(job: ExportJob) -> Export:
     """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
     model = job.instance.model
     if model is not None:
@@ -310,7 +310,7 @@ def _weight_type(model: TrainedModel) -> str:
     return "float16" if model.precision == "fp16" else "bfloat16"
 
 
-def _check_ties(job: Job) -> None:
+def _check_ties(job: ExportJob) -> None:
     """Raises UsageError for weights that several stages share, also on one rank: each would train its own."""
     stage_of = {layer: number for number, stage in enumerate(job.plan.stages, start=1) for layer in stage.layers}
     for layers in job.instance.tied_layers.values():

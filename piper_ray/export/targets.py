@@ -9,7 +9,7 @@ from io import StringIO
 from piper_ray.export.deepspeed import export_deepspeed, require_trainable
 from piper_ray.export.files import RANKS, Export, Target, noted, rendered
 from piper_ray.export.flagscale import export_flagscale
-from piper_ray.export.job import Job, make_job
+from piper_ray.export.job import ExportJob, make_job
 from piper_ray.export.megatron import export_megatron, require_pretrained
 from piper_ray.export.megatron_bridge import export_bridge, require_decoder
 from piper_ray.export.megatron_model import require_megatron_model
@@ -46,7 +46,7 @@ class _Form:
     """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say."""
 
     runtime: Runtime
-    write: Callable[[Job], Export]
+    write: Callable[[ExportJob], Export]
     require: Callable[[TrainedModel], object] = _any_model
 
 
@@ -109,7 +109,7 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
             )
 
 
-def _ranks_csv(job: Job) -> str:
+def _ranks_csv(job: ExportJob) -> str:
     lines = StringIO()
     lines.write("rank,node,local_rank,pipeline_rank,stages,replica,context,shard\n")
     for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.context_parallel):
@@ -119,6 +119,6 @@ def _ranks_csv(job: Job) -> str:
     return lines.getvalue()
 
 
-def _readme(job: Job, target: Target, export: Export) -> str:
+def _readme(job: ExportJob, target: Target, export: Export) -> str:
     lines = rank_lines(job.plan, job.schedule, job.processes_per_node, job.context_parallel)
     return rendered("README.md.jinja", job=job, target=target.value, export=export, lines=lines, plural=plural)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
-from piper_ray.export.job import Job
+from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
 from piper_ray.export.stage_documents import ONE_STAGE, TORCH_NAMES, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
@@ -126,7 +126,7 @@ _WRITTEN = {
     "pipeline_parallel_schedule_csv": "",
 }
 """Fields of the parallelism table that exports write, in this order. Those that are a figure of a plan, 1 where it is
-not said, have its name in a ``Job`` and in ``RunAs``; the others say several, or a part of one."""
+not said, have its name in a ``ExportJob`` and in ``RunAs``; the others say several, or a part of one."""
 
 _FIGURES = {name: says for name, says in _WRITTEN.items() if says}
 _BATCH = {"global_batch_size": "global_batch_samples", "seq_len": "tokens_per_sample"}
@@ -153,7 +153,7 @@ HARMLESS_FIELDS = frozenset({
 """Further ones, which decide nothing of a plan."""
 
 
-def titan_document(job: Job) -> dict[str, object]:
+def titan_document(job: ExportJob) -> dict[str, object]:
     """The fields of torchtitan 0.3's config that the plan decides, and its model if the workload says it.
 
     Raises UsageError for what torchtitan has no field for, and for models that it cannot build.
@@ -189,7 +189,7 @@ def titan_document(job: Job) -> dict[str, object]:
     }
 
 
-def _parallelism(job: Job) -> dict[str, object]:
+def _parallelism(job: ExportJob) -> dict[str, object]:
     shards = shard_degree(job)
     found: dict[str, object] = {
         name: value for name, says in _FIGURES.items() if (value := getattr(job, says)) is not None
@@ -212,7 +212,7 @@ def _parallelism(job: Job) -> dict[str, object]:
     return {name: found[name] for name in _WRITTEN if name in found}
 
 
-def shard_degree(job: Job) -> int:
+def shard_degree(job: ExportJob) -> int:
     """data_parallel_shard_degree, the least that divides d and holds as many shards as the plan and as many ranks as
     its experts need: torchtitan spreads experts over these replicas, cp and t."""
     d, context = job.data_parallel, job.context_parallel
@@ -222,7 +222,7 @@ def shard_degree(job: Job) -> int:
     return next((n for n in divisors(d) if n >= wanted and n * within % ranks == 0), d)
 
 
-def _compile(job: Job, model: TrainedModel) -> dict[str, object]:
+def _compile(job: ExportJob, model: TrainedModel) -> dict[str, object]:
     """torch.compile as torchtitan's own configs use it: of blocks and loss, but for experts in bf16 of the loss alone.
 
     Exchanges of tensor parallelism run beside products where the plan counts on it, which takes compiled blocks.
@@ -235,7 +235,7 @@ def _compile(job: Job, model: TrainedModel) -> dict[str, object]:
     }
 
 
-def compiles_blocks(job: Job, model: TrainedModel) -> bool:
+def compiles_blocks(job: ExportJob, model: TrainedModel) -> bool:
     """Or the loss alone."""
     return not job.experts or model.precision == "fp8"
 
@@ -378,7 +378,7 @@ def _recomputation(given: object) -> Recomputation:
     return _CHECKPOINTS[mode]
 
 
-def export_torchtitan(job: Job) -> Export:
+def export_torchtitan(job: ExportJob) -> Export:
     """The files and how they are used."""
     document = titan_document(job)
     model = job.instance.model

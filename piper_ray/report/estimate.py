@@ -12,7 +12,7 @@ from piper_ray.model.figures import flop_text, given_size_text, memory_text, plu
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.costs import Costs, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import (
@@ -463,7 +463,7 @@ def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
     return f"0; in host memory {total}" if mode.offload else total
 
 
-def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: Costs) -> str:
+def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: LayerCosts) -> str:
     gpu = result.setting.gpu
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
     moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
@@ -473,7 +473,7 @@ def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: Cos
     )
 
 
-def _synchronised_text(result: Estimate, mode: LayerMode, costs: Costs) -> str:
+def _synchronised_text(result: Estimate, mode: LayerMode, costs: LayerCosts) -> str:
     setting = result.setting
     gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
     weight, shards = f"{setting.training.weight_bytes:g} of a weight gathered", mode.optimizer_shards
@@ -487,7 +487,7 @@ def _synchronised_text(result: Estimate, mode: LayerMode, costs: Costs) -> str:
     return f"{costs.trained:,.0f} x {gradient_bytes:g}"
 
 
-def _time_terms(costs: Costs) -> str:
+def _time_terms(costs: LayerCosts) -> str:
     terms = [
         ("forward", costs.forward_s),
         ("backward", costs.backward_s),
@@ -500,7 +500,7 @@ def _time_terms(costs: Costs) -> str:
     return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
 
 
-def _excess_text(result: Estimate, costs: Costs) -> str:
+def _excess_text(result: Estimate, costs: LayerCosts) -> str:
     if not costs.excess_bytes:
         return ""
     return f" + {costs.transient_bytes:,.0f} in its backward pass - {result.setting.workspace_bytes:,.0f} set aside"

@@ -18,20 +18,20 @@ _NO_TENSORS = "without tensors"
 
 
 @dataclass(frozen=True)
-class Microbatch:
+class PassInputs:
     """inputs: of a call of the model. tensors: those in it, by the names that stages know."""
 
     inputs: Inputs
     tensors: Mapping[str, torch.Tensor]
 
     @classmethod
-    def of(cls, inputs: Inputs) -> Microbatch:
+    def of(cls, inputs: Inputs) -> PassInputs:
         leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
         return cls(inputs, {input_name(number): leaf for number, leaf in enumerate(leaves)})
 
-    def on(self, device: torch.device) -> Microbatch:
+    def on(self, device: torch.device) -> PassInputs:
         """On a device."""
-        return Microbatch.of(moved(self.inputs, device))
+        return PassInputs.of(moved(self.inputs, device))
 
 
 def moved(inputs: Inputs, device: torch.device) -> Inputs:
@@ -50,7 +50,7 @@ class Data:
         self._steps = 0
         self._form = _form(model.inputs)
 
-    def batch(self, microbatches: int) -> list[Microbatch]:
+    def batch(self, microbatches: int) -> list[PassInputs]:
         """The next step's. Raises InputError for inputs that differ from the first in more than their numbers."""
         self._steps += 1
         with torch.random.fork_rng(devices=[]):
@@ -60,7 +60,7 @@ class Data:
             if _form(inputs) != self._form:
                 what = f"gives inputs of {_form(inputs)[0]} after {self._form[0]}; expected all microbatches alike"
                 raise InputError(self._factory.spec, [Fault("", what)])
-        return [Microbatch.of(inputs) for inputs in given]
+        return [PassInputs.of(inputs) for inputs in given]
 
     def _given(self, microbatches: int) -> Iterator[Inputs]:
         for _ in range(microbatches):

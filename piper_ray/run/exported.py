@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
-from piper_ray.run.data import Microbatch, divided, in_order_of, moved
+from piper_ray.run.data import PassInputs, divided, in_order_of, moved
 from piper_ray.run.job import PipelinePlan
 from piper_ray.run.pipeline import Pipeline
 from piper_ray.workloads.measure.factory import Inputs, TrainableModel, as_call
@@ -46,7 +46,7 @@ class PlannedSchedule:
         targets = divided("target", self._target, target, count) if pipeline.has_loss else [None] * count
         pipeline.recorder.begin()
         found = pipeline.run(
-            [Microbatch.of(call).on(pipeline.device) for call in calls],
+            [PassInputs.of(call).on(pipeline.device) for call in calls],
             [moved(((one,), {}), pipeline.device) for one in targets],
         )
         if losses is not None and pipeline.has_loss:
@@ -84,7 +84,7 @@ def build(
     if not callable(loss):
         raise UsageError(f"build: the loss is a {type(loss).__name__}; expected a function of output and target")
     call = as_call(inputs)
-    if not Microbatch.of(call).tensors:
+    if not PassInputs.of(call).tensors:
         raise UsageError("build: the inputs have no tensor; expected those of one microbatch")
     trainable = TrainableModel(model, moved(call, _CPU), loss)
     of_loss = moved(((target,), {}), _CPU)

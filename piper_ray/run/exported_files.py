@@ -24,26 +24,26 @@ _WHOLE = ({ActionKind.F}, {ActionKind.B, ActionKind.I}, {ActionKind.B, ActionKin
 """Kinds of passes of which each stage has one for each microbatch."""
 
 
-class _Stage(Open):
+class _ExportedStage(Open):
     pipeline_rank: int = Field(ge=0, description="a whole number from 0 on")
     modules: list[str] = Field(min_length=1, description="a list of module paths")
     calls: list[int] = Field(description="a list of whole numbers, one for each module")
     recomputed: list[bool] = Field(description="a list of true or false, one for each module")
 
 
-class _Document(Open):
+class _ExportedDocument(Open):
     pipeline_ranks: Count
     data_parallel_degree: Count
     microbatches: Count
     weight_type: Literal["", "float32", "bfloat16", "float16"] = Field("", description="float32, bfloat16 or float16")
-    stages: list[_Stage] = Field(min_length=1, description="a list of stages")
+    stages: list[_ExportedStage] = Field(min_length=1, description="a list of stages")
 
 
 def read_folder(folder: Path) -> PipelinePlan:
     """Raises InputError for files that are missing, or are not as they were written."""
     source = str(folder / STAGES)
     faults = Faults()
-    read = faults.model(_Document, parse_json(source, read_text(source)), "")
+    read = faults.model(_ExportedDocument, parse_json(source, read_text(source)), "")
     if read is None:
         raise InputError(source, faults.found)
     stages = []

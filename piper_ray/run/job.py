@@ -18,7 +18,7 @@ from piper_ray.model.figures import plural, time_text
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.units import as_tuple, convert_fields
 from piper_ray.simulate.actions import ActionKind, flush_lists
-from piper_ray.workloads.formats.plans import Planned
+from piper_ray.workloads.formats.plans import PlannedDocument
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -225,7 +225,7 @@ def _plain(key: str, value: object) -> object:
     raise UsageError(f"argument {key} of the model: {arguments.shown(value)} is no number, text, or container of those")
 
 
-def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
+def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Job:
     """Raises UsageError for a plan that torch's pipelines cannot run, with the reason."""
     microbatches = options.microbatches or plan.microbatches
     microbatch = options.microbatch or plan.samples_per_microbatch
@@ -276,13 +276,13 @@ def job_of(plan: Planned, schedule: Schedule, options: JobOptions) -> Job:
     return job
 
 
-def _threads(plan: Planned, ranks: int) -> int:
+def _threads(plan: PlannedDocument, ranks: int) -> int:
     """As many as its times were measured with, if the ranks can have them; else their share of the cores."""
     share = share_of_cores(ranks)
     return share if plan.measured_threads is None else min(plan.measured_threads, share)
 
 
-def _layers(plan: Planned) -> tuple[tuple[LayerJob, ...], ...]:
+def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
     """Those of each stage. Layers of one module are its calls, in the order of their ids."""
     calls: dict[str, list[int]] = defaultdict(list)
     for layer in sorted((layer for stage in plan.stages for layer in stage.layers), key=lambda layer: layer.id):

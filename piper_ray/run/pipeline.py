@@ -26,7 +26,7 @@ from torch.distributed.pipelining.schedules import _Action, _ComputationType, _P
 from torch.nn.parallel import DistributedDataParallel
 
 from piper_ray.model.errors import Fault, InputError
-from piper_ray.run.data import Microbatch
+from piper_ray.run.data import PassInputs
 from piper_ray.run.job import Pass, PipelinePlan, Replicas, Stretch
 from piper_ray.run.stages import Border, StageModule, borders_of, cuts_of, untouched
 from piper_ray.simulate.actions import ActionKind
@@ -176,9 +176,9 @@ class Pipeline:
         place, replica = (mesh.get_local_rank(name) for name in ("pp", "dp"))
         with untouched(model.module):
             traced = _traced(spec, plan, model)
-            loss = Loss(spec, traced.result, model.loss)
+            loss = StageLoss(spec, traced.result, model.loss)
             stages = [StageModule(cut, traced.layers, whole=plan.splits) for cut in cuts_of(spec, plan.stages, traced)]
-            tensors = Microbatch.of(model.inputs).tensors
+            tensors = PassInputs.of(model.inputs).tensors
             borders = borders_of(spec, stages, tensors, lambda outputs: loss(outputs, of_loss))
         self.recorder = Recorder(clock_of(device), replica, plan.replicas)
         self._sum_group = mesh.get_group("dp") if sums_by_hand(plan) else None
@@ -207,7 +207,7 @@ class Pipeline:
         self.has_loss = len(plan.stages) - 1 in self.modules
         self._schedule = TableSchedule(plan, timed, self._timed(loss))
 
-    def run(self, batch: Sequence[Microbatch], of_loss: Sequence[Inputs]) -> list[torch.Tensor]:
+    def run(self, batch: Sequence[PassInputs], of_loss: Sequence[Inputs]) -> list[torch.Tensor]:
         """All passes of a batch; parameters then have the gradients of the mean of the whole batch's losses, over all
         replicas.
 
@@ -221,7 +221,7 @@ class Pipeline:
             self.recorder.add("all-reduce", None, None, start)
         return losses
 
-    def _timed(self, loss: Loss) -> Callable[[tuple[torch.Tensor, ...], Inputs], torch.Tensor]:
+    def _timed(self, loss: StageLoss) -> Callable[[tuple[torch.Tensor, ...], Inputs], torch.Tensor]:
         """The loss as a part of the forward pass before it."""
 
         def timed(outputs: tuple[torch.Tensor, ...], of_loss: Inputs) -> torch.Tensor:
@@ -240,7 +240,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Loss:
+class StageLoss:
     """Of the last stage's output and what else it gets: the one given, or else the sum of what has a gradient.
 
     result: what the model returns, with slots for the stage's tensors.

@@ -33,7 +33,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError, UsageError
-from piper_ray.run.data import Data, Microbatch
+from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
@@ -126,7 +126,7 @@ Progress = Callable[[int], None]
 """Steps done, those of the warm-up included."""
 
 
-class Training:
+class RankTraining:
     """A rank's part of a job: its pipeline, and the microbatches that the job's factory gives.
 
     Its data are the same on every rank. Raises InputError and UsageError for a model that the plan does not fit."""
@@ -139,18 +139,18 @@ class Training:
         self._data = Data(factory, model, declared, job.microbatch)
         self.pipeline = Pipeline(job.model, PipelinePlan.of(job), model, model.inputs, mesh, device)
 
-    def batch(self) -> list[Microbatch]:
+    def batch(self) -> list[PassInputs]:
         """This replica's microbatches of the next step, on its device."""
         whole = self._data.batch(self._job.microbatches)
         return [one.on(self.pipeline.device) for one in whole[self._replica :: self._job.replicas]]
 
-    def run(self, batch: list[Microbatch]) -> list[torch.Tensor]:
+    def run(self, batch: list[PassInputs]) -> list[torch.Tensor]:
         """See ``Pipeline.run``; the loss gets the microbatch's inputs."""
         return self.pipeline.run(batch, [one.inputs for one in batch])
 
 
 @dataclass(frozen=True)
-class _Step:
+class _RankStep:
     """Of one rank. losses: their sum, and their number, where the last stage is."""
 
     stretches: list[Stretch]
@@ -168,7 +168,7 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
     """
     mesh = init_device_mesh(device.type, (job.places, job.replicas), mesh_dim_names=("pp", "dp"))
-    training = Training(job, mesh, device)
+    training = RankTraining(job, mesh, device)
     torch.manual_seed(dist.get_rank())
     parameters = training.pipeline.parameters()
     optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE) if parameters else None
@@ -187,7 +187,7 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     return _gathered(job, device, training.pipeline.border_bytes, memory.peak_bytes, steps)
 
 
-def _step(training: Training, optimizer: torch.optim.Optimizer | None) -> _Step:
+def _step(training: RankTraining, optimizer: torch.optim.Optimizer | None) -> _RankStep:
     batch = training.batch()
     recorder, device = training.pipeline.recorder, training.pipeline.device
     _together(device)
@@ -200,7 +200,7 @@ def _step(training: Training, optimizer: torch.optim.Optimizer | None) -> _Step:
     recorder.add("optimizer", None, None, start)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return _Step(recorder.stretches(), (sum(loss.item() for loss in losses), len(losses)))
+    return _RankStep(recorder.stretches(), (sum(loss.item() for loss in losses), len(losses)))
 
 
 def _together(device: torch.device) -> None:
@@ -210,7 +210,9 @@ def _together(device: torch.device) -> None:
     dist.all_reduce(torch.zeros(1))
 
 
-def _gathered(job: Job, device: torch.device, border_bytes: float, peak_bytes: float, steps: list[_Step]) -> Run | None:
+def _gathered(
+    job: Job, device: torch.device, border_bytes: float, peak_bytes: float, steps: list[_RankStep]
+) -> Run | None:
     ranks = dist.get_world_size()
     found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
     dist.all_gather_object(found, ([step.end_s for step in steps], [step.losses for step in steps]))

@@ -28,9 +28,9 @@ from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimu
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import (
-    Layout,
     MemorySteps,
     PassSeconds,
+    SimulatedRanks,
     Timeline,
     Versions,
     held_microbatches,
@@ -51,7 +51,7 @@ class _Scene:
     schedule: Schedule
     options: SimulationOptions
     stages: Stages
-    placed: Layout
+    placed: SimulatedRanks
     seconds: PassSeconds
     hops: tuple[Hop, ...]
     all_reduce_s: Floats

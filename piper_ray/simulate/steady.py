@@ -26,7 +26,7 @@ import numpy as np
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.kernels.events import Floats, Integers, gaining_circle
 from piper_ray.simulate.stages import Hop
-from piper_ray.simulate.timeline import Layout, Timeline
+from piper_ray.simulate.timeline import SimulatedRanks, Timeline
 
 _TOLERANCE = 1e-9
 _LONGEST_PERIOD = 1_000
@@ -48,7 +48,7 @@ class SteadyState:
     periodic: bool
 
 
-def steady_state(run: Callable[[int], Timeline], placed: Layout, in_flight: Sequence[int]) -> SteadyState:
+def steady_state(run: Callable[[int], Timeline], placed: SimulatedRanks, in_flight: Sequence[int]) -> SteadyState:
     """run: the timeline of a number of microbatches. What comes last is left out: there the pipeline drains."""
     depth = max(y * d for y, d in zip(in_flight, placed.replicas, strict=True))
     microbatches = 6 * depth + 96
@@ -161,7 +161,7 @@ def _least_conceivable(stream: Stream, rate_s: float) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True, eq=False)
-class _Arcs:
+class _CycleArcs:
     """A pass starts no sooner than so many seconds after a pass of an earlier microbatch.
 
     Arrays by arc: hand-overs, then two for each stage. source, target: passes, 2 j is F of stage j, 2 j + 1 is B.
@@ -181,7 +181,7 @@ class _Arcs:
         return np.concatenate([np.zeros(len(self.source) - len(of_stages), np.int64), of_stages])
 
 
-def _arcs(stream: Stream) -> _Arcs:
+def _arcs(stream: Stream) -> _CycleArcs:
     rows: list[tuple[int, int, float, int]] = []
     for hop in stream.hops:
         forward, backward = stream.forward_s[hop.source], stream.backward_s[hop.target]
@@ -191,7 +191,7 @@ def _arcs(stream: Stream) -> _Arcs:
         rows.append((2 * stage, 2 * stage + 1, stream.forward_s[stage], _NOBODY))
         rows.append((2 * stage + 1, 2 * stage, stream.backward_s[stage], stage))
     source, target, seconds, keeps = zip(*rows, strict=True)
-    return _Arcs(
+    return _CycleArcs(
         np.array(source, np.int64),
         np.array(target, np.int64),
         np.array(seconds, np.float64),
@@ -200,7 +200,7 @@ def _arcs(stream: Stream) -> _Arcs:
     )
 
 
-def _slower_circle(arcs: _Arcs, later: Integers, rate_s: float) -> Integers:
+def _slower_circle(arcs: _CycleArcs, later: Integers, rate_s: float) -> Integers:
     """The arcs of a circle that takes more than ``rate_s`` for each microbatch; none if there is no such circle."""
     allowed_s = rate_s * (1.0 + _TOLERANCE)
     # Passes of no time wait for each other too: any time at all closes such a circle.

@@ -37,7 +37,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SimulatedRanks:
     """The ranks that are simulated: one of ``lanes`` equal pipelines, in which a stage has its d / lanes replicas.
 
     Microbatch k of the batch is run by replica k mod d of each stage, so those with the same k mod lanes (the greatest
@@ -61,7 +61,7 @@ class Layout:
         return tuple(self.ranks[rank].place for rank in self.first_rank)
 
 
-def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> Layout:
+def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> SimulatedRanks:
     """Ranks place by place and, within one, replica by replica; ``figures`` say each stage's degree d."""
     degrees = [stage.data_parallel_degree for stage in figures]
     lanes = gcd(*degrees)
@@ -70,7 +70,7 @@ def layout(schedule: Schedule, figures: Sequence[StageLoad]) -> Layout:
     for place in range(places):
         stages = schedule.stages_of_rank(place, places)
         ranks += [Rank(place, replica, stages) for replica in range(degrees[stages[0]] // lanes)]
-    return Layout(schedule, tuple(ranks), tuple(d // lanes for d in degrees), lanes)
+    return SimulatedRanks(schedule, tuple(ranks), tuple(d // lanes for d in degrees), lanes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class Timeline:
     True
     """
 
-    layout: Layout
+    layout: SimulatedRanks
     microbatches: int
     first: Integers
     kind: Integers
@@ -132,7 +132,7 @@ class Timeline:
 
 
 def run_lists(
-    placed: Layout,
+    placed: SimulatedRanks,
     lists: Sequence[Actions],
     microbatches: int,
     seconds: PassSeconds,
@@ -163,7 +163,7 @@ def run_lists(
 
 
 def program_of(
-    placed: Layout,
+    placed: SimulatedRanks,
     lists: Sequence[Actions],
     microbatches: int,
     seconds: PassSeconds,
@@ -202,7 +202,7 @@ def program_of(
     )
 
 
-def _stuck_text(placed: Layout, program: Program, events: Events) -> str:
+def _stuck_text(placed: SimulatedRanks, program: Program, events: Events) -> str:
     waiting = []
     for number, rank in enumerate(placed.ranks):
         for action in range(program.first[number], program.first[number + 1]):

@@ -39,8 +39,8 @@ from piper_ray.sweep.parts import (
     FOLDER,
     FORMAT,
     Contents,
+    DatasetPart,
     Manifest,
-    Part,
     folders,
     parts,
     read_contents,
@@ -145,8 +145,8 @@ class Dataset:
     _lease: Lease
     _on_warning: Callable[[str], None]
     _name: str = ""
-    _rows: defaultdict[str, dict[Part, int]] = field(default_factory=lambda: defaultdict(dict))
-    _damaged: defaultdict[str, set[Part]] = field(default_factory=lambda: defaultdict(set))
+    _rows: defaultdict[str, dict[DatasetPart, int]] = field(default_factory=lambda: defaultdict(dict))
+    _damaged: defaultdict[str, set[DatasetPart]] = field(default_factory=lambda: defaultdict(set))
     _damaged_manifests: list[StateFile] = field(default_factory=list)
     _sequence: int = 0
     _next: int = 1
@@ -231,7 +231,7 @@ class Dataset:
             )
         return any(manifest.rows.values())
 
-    def _keep_aside(self, label: str, part: Part) -> None:
+    def _keep_aside(self, label: str, part: DatasetPart) -> None:
         """Out of the way of readers that check nothing; perhaps somebody wants to look at it."""
         folder = self._folders[label]
         content = folder.read(part.name)
@@ -290,9 +290,9 @@ class Dataset:
         names = self._control.names()
         write_manifest(self._control, names, manifest, self._lease.epoch, self._sequence, self._damaged_manifests)
 
-    def _merge(self, label: str, may_join: Callable[[Part], bool]) -> None:
+    def _merge(self, label: str, may_join: Callable[[DatasetPart], bool]) -> None:
         """Each run of neighbours that fits into a file becomes one: a file's numbers span no other's."""
-        run: list[Part] = []
+        run: list[DatasetPart] = []
         for part in sorted(self._rows[label]):
             fits = sum(self._rows[label][of_run] for of_run in [*run, part]) <= FILE_ROWS
             joins = may_join(part) and part not in self._damaged[label]
@@ -303,7 +303,7 @@ class Dataset:
                 run.append(part)
         self._replace(label, run)
 
-    def _replace(self, label: str, run: list[Part]) -> None:
+    def _replace(self, label: str, run: list[DatasetPart]) -> None:
         """The parts of a run by one; none if one of them is damaged."""
         if len(run) < 2:
             return
@@ -324,13 +324,13 @@ class Dataset:
                 with contextlib.suppress(OSError):  # obsolete by its name
                     folder.delete(part.name)
 
-    def _write(self, label: str, first: int, last: int, table: pa.Table) -> Part:
+    def _write(self, label: str, first: int, last: int, table: pa.Table) -> DatasetPart:
         if label not in self._folders:
             self._folders[label] = open_folder(f"{self._root}/{FOLDER}{label}", self._filesystem)
         sink = io.BytesIO()
         pq.write_table(table.sort_by([(name, "ascending") for name in ORDER]), sink, compression="zstd")
         content = sink.getvalue()
-        part = Part.of(label, first, last, self._lease.epoch, content)
+        part = DatasetPart.of(label, first, last, self._lease.epoch, content)
         self._folders[label].put(part.name, content, durable=True)
         return part
 

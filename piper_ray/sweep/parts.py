@@ -32,7 +32,7 @@ from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
 _PART = re.compile(r"part-([0-9]+)-([0-9]+)\.E([0-9]+)\.([0-9a-f]{32})\.parquet")
 
 
-class Part(NamedTuple):
+class DatasetPart(NamedTuple):
     """A file of a workload: the rows of writes ``first`` to ``last``, by the driver of an epoch.
 
     checksum: over content, numbers and workload.
@@ -44,7 +44,7 @@ class Part(NamedTuple):
     checksum: str
 
     @classmethod
-    def of(cls, label: str, first: int, last: int, epoch: int, content: bytes) -> Part:
+    def of(cls, label: str, first: int, last: int, epoch: int, content: bytes) -> DatasetPart:
         """The part that holds ``content``: the Parquet file's bytes."""
         return cls(first, last, epoch, _checksum(label, first, last, epoch, content))
 
@@ -56,7 +56,7 @@ class Part(NamedTuple):
         """Whether this is what was written as this part of the workload."""
         return self.checksum == _checksum(label, self.first, self.last, self.epoch, content)
 
-    def replaces(self, other: Part) -> bool:
+    def replaces(self, other: DatasetPart) -> bool:
         """What a later driver wrote is never within an earlier one's."""
         within = self.first <= other.first and other.last <= self.last
         return within and self.span > other.span and self.epoch >= other.epoch
@@ -66,10 +66,10 @@ class Part(NamedTuple):
         return self.last - self.first
 
 
-def parts(names: Iterable[str]) -> list[Part]:
+def parts(names: Iterable[str]) -> list[DatasetPart]:
     """Those among names of files."""
     matches = [match for name in names if (match := _PART.fullmatch(name))]
-    return [part for m in matches if (part := Part(int(m[1]), int(m[2]), int(m[3]), m[4])).name == m[0]]
+    return [part for m in matches if (part := DatasetPart(int(m[1]), int(m[2]), int(m[3]), m[4])).name == m[0]]
 
 
 def unfinished_before(names: Iterable[str], epoch: int) -> list[str]:
@@ -96,10 +96,10 @@ class Manifest:
 
     made_by: str
     name: str
-    rows: Mapping[str, Mapping[Part, int]]
+    rows: Mapping[str, Mapping[DatasetPart, int]]
     format: int = FORMAT
 
-    def missing(self, present: Mapping[str, Iterable[Part]]) -> Iterator[tuple[str, Part, int]]:
+    def missing(self, present: Mapping[str, Iterable[DatasetPart]]) -> Iterator[tuple[str, DatasetPart, int]]:
         """Parts listed that are neither present nor within one that is: label, part, rows."""
         for label, listed in self.rows.items():
             there = set(present.get(label, ()))
@@ -161,9 +161,9 @@ class OfLabel:
     """Parts of one workload. whole: with their rows; what they replace is obsolete. damaged: not as it was written."""
 
     folder: Folder
-    whole: dict[Part, pa.Table] = field(default_factory=dict)
-    obsolete: list[Part] = field(default_factory=list)
-    damaged: list[Part] = field(default_factory=list)
+    whole: dict[DatasetPart, pa.Table] = field(default_factory=dict)
+    obsolete: list[DatasetPart] = field(default_factory=list)
+    damaged: list[DatasetPart] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.whole or self.damaged)
@@ -188,14 +188,14 @@ class Contents:
             return [f"{CONTROL}/parts.* is missing, the list of all parts"]
         return [f"{CONTROL}/{file.name} is damaged, a list of parts" for file in self.found.damaged]
 
-    def damaged(self) -> Iterator[tuple[tuple[str, Part], str]]:
+    def damaged(self) -> Iterator[tuple[tuple[str, DatasetPart], str]]:
         """Each part that is not what was written: its label and itself, and what is wrong, in words."""
         rows = {} if self.found.manifest is None else self.found.manifest.rows
         for label, of_label in self.of_label.items():
             for part in of_label.damaged:
                 yield (label, part), _told(label, part, "damaged", rows.get(label, {}).get(part))
 
-    def missing(self) -> Iterator[tuple[tuple[str, Part], str]]:
+    def missing(self) -> Iterator[tuple[tuple[str, DatasetPart], str]]:
         """Likewise each part that should be there."""
         if self.found.manifest is not None:
             present = {label: [*known.whole, *known.damaged] for label, known in self.of_label.items()}
@@ -203,7 +203,7 @@ class Contents:
                 yield (label, part), _told(label, part, "missing", rows)
 
 
-def _told(label: str, part: Part, state: str, rows: int | None) -> str:
+def _told(label: str, part: DatasetPart, state: str, rows: int | None) -> str:
     count = "" if rows is None else f" ({rows:,} point{'s' if rows > 1 else ''})"
     return f"{FOLDER}{label}/{part.name} is {state}{count}"
 
@@ -252,7 +252,7 @@ def _read_label(folder: Folder, label: str, columns: list[str] | None) -> OfLabe
     return known
 
 
-def read_part(folder: Folder, label: str, part: Part, columns: list[str] | None) -> pa.Table | None:
+def read_part(folder: Folder, label: str, part: DatasetPart, columns: list[str] | None) -> pa.Table | None:
     """The part's rows; None if it is not what was written. Raises Vanished if it has gone."""
     content = folder.read(part.name)
     if content is None:

@@ -23,7 +23,7 @@ from piper_ray.workloads.estimate.runtimes import (
     MEGATRON_CORE_FP16,
     NEMO,
     Loss,
-    Runtime,
+    Traits,
 )
 from piper_ray.workloads.estimate.software import Precision
 
@@ -39,7 +39,7 @@ _RUNTIMES = {
 """How each generation of software holds memory: in bf16, and in fp16."""
 
 
-def runtime_of(run: PublishedRun, laid: Laid) -> Runtime:
+def runtime_of(run: PublishedRun, laid: Laid) -> Traits:
     """As the run's words have it, else as its generation of software does."""
     precision, sharding = laid.stack.precision, laid.layout.sharding
     of_bf16, of_fp16 = _RUNTIMES[laid.software]

@@ -127,7 +127,7 @@ def test_what_fails_because_of_the_signal_costs_no_plan(long: Path, tmp_path: Pa
 
 _FEW_BLOCKS = """
 import piper_ray.engine.blocks.solve
-piper_ray.engine.blocks.solve.MOST_DOWNSETS = 300
+piper_ray.engine.blocks.block_instance.MOST_DOWNSETS = 300
 """
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import Costs
+from piper_ray.workloads.estimate.costs import LayerCosts
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
@@ -64,7 +64,7 @@ def estimates(draw: st.DrawFn) -> Estimate:
     )
 
 
-def all_costs(result: Estimate) -> list[tuple[LayerKind, dict[LayerMode, Costs]]]:
+def all_costs(result: Estimate) -> list[tuple[LayerKind, dict[LayerMode, LayerCosts]]]:
     return [
         (kind, {mode: result.costs(kind, mode) for mode in result.modes[kind.key]})
         for kind in result.architecture.kinds

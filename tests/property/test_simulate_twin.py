@@ -11,12 +11,12 @@ from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.stages import Hop, StageLoad
 from piper_ray.simulate.steady import rule_in_flight
-from piper_ray.simulate.timeline import Layout, Timeline, Versions, memory_steps, weight_versions
+from piper_ray.simulate.timeline import SimulatedRanks, Timeline, Versions, memory_steps, weight_versions
 from tests.simulate_support import FLUSHED, placed, random_seconds, run, twin_of
 from tests.simulate_twin import Pipeline, peak_bytes
 
 
-def _random_hops(rng: random.Random, where: Layout, *, overlapped: bool) -> list[Hop]:
+def _random_hops(rng: random.Random, where: SimulatedRanks, *, overlapped: bool) -> list[Hop]:
     """Each stage to the next, and some that jump; between ranks they take time if transfers are overlapped."""
     stages = len(where.replicas)
     pairs = [(j, j + 1) for j in range(stages - 1)]

@@ -131,7 +131,7 @@ def restrictions(schedule: str, folder: Path) -> None:  # noqa: ARG001
 
 def contract(schedule: str, folder: Path) -> None:  # noqa: ARG001
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("piper_ray.engine.blocks.solve.MOST_DOWNSETS", 12)
+        patch.setattr("piper_ray.engine.blocks.block_instance.MOST_DOWNSETS", 12)
         options = SolveOptions(threads=1, contract=Contract.OPERATORS)
         found = piper_ray.solve(INSTANCE, schedule=schedule, options=options)
     assert found.blocks is not None

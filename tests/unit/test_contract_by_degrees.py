@@ -28,7 +28,7 @@ SAME = Restrictions(constraints=[SameDegrees()])
 
 @pytest.fixture(autouse=True)
 def _few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("piper_ray.engine.blocks.solve.MOST_DOWNSETS", 30)
+    monkeypatch.setattr("piper_ray.engine.blocks.block_instance.MOST_DOWNSETS", 30)
 
 
 @cache

@@ -26,7 +26,7 @@ from piper_ray.engine.kernels.scan import (
     refine,
     sum_crossing,
 )
-from piper_ray.engine.kernels.types import BucketArrays, GroupArrays, Target
+from piper_ray.engine.kernels.types import BucketArrays, GroupArrays, Threshold
 from piper_ray.engine.lattice.bits import bit_rows, members
 from piper_ray.model.instance import Instance
 from tests.instances import build, equal_chain, parallel_branches, random_instance, two_towers
@@ -48,7 +48,7 @@ class Scan:
     """Fronts and buckets below a level, and room to work in. Target: whatever the devices allow."""
 
     made: Case
-    target: Target
+    target: Threshold
     states: StateTables
     scratch: Scratch
 

@@ -12,7 +12,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import backward_bytes, gradient_shapes, kept_bytes, needed_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Runtime
+from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Traits
 from tests.estimate_support import gpt, model_of
 
 S, B, H, F, A, G, D, V = 4096, 2, 1024, 3584, 16, 4, 64, 32000
@@ -168,7 +168,7 @@ def test_parts_of_latent_attention_and_experts() -> None:
 def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:
     """Norm outputs and the inner product's input in a byte a number; attention's result in bf16, and in fp8 besides."""
     block, plain = kinds(llama())["block"], LayerMode(degree=1)
-    fp8 = Runtime(fp8=True)
+    fp8 = Traits(fp8=True)
     saved = kept_bytes(block, plain) - kept_bytes(block, plain, fp8)
     assert saved == (2 * HIDDEN + INNER) / 2 - S * B * A * D
     head = kinds(llama())["head"]
@@ -177,9 +177,9 @@ def test_fp8_halves_the_inputs_of_products_but_not_attention_s_result() -> None:
 
 def test_context_parallelism_by_all_to_all_keeps_attention_s_result_twice() -> None:
     block, mode = kinds(llama())["block"], LayerMode(degree=2, sequence_parallel=True, context=4)
-    ring, all_to_all = (kept_bytes(block, mode, Runtime(context_all_to_all=one)) for one in (False, True))
+    ring, all_to_all = (kept_bytes(block, mode, Traits(context_all_to_all=one)) for one in (False, True))
     assert all_to_all - ring == 2 * S * B * A * D / 8
-    assert kept_bytes(block, LayerMode(degree=2), Runtime(context_all_to_all=True)) == kept_bytes(
+    assert kept_bytes(block, LayerMode(degree=2), Traits(context_all_to_all=True)) == kept_bytes(
         block, LayerMode(degree=2)
     )
 

@@ -10,11 +10,11 @@ from piper_ray.workloads.estimate.runtimes import (
     FULLY_SHARDED,
     HALF_GRADIENTS,
     MEGATRON,
-    States,
+    StateBytes,
 )
 
 
-def total(states: States, sharding: Sharding, shards: int) -> float:
+def total(states: StateBytes, sharding: Sharding, shards: int) -> float:
     return sum(states.held(sharding, shards).values())
 
 

@@ -19,17 +19,17 @@ from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
 from piper_ray.workloads.measure.measure import measured_layers
 from piper_ray.workloads.measure.passes import (
-    Held,
     Kept,
     MeasuredPasses,
     Repeats,
+    Resident,
     clock_of,
     kept_of,
     leaves_of,
     parameters_of,
     passes_of,
 )
-from piper_ray.workloads.measure.store import Figures, Store
+from piper_ray.workloads.measure.store import LayerFigures, Store
 
 torch.set_num_threads(1)  # see profile_models
 
@@ -89,9 +89,9 @@ def test_parameters_and_buffers() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).half()
     module[0].bias.requires_grad_(False)
     held = parameters_of(module)
-    assert Held((2, 3), 2, True) in held
-    assert Held((2,), 2, False) in held
-    assert Held((), 8, False) in held  # how many batches the normalisation has seen
+    assert Resident((2, 3), 2, True) in held
+    assert Resident((2,), 2, False) in held
+    assert Resident((), 8, False) in held  # how many batches the normalisation has seen
     assert sum(one.numbers for one in held) == 6 + 2 + 2 + 2 + 2 + 2 + 1
 
 
@@ -177,14 +177,19 @@ def test_two_profiles_of_a_model_agree_within_their_spread(tmp_path: Path) -> No
     pytest.fail(f"{profiles} differ by more than their spread, 20 times over")
 
 
-def figures_for(forward_s: float = 1.0, **changes: object) -> Figures:
+def figures_for(forward_s: float = 1.0, **changes: object) -> LayerFigures:
     """A block of two matrices, in full precision."""
     plain = MeasuredPasses(forward_s, 2 * forward_s, 3 * forward_s, 0.1)
-    figures = Figures(
+    figures = LayerFigures(
         plain=plain,
         recomputed=MeasuredPasses(forward_s, 3 * forward_s, 4 * forward_s, 0.2),
         kept=Kept(saved=1000, saved_inputs=200, inputs=200),
-        parameters=(Held((8, 4), 4, True), Held((8,), 4, True), Held((4, 8), 4, True), Held((5, 5), 4, False)),
+        parameters=(
+            Resident((8, 4), 4, True),
+            Resident((8,), 4, True),
+            Resident((4, 8), 4, True),
+            Resident((5, 5), 4, False),
+        ),
         output_gradients=(True,),
         output_bytes=(400,),
         input_gradient_bytes=200,
@@ -203,7 +208,7 @@ def test_one_device_has_what_was_measured() -> None:
 
 
 def test_half_precision_is_trained_as_the_table_says() -> None:
-    (plain,) = measured_ways(figures_for(parameters=(Held((10,), 2, True),), recomputed=None), TABLE.training)
+    (plain,) = measured_ways(figures_for(parameters=(Resident((10,), 2, True),), recomputed=None), TABLE.training)
     assert (plain.gradient_bytes, plain.state_bytes) == (40.0, 180.0)
 
 
@@ -220,14 +225,14 @@ def test_estimated_degrees_divide_matrices_and_add_all_reduces() -> None:
 
 def test_what_cannot_be_divided_each_device_has() -> None:
     gpu = TABLE.gpu("A100-80")
-    norm = figures_for(parameters=(Held((8,), 4, True), Held((5, 7), 4, True)))
+    norm = figures_for(parameters=(Resident((8,), 4, True), Resident((5, 7), 4, True)))
     plain, full = estimated_ways(norm, 4, TABLE.training, gpu)
     assert (plain.time_s, full.time_s, plain.activation_bytes) == (3.0, 4.0, 1000.0)
 
 
 def test_shards_are_as_measured_with_all_reduces() -> None:
     gpu = TABLE.gpu("A100-80")
-    shard = figures_for(0.3, parameters=(Held((4, 4), 4, True), Held((8,), 4, True), Held((4, 4), 4, True)))
+    shard = figures_for(0.3, parameters=(Resident((4, 4), 4, True), Resident((8,), 4, True), Resident((4, 4), 4, True)))
     plain, _ = shard_ways(shard, figures_for(), 2, TABLE.training, gpu)
     assert plain.id == "plain-shard"
     assert plain.time_s == pytest.approx(0.9 + sum(all_reduce_s(size, Group(2), gpu, 2) for size in (400.0, 200.0)))
@@ -267,7 +272,7 @@ def test_partial_figures_are_kept_and_found_again(tmp_path: Path) -> None:
     assert (len(fresh), fresh.path.exists()) == (0, True)
 
 
-def measured(module: nn.Module, given: torch.Tensor, store: Store, repeats: Repeats = QUICK) -> list[Figures]:
+def measured(module: nn.Module, given: torch.Tensor, store: Store, repeats: Repeats = QUICK) -> list[LayerFigures]:
     layers = layers_in(module, given)
     return [one.figures for one in measured_layers("here", layers, repeats, clock_of(CPU), store, print)]
 

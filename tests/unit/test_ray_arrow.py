@@ -23,7 +23,7 @@ from piper_ray.engine.backends.ray.arrow import (
     target_of,
     target_table,
 )
-from piper_ray.engine.kernels.types import LevelStates, Target
+from piper_ray.engine.kernels.types import LevelStates, Threshold
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance
 from tests.instances import named_instances, parallel_branches, random_instance, two_towers
@@ -91,7 +91,7 @@ def test_tables_are_views_of_what_was_fetched(problem: Problem) -> None:
 
 
 def test_limits_come_back_bit_for_bit() -> None:
-    target = Target(0.1 + 0.2, 7, 1, np.array([0, 2**40, 3]), np.array([5, 0, 1]))
+    target = Threshold(0.1 + 0.2, 7, 1, np.array([0, 2**40, 3]), np.array([5, 0, 1]))
     table = through_a_stream(target_table(target))
     found = target_of(table, target.threshold_s, target.device_weight, target.stage_weight)
     assert_same_bytes(found, target)

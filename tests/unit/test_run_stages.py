@@ -12,8 +12,8 @@ from torch import nn
 
 from piper_ray.model.errors import InputError
 from piper_ray.model.schedule import ScheduleName
-from piper_ray.run.data import Data, Microbatch
-from piper_ray.run.pipeline import Loss
+from piper_ray.run.data import Data, PassInputs
+from piper_ray.run.pipeline import StageLoss
 from piper_ray.run.stages import StageModule, borders_of, cuts_of, untouched
 from piper_ray.workloads.measure.factory import Factory, TrainableModel, find_factory
 from piper_ray.workloads.measure.graph import traced_model
@@ -37,7 +37,7 @@ def _looked_at(
     traced = traced_model("here", model, sorted(set(paths)))
     cuts = cuts_of("here", wanted.stages, traced)
     stages = [StageModule(cut, traced.layers, whole=whole) for cut in cuts]
-    example, loss = Microbatch.of(model.inputs), Loss("here", traced.result, model.loss)
+    example, loss = PassInputs.of(model.inputs), StageLoss("here", traced.result, model.loss)
     for stage, border in zip(
         stages, borders_of("here", stages, example.tensors, lambda outputs: loss(outputs, example.inputs)), strict=True
     ):
@@ -60,7 +60,7 @@ def test_stages_do_what_the_model_does(name: str, paths: tuple[str, ...], seed: 
     model = factory.build(2, CPU, ())
     stages = _stages(model, paths, borders, whole=seed % 2 == 0)
     before = {key: value.clone() for key, value in model.module.state_dict().items()}
-    example = Microbatch.of(model.inputs)
+    example = PassInputs.of(model.inputs)
     received: tuple[torch.Tensor, ...] = ()
     passes = []
     for stage in stages:

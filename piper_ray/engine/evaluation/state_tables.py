@@ -21,7 +21,7 @@ from piper_ray.engine.kernels.types import (
     LevelStates,
     StateArrays,
     Tables,
-    Target,
+    Threshold,
 )
 from piper_ray.engine.tables.rate import Rates
 
@@ -44,7 +44,7 @@ class StateTables:
     is evaluated here.
     """
 
-    def __init__(self, tables: Tables, target: Target, rates: Rates | None = None) -> None:
+    def __init__(self, tables: Tables, target: Threshold, rates: Rates | None = None) -> None:
         self.tables = tables
         self.target = target
         self._downsets = int(tables.lattice.level_start[-1])

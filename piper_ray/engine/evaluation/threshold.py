@@ -20,7 +20,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.evaluation import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
 from piper_ray.engine.kernels.selection import StepCache
-from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates, Threshold, frozen
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.errors import ChoiceTooHard
 
@@ -113,7 +113,7 @@ def limits_by_work(available: int, work_s: FloatArray, all_s: float, keep_s: flo
     return np.where(room + _GUARD < np.minimum(needed, 2.0**40), 0, room).astype(np.int64)
 
 
-def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completion: Completion | None) -> Target:
+def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completion: Completion | None) -> Threshold:
     sums, cluster = problem.workload.sums, problem.cluster
     keep = kept_s(threshold_s)
 
@@ -124,7 +124,7 @@ def _target(problem: Problem, threshold_s: float, fewest_stages: bool, completio
     if completion is not None and completion.serves(threshold_s):
         device_limit = np.minimum(device_limit, completion.device_limit)
     return frozen(
-        Target(
+        Threshold(
             threshold_s=keep,
             device_weight=problem.workload.lattice.graph.size + 1 if fewest_stages else 1,
             stage_weight=1 if fewest_stages else 0,

@@ -46,7 +46,7 @@ from piper_ray.engine.kernels.selection import (
     relaxed_extra,
     steps_slot,
 )
-from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables, Target
+from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables, Threshold
 
 _PASSES = 32
 
@@ -107,7 +107,7 @@ def stage_fits(
 
 
 @inlined_kernel
-def _begin_front(i: int, target: Target, scratch: Scratch) -> None:
+def _begin_front(i: int, target: Threshold, scratch: Scratch) -> None:
     """An empty one: what is past the device limit counts as dominated."""
     beyond = (target.device_limit[i] + 1) * target.device_weight
     for block in range((target.data_parallel_limit[i] >> scratch.sum_shift) + 1):

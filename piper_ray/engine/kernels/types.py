@@ -116,7 +116,7 @@ class Tables(NamedTuple):
     cluster: ClusterArrays
 
 
-class Target(NamedTuple):
+class Threshold(NamedTuple):
     """One evaluation: every stage at most ``threshold_s``, and as few devices as will do; or, with stages weighted too,
     then as few stages. The tally of a plan is what it has of both: t * d * device_weight + stage_weight for each stage.
     """
@@ -198,7 +198,7 @@ class StateArrays(NamedTuple):
     """What an evaluation reads (tables, target), and what grows as it goes on."""
 
     tables: Tables
-    target: Target
+    target: Threshold
     fronts: FrontArrays
     members: MemberArrays
     buckets: BucketArrays

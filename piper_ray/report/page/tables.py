@@ -85,7 +85,7 @@ def stage_groups(found: Valued) -> list[Group]:
 
 
 @dataclass(frozen=True)
-class _Figures:
+class _FigureColumn:
     """A column of figures: its values, how they are written, the largest where they are drawn as bars, and the numbers
     of those that warn."""
 
@@ -118,7 +118,7 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     return PageTable(tuple(columns), tuple(_stage_row(found, group, figures) for group in rows))
 
 
-def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tuple[Cell, ...]:
+def _stage_row(found: Valued, group: Group, figures: Sequence[_FigureColumn]) -> tuple[Cell, ...]:
     stages = [found.plan.stages[number] for number in group]
     layers = tuple(layer for stage in stages for layer in stage.layers)
     kinds = Counter(printable(stage.tmpc_ids[layer]) for stage in stages for layer in stage.layers)
@@ -139,7 +139,7 @@ def _stage_row(found: Valued, group: Group, figures: Sequence[_Figures]) -> tupl
     return tuple(cells)
 
 
-def _forecast_figures(found: Valued) -> list[_Figures]:
+def _forecast_figures(found: Valued) -> list[_FigureColumn]:
     """Of a plan that breaks a rule."""
     simulation = found.simulation
     forward = [stage.forward_s for stage in simulation.stages]
@@ -153,13 +153,13 @@ def _forecast_figures(found: Valued) -> list[_Figures]:
     of_one = "pass of one microbatch on one replica, without transfers"
     most = "The most microbatches at once on one replica"
     return [
-        _Figures(PageColumn("forward_s", "forward", help=f"Forward {of_one}"), forward, seconds, longest_s),
-        _Figures(PageColumn("backward_s", "backward", help=f"Backward {of_one}"), backward, seconds, longest_s),
-        _Figures(PageColumn("in_flight", "in flight", help=most), in_flight, _whole),
+        _FigureColumn(PageColumn("forward_s", "forward", help=f"Forward {of_one}"), forward, seconds, longest_s),
+        _FigureColumn(PageColumn("backward_s", "backward", help=f"Backward {of_one}"), backward, seconds, longest_s),
+        _FigureColumn(PageColumn("in_flight", "in flight", help=most), in_flight, _whole),
     ]
 
 
-def _valued_figures(found: Valued, evaluation: Evaluation) -> list[_Figures]:
+def _valued_figures(found: Valued, evaluation: Evaluation) -> list[_FigureColumn]:
     stages, limit_bytes = evaluation.stages, found.instance.memory_bytes
     slowest_s = max(stage.time_s for stage in stages)
     seconds = time_scale(slowest_s).with_unit
@@ -170,13 +170,13 @@ def _valued_figures(found: Valued, evaluation: Evaluation) -> list[_Figures]:
     resync = "A microbatch's share of summing gradients over the replicas"
     kept = "Microbatches that a replica keeps in flight"
     return [
-        _Figures(PageColumn("time_s", "time", help=time), [stage.time_s for stage in stages], seconds, slowest_s),
-        _Figures(PageColumn("compute_s", "compute"), [stage.compute_s for stage in stages], seconds),
-        _Figures(PageColumn("communication_s", "comm."), [stage.communication_s for stage in stages], seconds),
-        _Figures(PageColumn("resync_s", "resync", help=resync), [stage.resync_s for stage in stages], seconds),
-        _Figures(PageColumn("in_flight", "in flight", help=kept), in_flight, _whole),
-        _Figures(PageColumn("memory_bytes", "memory", help="On each device"), memory, sizes),
-        _Figures(
+        _FigureColumn(PageColumn("time_s", "time", help=time), [stage.time_s for stage in stages], seconds, slowest_s),
+        _FigureColumn(PageColumn("compute_s", "compute"), [stage.compute_s for stage in stages], seconds),
+        _FigureColumn(PageColumn("communication_s", "comm."), [stage.communication_s for stage in stages], seconds),
+        _FigureColumn(PageColumn("resync_s", "resync", help=resync), [stage.resync_s for stage in stages], seconds),
+        _FigureColumn(PageColumn("in_flight", "in flight", help=kept), in_flight, _whole),
+        _FigureColumn(PageColumn("memory_bytes", "memory", help="On each device"), memory, sizes),
+        _FigureColumn(
             PageColumn("memory_share", "%", help="Of a device's memory"), [x / limit_bytes for x in memory], share_text
         ),
     ]
@@ -210,11 +210,11 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable:
     of_unused = "Of a device's memory; less than nothing where it does not do"
     figures = [
         *(
-            _Figures(PageColumn(name, head, help=text), [getattr(rank, name) for rank in ranks], share, largest)
+            _FigureColumn(PageColumn(name, head, help=text), [getattr(rank, name) for rank in ranks], share, largest)
             for name, head, text, largest in times
         ),
-        _Figures(of_peak, peak, sizes, over=over),
-        _Figures(PageColumn("unused_bytes", "unused", help=of_unused), unused, sizes, over=over),
+        _FigureColumn(of_peak, peak, sizes, over=over),
+        _FigureColumn(PageColumn("unused_bytes", "unused", help=of_unused), unused, sizes, over=over),
     ]
     columns = (
         PageColumn("rank", "rank"),

@@ -15,7 +15,7 @@ from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
@@ -116,7 +116,7 @@ class Estimate:
         """No fewer have that memory."""
         return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
 
-    def costs(self, kind: LayerKind, mode: LayerMode) -> Costs:
+    def costs(self, kind: LayerKind, mode: LayerMode) -> LayerCosts:
         return costs_of(kind.on(mode.degree), mode, self.setting)
 
 
@@ -283,7 +283,7 @@ def _hands_out_heads(stack: Stack) -> bool:
 def _instance(
     architecture: Architecture,
     modes: dict[str, tuple[LayerMode, ...]],
-    costs: dict[str, dict[LayerMode, Costs]],
+    costs: dict[str, dict[LayerMode, LayerCosts]],
     setting: Setting,
     devices: int,
     links: tuple[Link, ...],

@@ -66,7 +66,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Costs:
+class LayerCosts:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
     idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
@@ -130,7 +130,7 @@ class Costs:
         return self.state_bytes + self.excess_bytes
 
 
-def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> Costs:
+def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     """The figures of one layer in one mode."""
     stack, software = setting.stack, setting.stack.software
     forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
@@ -157,7 +157,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> Costs:
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
-    return Costs(
+    return LayerCosts(
         forward_s=sum(forward),
         backward_s=backward,
         recompute_s=again,
@@ -236,7 +236,7 @@ def sync_bytes(output_bytes: float, mode: LayerMode, setting: Setting) -> float:
 
 
 def tmpc_of(
-    costs: Costs, mode: LayerMode, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float]
+    costs: LayerCosts, mode: LayerMode, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float]
 ) -> Tmpc:
     """The TMPC. arriving, leaving: whole bytes of the tensors from and to each neighbour, by layer id."""
     return Tmpc(

@@ -17,7 +17,7 @@ from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import Costs, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, tmpc_of
 from piper_ray.workloads.estimate.exchanges import transfer_bytes_per_s
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
@@ -193,7 +193,7 @@ def _mode_of(kind: LayerKind, layout: Layout) -> LayerMode:
 def _instance(
     architecture: Architecture,
     chosen: dict[str, LayerMode],
-    costs: dict[str, Costs],
+    costs: dict[str, LayerCosts],
     setting: Setting,
     layout: Layout,
     sync_s: dict[str, float],
@@ -294,7 +294,7 @@ def _synchronisation_s(kind: LayerKind, mode: LayerMode, layout: Layout, setting
 
 
 def _hidden_share(
-    ranks: Sequence[Sequence[str]], costs: dict[str, Costs], sync_s: dict[str, float], layout: Layout
+    ranks: Sequence[Sequence[str]], costs: dict[str, LayerCosts], sync_s: dict[str, float], layout: Layout
 ) -> float:
     """Of the synchronisation of the rank that can hide least of it: what fits beside passes.
 
@@ -313,7 +313,7 @@ def _hidden_share(
     return share
 
 
-def _optimizer_s(rank: Sequence[str], costs: dict[str, Costs], setting: Setting) -> float:
+def _optimizer_s(rank: Sequence[str], costs: dict[str, LayerCosts], setting: Setting) -> float:
     """Each device updates the parameters that it has the optimizer's state of."""
     updated = sum(costs[key].updated for key in rank)
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)

@@ -14,7 +14,7 @@ from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputati
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Product, Split
-from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Runtime
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 
 _NUMBER_BYTES = 2.0
 
@@ -187,7 +187,7 @@ def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> floa
     return 2.0 * training.weight_bytes * held + (training.weight_bytes + training.gradient_bytes) * trained
 
 
-def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
+def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
     Full recomputation keeps the layer's checkpoint, as a rule its inputs; selective recomputation all but what the
@@ -201,7 +201,7 @@ def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> 
     return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
 
 
-def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
+def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """All that a microbatch's backward pass through the layer reads: kept, or made again."""
     kept = sum(
         _kept_bytes(operator, saved, kind, mode, runtime) for operator in kind.operators for saved in operator.saved
@@ -209,7 +209,7 @@ def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -
     return kept + _sent_attention_bytes(kind, mode, runtime)
 
 
-def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
+def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """What is needed beyond that while the layer's backward pass runs, once per device and not per microbatch.
 
     Recomputation: all that was not kept; full recomputation also makes anew what it kept, the layer's result.
@@ -224,17 +224,17 @@ def transient_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT
     return again + (2.0 * kept if mode.offload else 0.0)
 
 
-def working_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
+def working_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """``transient_bytes``, and the gradients that are on their way at the worst moment of that pass."""
     return transient_bytes(kind, mode, runtime) + backward_bytes(kind, mode, runtime.loss)
 
 
-def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime = DEFAULT) -> float:
+def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
-def _made_again_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
+def _made_again_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
     """What selective recomputation makes again."""
     return sum(
         _kept_bytes(operator, saved, kind, mode, runtime)
@@ -244,7 +244,7 @@ def _made_again_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime) -> flo
     )
 
 
-def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
+def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
     return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
 
 
@@ -254,7 +254,7 @@ def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
-def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Runtime) -> float:
+def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Traits) -> float:
     """Of what the formulas say: half of fp32 logits if bf16 ones stay, and of a product's input if it is in fp8.
 
     What attention keeps of its own result stays in half precision; its projection's copy in fp8 comes on top.
@@ -276,7 +276,7 @@ def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: 
     return 1.5 if place and kind.operators[place - 1].on_chip else 0.5
 
 
-def _sent_attention_bytes(kind: LayerKind, mode: LayerMode, runtime: Runtime) -> float:
+def _sent_attention_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
     """Context parallelism by all-to-all: attention keeps its result, and the projection keeps it sorted by tokens."""
     if mode.context == 1 or not runtime.context_all_to_all:
         return 0.0

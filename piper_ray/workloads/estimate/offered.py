@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding
-from piper_ray.workloads.estimate.costs import Costs
+from piper_ray.workloads.estimate.costs import LayerCosts
 from piper_ray.workloads.estimate.memory import kept_bytes
 from piper_ray.workloads.estimate.modes import LayerMode, Offer, recomputation_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode
@@ -129,7 +129,7 @@ _figures = attrgetter(
 )
 
 
-def undominated(costs: Mapping[LayerMode, Costs]) -> dict[LayerMode, Costs]:
+def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerCosts]:
     """Of a kind's modes those that may be the best choice somewhere, and all of one further option, or of none."""
     return {
         mode: found
@@ -143,7 +143,7 @@ def _options(mode: LayerMode) -> int:
     return sum((*further, mode.sharding > Sharding.OPTIMIZER))
 
 
-def _never_loses(one: LayerMode, of_one: Costs, other: LayerMode, of_other: Costs) -> bool:
+def _never_loses(one: LayerMode, of_one: LayerCosts, other: LayerMode, of_other: LayerCosts) -> bool:
     """In any stage that layers divided in the same way run in; the earlier of equals stays."""
     divided = (one.degree, one.context, one.experts, one.expert_tensor)
     if one == other or divided != (other.degree, other.context, other.experts, other.expert_tensor):
@@ -156,7 +156,7 @@ def _never_loses(one: LayerMode, of_one: Costs, other: LayerMode, of_other: Cost
     return mine != theirs and all(x <= y for x, y in zip(mine, theirs, strict=True))
 
 
-def _backward(costs: Costs) -> tuple[float, float]:
+def _backward(costs: LayerCosts) -> tuple[float, float]:
     """The whole pass, and its gradients of inputs."""
     whole_s = costs.planned_s - costs.forward_pass_s
     return whole_s, whole_s - costs.weight_s

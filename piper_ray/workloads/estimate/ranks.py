@@ -22,7 +22,7 @@ from piper_ray.workloads.estimate.memory import (
 )
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind, Split
-from piper_ray.workloads.estimate.runtimes import Runtime
+from piper_ray.workloads.estimate.runtimes import Traits
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""
@@ -85,7 +85,7 @@ class _Work:
         return sum(self.kept.values())
 
 
-def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Runtime) -> RankMemory:
+def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
     """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
     works = [_work(chunk, runtime) for chunk in layout.chunks]
     in_flight = [0] * len(works)
@@ -125,7 +125,7 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
     )
 
 
-def _work(chunk: Chunk, runtime: Runtime) -> _Work:
+def _work(chunk: Chunk, runtime: Traits) -> _Work:
     kept: dict[str, float] = {}
     released, working, moment = 0.0, 0.0, ""
     for kind, mode in reversed(chunk):
@@ -138,7 +138,7 @@ def _work(chunk: Chunk, runtime: Runtime) -> _Work:
     return _Work(kept, working, moment)
 
 
-def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], float]:
+def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
     """By item; and what the optimizer's step needs beside it."""
     items: dict[str, float] = {}
     step_bytes = 0.0
@@ -155,7 +155,7 @@ def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], flo
     return items, step_bytes
 
 
-def _fixed(layout: RankLayout, runtime: Runtime) -> dict[str, float]:
+def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
     """What is there all the time beside states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
@@ -183,7 +183,7 @@ def _boundary_bytes(layout: RankLayout) -> float:
     return copies * max(sizes, default=0.0)
 
 
-def _gathered_bytes(layout: RankLayout, runtime: Runtime) -> float:
+def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
     """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
     in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
     if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:

@@ -1,7 +1,7 @@
 """How training runtimes hold memory, beside the formulas of layers: states, losses, buffers, fragments, context.
 
-``States`` is what training keeps for each parameter between steps, by runtime and precision, and which of it replicas
-share out. Sources: Megatron-Core's developer guide, "Distributed Optimizer" (18 bytes a parameter with fp32 gradients,
+``StateBytes`` is what training keeps for each parameter between steps, by runtime and precision, and which of it
+replicas share out. Sources: Megatron-Core's developer guide, "Distributed Optimizer" (18 bytes a parameter with fp32 gradients,
 of which 12/d can be sharded; 20 with half-precision ones, of which 4 are the fp32 copy of gradients that a step makes);
 Rajbhandari et al. 2020, section 3.1 (ZeRO: 2 + 2 + 12); DeepSpeed's BF16_Optimizer, which accumulates in fp32 beside
 the gradients of the backward pass; PyTorch's fully_shard with fp32 parameters and Adam (16).
@@ -16,7 +16,7 @@ from piper_ray.model.mode import Sharding
 
 
 @dataclass(frozen=True)
-class States:
+class StateBytes:
     """Bytes a parameter. accumulated: a second, wider copy of the gradients, summed over microbatches. step: of the
     copy of gradients that the optimizer makes for its step, sharded as its state is."""
 
@@ -45,16 +45,16 @@ class States:
         return self.step / (shards if sharding >= Sharding.OPTIMIZER else 1.0)
 
 
-MEGATRON = States()
+MEGATRON = StateBytes()
 """Half-precision weights, gradients summed in fp32; fp32 weights, momentum and variance."""
 
-HALF_GRADIENTS = States(gradients=2.0, step=4.0)
+HALF_GRADIENTS = StateBytes(gradients=2.0, step=4.0)
 """Gradients in half precision: Megatron's fp16 and NeMo's recipes for speed (grad_reduce_in_fp32 = False), ZeRO."""
 
-DEEPSPEED_BF16 = States(gradients=2.0, accumulated=4.0)
+DEEPSPEED_BF16 = StateBytes(gradients=2.0, accumulated=4.0)
 """Megatron-DeepSpeed in bf16: gradients of the backward pass in bf16, and their sum in fp32."""
 
-FULLY_SHARDED = States(weights=4.0, gradients=4.0, optimizer=8.0)
+FULLY_SHARDED = StateBytes(weights=4.0, gradients=4.0, optimizer=8.0)
 """PyTorch's FSDP with mixed precision: what is sharded is fp32; bf16 weights are made when they are gathered."""
 
 
@@ -79,7 +79,7 @@ class Loss(Enum):
 
 
 @dataclass(frozen=True)
-class Runtime:
+class Traits:
     """What differs between runtimes. The defaults are Megatron's.
 
     loss: how it is computed here. fp8: products of layers keep their inputs in a byte a number.
@@ -94,7 +94,7 @@ class Runtime:
     that when memory runs out.
     """
 
-    states: States = MEGATRON
+    states: StateBytes = MEGATRON
     loss: Loss = Loss.IN_PLACE
     fp8: bool = False
     reused_gradients: bool = False
@@ -115,18 +115,18 @@ class Runtime:
         return self.context_bytes + communicators + self.workspace_bytes + self.stuck * _PASSING * device_bytes
 
 
-DEFAULT = Runtime()
+DEFAULT = Traits()
 
-MEGATRON_CORE = Runtime(reused_gradients=True)
+MEGATRON_CORE = Traits(reused_gradients=True)
 
-MEGATRON_CORE_FP16 = Runtime(HALF_GRADIENTS, reused_gradients=True)
+MEGATRON_CORE_FP16 = Traits(HALF_GRADIENTS, reused_gradients=True)
 
-NEMO = Runtime(HALF_GRADIENTS)
+NEMO = Traits(HALF_GRADIENTS)
 """NeMo's and Megatron-Bridge's recipes for speed: gradients are summed and reduced in bf16."""
 
-MEGATRON_2021 = Runtime()
+MEGATRON_2021 = Traits()
 
-MEGATRON_2021_FP16 = Runtime(HALF_GRADIENTS)
+MEGATRON_2021_FP16 = Traits(HALF_GRADIENTS)
 
 _BUCKET_NUMBERS = 5e8
 _DEEPSPEED_BUFFERS_BYTES = _BUCKET_NUMBERS * (4.0 + 2.0)
@@ -136,16 +136,16 @@ _DEEPSPEED_BUFFERS_BYTES = _BUCKET_NUMBERS * (4.0 + 2.0)
 _DEEPSPEED_COMMUNICATOR_BYTES = 1.0 * GIB
 """Each pair of neighbouring stages is a group of its own, and NCCL before 2.12 sets up all channels of each."""
 
-DEEPSPEED = Runtime(
+DEEPSPEED = Traits(
     DEEPSPEED_BF16, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
 )
 
-DEEPSPEED_FP16 = Runtime(
+DEEPSPEED_FP16 = Traits(
     HALF_GRADIENTS, buffers_bytes=_DEEPSPEED_BUFFERS_BYTES, communicator_bytes=_DEEPSPEED_COMMUNICATOR_BYTES
 )
 
-FSDP = Runtime(FULLY_SHARDED, loss=Loss.SEPARATE)
+FSDP = Traits(FULLY_SHARDED, loss=Loss.SEPARATE)
 
-HAI_LLM = Runtime(States(optimizer=8.0))
+HAI_LLM = Traits(StateBytes(optimizer=8.0))
 """DeepSeek-V3's own (DeepSeek-AI 2024, sections 3.2.3 and 3.3.2): moments in bf16; norms, activation functions and what
 latent attention makes of its latent vectors are made again."""

@@ -132,7 +132,7 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
 def _instance(
     nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Quantities, name: str, faults: Faults
 ) -> Instance | None:
-    classes = _Classes.of(nodes)
+    classes = _LayerClasses.of(nodes)
     arcs = _arcs(classes, edges, faults)
     if arcs is None:
         return None
@@ -186,7 +186,7 @@ def _latency_s(nodes: Sequence[_Node], *, backward: bool) -> float:
 
 
 @dataclass(frozen=True)
-class _Classes:
+class _LayerClasses:
     """Colour classes, each under the id of its first node. forward: those with a forward node."""
 
     of_node: Mapping[int, int]
@@ -194,7 +194,7 @@ class _Classes:
     forward: frozenset[int]
 
     @classmethod
-    def of(cls, nodes: Sequence[_Node]) -> _Classes:
+    def of(cls, nodes: Sequence[_Node]) -> _LayerClasses:
         first_of_class: dict[int, int] = {}
         of_node = {
             node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
@@ -212,7 +212,7 @@ class _Arcs:
     notes: tuple[str, ...]
 
 
-def _arcs(classes: _Classes, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
+def _arcs(classes: _LayerClasses, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
     """Forward edges as they are. Backward ones are drawn as the backward pass runs or, in some files, as the forward
     pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
     """
@@ -259,7 +259,7 @@ def _successors(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     return successors
 
 
-def _without_circles(classes: _Classes, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
+def _without_circles(classes: _LayerClasses, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
     """The group of each node: its class, or the classes that wait for one another; and a note on each of the latter."""
     component = strong_components(_successors(arcs.pairs))
     group_of = {node: component.get(own, own) for node, own in classes.of_node.items()}

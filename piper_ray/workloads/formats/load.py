@@ -33,7 +33,7 @@ from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form, InFlight
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.fields import Quantities
-    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims, Planned
+    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims, PlannedDocument
 
     Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
@@ -268,7 +268,7 @@ def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
     return made_for_another(_plan_document(source)[1], instance)
 
 
-def planned(source: Source) -> Planned:
+def planned(source: Source) -> PlannedDocument:
     """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
     from piper_ray.workloads.formats.faults import Faults
     from piper_ray.workloads.formats.plans import read_planned

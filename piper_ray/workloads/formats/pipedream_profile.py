@@ -40,7 +40,7 @@ _CLUSTER_PATHS = {key: key for key in ("devices", "microbatches", "memory_bytes"
 
 
 @dataclass(frozen=True)
-class _Node:
+class _ProfileNode:
     id: int
     description: str
     path: str
@@ -80,7 +80,7 @@ def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: st
     )
 
 
-def _read_node(path: str, line: str, faults: Faults) -> _Node | None:
+def _read_node(path: str, line: str, faults: Faults) -> _ProfileNode | None:
     head, _, rest = line.rstrip().partition(" -- ")
     description, _, figures = rest.rpartition(" -- ")
     if figures.startswith("stage_id="):  # what PipeDream adds to a profile that it has planned
@@ -92,7 +92,7 @@ def _read_node(path: str, line: str, faults: Faults) -> _Node | None:
     given = {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in figures.split(","))}
     read = {key: _read_figure(f"{path}, {key}", given.get(key), faults) for key in _KEYS}
     forward_ms, backward_ms, activation_bytes, weights_bytes = (read[key] for key in _KEYS)
-    return _Node(
+    return _ProfileNode(
         id=int(match[1]),
         description=description,
         path=path,
@@ -131,15 +131,15 @@ def _read_edges(lines: Iterable[tuple[str, str]], faults: Faults) -> Iterable[Na
             yield NamedEdge(int(match[1]), int(match[2]), path)
 
 
-def _without_ends(nodes: list[_Node], edges: list[NamedEdge]) -> tuple[list[_Node], list[NamedEdge]]:
+def _without_ends(nodes: list[_ProfileNode], edges: list[NamedEdge]) -> tuple[list[_ProfileNode], list[NamedEdge]]:
     """The graph without its Input* sources and then without its __getitem__* sinks, once each as PipeDream does it."""
     nodes, edges = _drop(nodes, edges, "Input", lambda edge: edge.target)
     return _drop(nodes, edges, "__getitem__", lambda edge: edge.source)
 
 
 def _drop(
-    nodes: list[_Node], edges: list[NamedEdge], prefix: str, inner_end: Callable[[NamedEdge], int]
-) -> tuple[list[_Node], list[NamedEdge]]:
+    nodes: list[_ProfileNode], edges: list[NamedEdge], prefix: str, inner_end: Callable[[NamedEdge], int]
+) -> tuple[list[_ProfileNode], list[NamedEdge]]:
     """Drop the nodes whose description starts with ``prefix`` and that are the ``inner_end`` of no edge."""
     inner = {inner_end(edge) for edge in edges}
     dropped = {node.id for node in nodes if node.description.startswith(prefix) and node.id not in inner}
@@ -149,7 +149,7 @@ def _drop(
     )
 
 
-def _layers(nodes: list[_Node], edges: list[NamedEdge], in_flight: InFlight) -> Iterable[Layer]:
+def _layers(nodes: list[_ProfileNode], edges: list[NamedEdge], in_flight: InFlight) -> Iterable[Layer]:
     # Without tensor parallelism nothing is added to an edge's cost: every fw and bw is 0.
     forward: dict[int, dict[int, float]] = {node.id: {} for node in nodes}
     backward: dict[int, dict[int, float]] = {node.id: {} for node in nodes}

@@ -2,7 +2,7 @@
 
 What is written is Piper's ``stages``, with names, paths and ranks in each, under a header that says what they are of.
 What a document says beside the plan are its ``PlanClaims``: its schedule, who made it, and what was proved of it.
-``Planned`` is a plan for those without the instance at hand: its stages as the document names them.
+``PlannedDocument`` is a plan for those without the instance at hand: its stages as the document names them.
 """
 
 from __future__ import annotations
@@ -339,7 +339,7 @@ class PlannedStage:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedDocument:
     """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
     not say."""
 
@@ -376,7 +376,7 @@ class _Stages(Open):
     stages: list[_NamedStage] = Field(min_length=1, description="a list of stages, front to back")
 
 
-def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | None:
+def read_planned(document: Mapping[str, object], faults: Faults) -> PlannedDocument | None:
     """Of a plan document, or of ``solve --json`` with a plan in it; None, with the faults noted, for anything else.
 
     Piper's own plans name no modules: that is a fault here.
@@ -400,7 +400,7 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> Planned | No
             seen.add(layer.id)
     if faults:
         return None
-    return Planned(
+    return PlannedDocument(
         header.instance.name,
         tuple(stages),
         header.instance.microbatches,

@@ -72,7 +72,7 @@ _PASS_KEYS = {
 _SYNC_WORDS = "an object of finite numbers >= 0"
 
 
-class _Node(Open):
+class _UpstreamNode(Open):
     """A node without its TMPCs: those are read one by one, so that one fault does not hide the others."""
 
     id: LayerId
@@ -106,7 +106,7 @@ class _Tensor(Open):
     backwardBytes: Figure = 0.0
 
 
-class _Edge(Open):
+class _UpstreamEdge(Open):
     sourceId: LayerId = Field(description="the id of a layer")
     destId: LayerId = Field(description="the id of a layer")
     communicationCost: Figure
@@ -134,7 +134,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
         return None
     neighbours = _read_graph(nodes, edges, faults)
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
-    drawn = [faults.model(_Edge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
+    drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
     surroundings = read_surroundings(
         cluster,
@@ -305,7 +305,7 @@ def _id_at(item: object, key: str) -> int | None:
 
 
 def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Faults) -> Layer | None:
-    node = faults.model(_Node, raw, path)
+    node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
     by_degree = raw.get("TMPCs")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.measure.passes import Held
-from piper_ray.workloads.measure.store import Figures
+from piper_ray.workloads.measure.passes import Resident
+from piper_ray.workloads.measure.store import LayerFigures
 
 _FULL_PRECISION_BYTES = 4
 
@@ -37,12 +37,12 @@ class Way:
     transient_bytes: float
 
 
-def measured_ways(figures: Figures, training: Training) -> Iterator[Way]:
+def measured_ways(figures: LayerFigures, training: Training) -> Iterator[Way]:
     """At t = 1."""
     yield from _ways(figures, figures.parameters, training, 1, "", 1.0, (0.0, 0.0))
 
 
-def shard_ways(shard: Figures, whole: Figures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
+def shard_ways(shard: LayerFigures, whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
     """From the figures of one of ``degree`` shards; ``whole``: of the same layer undivided."""
     matrices = [held.shape for held in whole.parameters if _is_matrix(held)]
     divided = sum(held.shape not in matrices for held in shard.parameters if _is_matrix(held))
@@ -50,10 +50,10 @@ def shard_ways(shard: Figures, whole: Figures, degree: int, training: Training, 
     yield from _ways(shard, shard.parameters, training, degree, "-shard", 1.0, exchange_s)
 
 
-def estimated_ways(whole: Figures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
+def estimated_ways(whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
     """As if matrices with a side that t divides were divided, and with them the time; the rest each device has."""
     held = [
-        Held((one.numbers // degree,), one.number_bytes, one.trainable) if _is_divisible(one, degree) else one
+        Resident((one.numbers // degree,), one.number_bytes, one.trainable) if _is_divisible(one, degree) else one
         for one in whole.parameters
     ]
     divided = sum(_is_divisible(one, degree) for one in whole.parameters)
@@ -62,8 +62,8 @@ def estimated_ways(whole: Figures, degree: int, training: Training, gpu: Gpu) ->
 
 
 def _ways(
-    figures: Figures,
-    held: Sequence[Held],
+    figures: LayerFigures,
+    held: Sequence[Resident],
     training: Training,
     degree: int,
     suffix: str,
@@ -83,7 +83,7 @@ def _ways(
         yield Way(f"full{suffix}", degree, True, time_s, first_s, gradients, state, float(kept.inputs), saved)
 
 
-def _exchange_s(figures: Figures, divided: int, degree: int, gpu: Gpu) -> tuple[float, float]:
+def _exchange_s(figures: LayerFigures, divided: int, degree: int, gpu: Gpu) -> tuple[float, float]:
     times = math.ceil(divided / 2)
 
     def reduced_s(size_bytes: float) -> float:
@@ -92,24 +92,24 @@ def _exchange_s(figures: Figures, divided: int, degree: int, gpu: Gpu) -> tuple[
     return reduced_s(sum(figures.output_bytes)), reduced_s(figures.input_gradient_bytes)
 
 
-def _is_matrix(held: Held) -> bool:
+def _is_matrix(held: Resident) -> bool:
     return held.trainable and len(held.shape) > 1
 
 
-def _is_divisible(held: Held, degree: int) -> bool:
+def _is_divisible(held: Resident, degree: int) -> bool:
     return _is_matrix(held) and any(side % degree == 0 for side in held.shape[:2])
 
 
-def _gradient_bytes(held: Sequence[Held], training: Training) -> float:
+def _gradient_bytes(held: Sequence[Resident], training: Training) -> float:
     return sum(one.numbers * _gradient_number_bytes(one, training) for one in held if one.trainable)
 
 
-def _gradient_number_bytes(held: Held, training: Training) -> float:
+def _gradient_number_bytes(held: Resident, training: Training) -> float:
     """Of half precision they are summed as ``training`` says, of full precision as they are."""
     return held.number_bytes if held.number_bytes >= _FULL_PRECISION_BYTES else training.gradient_bytes
 
 
-def _state_bytes(held: Sequence[Held], training: Training) -> float:
+def _state_bytes(held: Sequence[Resident], training: Training) -> float:
     """Parameters as they are, gradients and optimizer state; parameters in full precision need no copy in it."""
     total = 0.0
     for one in held:

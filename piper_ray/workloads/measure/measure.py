@@ -11,7 +11,7 @@ from piper_ray.model.errors import Fault, InputError
 from piper_ray.workloads.measure.factory import place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, signature_of
 from piper_ray.workloads.measure.passes import Clock, Repeats, kept_of, leaves_of, parameters_of, passes_of
-from piper_ray.workloads.measure.store import Figures, Store
+from piper_ray.workloads.measure.store import LayerFigures, Store
 from piper_ray.workloads.measure.tracer import out_of_memory
 
 
@@ -21,7 +21,7 @@ class Measured:
 
     layer: TracedLayer
     signature: str
-    figures: Figures
+    figures: LayerFigures
 
 
 def measured_layers(
@@ -51,7 +51,9 @@ def measured_layers(
     return found
 
 
-def _figures_of(spec: str, layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock) -> Figures:
+def _figures_of(
+    spec: str, layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock
+) -> LayerFigures:
     try:
         leaves, given = leaves_of(layer.inputs, gradients)
         versions = [tensor._version for tensor in given]
@@ -62,7 +64,7 @@ def _figures_of(spec: str, layer: TracedLayer, gradients: Sequence[bool], repeat
             output_bytes = tuple(output.numel() * output.element_size() for output in layer.module(*leaves))
         del leaves, given
         plain, recomputed = passes_of(layer, gradients, repeats, clock, recompute=intact and kept.inputs < kept.saved)
-        return Figures(
+        return LayerFigures(
             plain=plain,
             recomputed=recomputed,
             kept=kept,

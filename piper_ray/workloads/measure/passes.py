@@ -140,7 +140,7 @@ def _once(layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool]
 
 
 @dataclass(frozen=True)
-class Held:
+class Resident:
     """A parameter or buffer. number_bytes: of each of its numbers."""
 
     shape: tuple[int, ...]
@@ -164,10 +164,12 @@ class Kept:
     inputs: int
 
 
-def parameters_of(module: torch.nn.Module) -> list[Held]:
+def parameters_of(module: torch.nn.Module) -> list[Resident]:
     """What the layer holds whether or not a microbatch is in flight; buffers are not trained."""
-    held = [Held(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad) for tensor in module.parameters()]
-    return held + [Held(tuple(tensor.shape), tensor.element_size(), False) for tensor in module.buffers()]
+    held = [
+        Resident(tuple(tensor.shape), tensor.element_size(), tensor.requires_grad) for tensor in module.parameters()
+    ]
+    return held + [Resident(tuple(tensor.shape), tensor.element_size(), False) for tensor in module.buffers()]
 
 
 def kept_of(layer: TracedLayer, given: Sequence[torch.Tensor]) -> tuple[Kept, list[bool]]:

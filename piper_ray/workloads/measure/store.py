@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.measure.passes import Held, Kept, MeasuredPasses
+from piper_ray.workloads.measure.passes import Kept, MeasuredPasses, Resident
 
 _VERSION = 1
 
 
 @dataclass(frozen=True)
-class Figures:
+class LayerFigures:
     """All that is measured of one layer. recomputed: None where recomputation saves nothing or the layer
     overwrites its inputs.
 
@@ -26,7 +26,7 @@ class Figures:
     plain: MeasuredPasses
     recomputed: MeasuredPasses | None
     kept: Kept
-    parameters: tuple[Held, ...]
+    parameters: tuple[Resident, ...]
     output_gradients: tuple[bool, ...]
     output_bytes: tuple[int, ...]
     input_gradient_bytes: int
@@ -39,12 +39,12 @@ class Store:
         self.path = path
         head = {"schema": "piper-ray/partial-profile", "version": _VERSION, **setting}
         self._head: dict[str, object] = json.loads(json.dumps(head))
-        self._figures: dict[str, Figures] = {}
+        self._figures: dict[str, LayerFigures] = {}
 
     def __len__(self) -> int:
         return len(self._figures)
 
-    def get(self, signature: str) -> Figures | None:
+    def get(self, signature: str) -> LayerFigures | None:
         return self._figures.get(signature)
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Store:
         self._figures.update(entry for entry in read if entry is not None)
         self._rewrite()
 
-    def add(self, signature: str, figures: Figures) -> None:
+    def add(self, signature: str, figures: LayerFigures) -> None:
         self._figures[signature] = figures
         with self.path.open("a", encoding="utf-8") as file:
             file.write(_line(signature, figures))
@@ -89,16 +89,16 @@ class Store:
             file.writelines(_line(signature, figures) for signature, figures in self._figures.items())
 
 
-def _line(signature: str, figures: Figures) -> str:
+def _line(signature: str, figures: LayerFigures) -> str:
     return json.dumps({"signature": signature, "figures": dataclasses.asdict(figures)}) + "\n"
 
 
-def _read(line: str) -> tuple[str, Figures] | None:
+def _read(line: str) -> tuple[str, LayerFigures] | None:
     """None for a line that was cut short."""
     from pydantic import TypeAdapter
 
     try:
         document = json.loads(line)
-        return document["signature"], TypeAdapter(Figures).validate_python(document["figures"])
+        return document["signature"], TypeAdapter(LayerFigures).validate_python(document["figures"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -20,7 +20,7 @@ from piper_ray.engine.kernels.types import (
     LevelStates,
     OptionArrays,
     Tables,
-    Target,
+    Threshold,
     frozen,
 )
 
@@ -95,15 +95,15 @@ def tables_of(downsets: pa.Table, graph: pa.Table, cluster: ClusterArrays) -> Ta
     return Tables(frozen(lattice), frozen(costs), frozen(OptionArrays(**arrays)), frozen(cluster))
 
 
-def target_table(target: Target) -> pa.Table:
+def target_table(target: Threshold) -> pa.Table:
     """A target's limits, a row for each downset."""
     return pa.table({"device_limit": target.device_limit, "data_parallel_limit": target.data_parallel_limit})
 
 
-def target_of(table: pa.Table, threshold_s: float, device_weight: int, stage_weight: int) -> Target:
+def target_of(table: pa.Table, threshold_s: float, device_weight: int, stage_weight: int) -> Threshold:
     """The target on the memory of the Arrow table."""
     device_limit, data_parallel_limit = (_array(table, name) for name in ("device_limit", "data_parallel_limit"))
-    return frozen(Target(threshold_s, device_weight, stage_weight, device_limit, data_parallel_limit))
+    return frozen(Threshold(threshold_s, device_weight, stage_weight, device_limit, data_parallel_limit))
 
 
 def state_table(first: int, states: LevelStates) -> pa.Table:

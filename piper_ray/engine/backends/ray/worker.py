@@ -23,7 +23,7 @@ from piper_ray.engine.backends.ray.arrow import narrow, states_of, tables_of, ta
 from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
-from piper_ray.engine.kernels.types import ClusterArrays, Earlier, IndexArray, LevelStates, Target, frozen
+from piper_ray.engine.kernels.types import ClusterArrays, Earlier, IndexArray, LevelStates, Threshold, frozen
 from piper_ray.engine.tables.tmpc_options import tables_of_nothing
 
 CONTROL = "control"
@@ -186,7 +186,7 @@ class Worker:
 def compile_kernels() -> None:
     """Or loads them, by an evaluation of the empty downset: before the first chunk comes."""
     limits = np.zeros(1, np.int64)
-    states = StateTables(tables_of_nothing(), frozen(Target(1.0, 1, 0, limits, limits)))
+    states = StateTables(tables_of_nothing(), frozen(Threshold(1.0, 1, 0, limits, limits)))
     evaluate_downsets(1, 1, states.arrays, Earlier(0, no_states(0)), make_step_cache(states.tables))
     states.take(no_states(0))
 

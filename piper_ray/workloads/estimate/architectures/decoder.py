@@ -61,7 +61,7 @@ Texts = Annotated[list[str], Field(description="a list of texts")]
 
 
 @dataclass(frozen=True)
-class Paths:
+class DecoderPaths:
     """The names of a decoder's modules: embedding, list of layers, head."""
 
     embedding: str = "model.embed_tokens"
@@ -91,7 +91,7 @@ class Rules:
     rotary: bool = True
     dropout: bool = False
     embedding_norm: bool = False
-    paths: Paths = Paths()
+    paths: DecoderPaths = DecoderPaths()
 
     def style(self, fused: bool) -> BlockStyle:
         return BlockStyle(
@@ -215,14 +215,14 @@ class Decoder:
     layers: Sequence[LayerKind]
     predictors: Sequence[LayerKind]
     head: LayerKind
-    paths: Paths
+    paths: DecoderPaths
 
     @property
     def nodes(self) -> tuple[LayerNode, ...]:
         """Embedding, layers, head, one after the other."""
         return chain(LayerNode(self.embedding, path=self.paths.embedding), *self.after_embedding(self.paths))
 
-    def after_embedding(self, paths: Paths) -> list[LayerNode]:
+    def after_embedding(self, paths: DecoderPaths) -> list[LayerNode]:
         """All but the embedding, to be chained."""
         count = len(self.layers)
         further = [

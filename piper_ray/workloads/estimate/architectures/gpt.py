@@ -15,7 +15,7 @@ from piper_ray.workloads.estimate.architectures.decoder import (
     BIASED,
     LAYER_NORM,
     DecoderConfig,
-    Paths,
+    DecoderPaths,
     Window,
     but,
     family,
@@ -26,15 +26,15 @@ from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Described
 from piper_ray.workloads.estimate.families import Config, Count, Flag, Share
 
-_GPT_PATHS = Paths("transformer.wte", "transformer.h")
+_GPT_PATHS = DecoderPaths("transformer.wte", "transformer.h")
 _GPT = but(
     norm=LAYER_NORM, gated=False, query_bias=True, output_bias=True, inner_bias=True, rotary=False, paths=_GPT_PATHS
 )
 """What GPT-2's rules have otherwise than Llama's, but for its positions."""
 
 _POSITIONS = attrgetter("max_position_embeddings")
-_ROTARY = but(_GPT, rotary=True, paths=Paths("model.embed_tokens", "model.layers"))
-_WORDS = but(_GPT, paths=Paths("transformer.word_embeddings", "transformer.h"))
+_ROTARY = but(_GPT, rotary=True, paths=DecoderPaths("model.embed_tokens", "model.layers"))
+_WORDS = but(_GPT, paths=DecoderPaths("transformer.word_embeddings", "transformer.h"))
 
 
 def _biased(bias: Any, *others: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ class NeoxConfig(_OwnKeysConfig):
 
     differs = but(
         _GPT, rotary=True, query_bias=BIASED, output_bias=BIASED, parallel_norms=_if("use_parallel_residual", 2, 0),
-        dropout=_above_zero("hidden_dropout"), paths=Paths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
+        dropout=_above_zero("hidden_dropout"), paths=DecoderPaths("gpt_neox.embed_in", "gpt_neox.layers", "embed_out"),
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ class OptConfig(_OwnKeysConfig):
     differs = but(
         _GPT, _biased(attrgetter("enable_bias")), norm=_if("layer_norm_elementwise_affine", LAYER_NORM, "0"),
         positions=lambda config: config.max_position_embeddings + 2, dropout=_above_zero("dropout"),
-        paths=Paths("model.decoder.embed_tokens", "model.decoder.layers"),
+        paths=DecoderPaths("model.decoder.embed_tokens", "model.decoder.layers"),
     )  # fmt: skip
 
 
@@ -207,7 +207,7 @@ class MptConfig(DecoderConfig):
     differs = but(
         _GPT, _biased(_if("no_bias", False, True)), norm=_if("no_bias", "h", LAYER_NORM),
         positions=lambda config: 0 if config.attn_config.alibi else config.max_position_embeddings,
-        paths=Paths("transformer.wte", "transformer.blocks"),
+        paths=DecoderPaths("transformer.wte", "transformer.blocks"),
     )  # fmt: skip
 
 
@@ -306,7 +306,7 @@ class DbrxConfig(DecoderConfig):
     def key_heads(self) -> int:
         return self.attn_config.kv_n_heads
 
-    differs = but(paths=Paths("transformer.wte", "transformer.blocks"))
+    differs = but(paths=DecoderPaths("transformer.wte", "transformer.blocks"))
 
     def feeding(self, layer: int) -> Described:  # noqa: ARG002
         own = self.ffn_config
@@ -340,7 +340,7 @@ class ChatglmConfig(DecoderConfig):
 
     differs = but(
         _biased(attrgetter("add_bias_linear")), query_bias=lambda config: config.add_qkv_bias or config.add_bias_linear,
-        paths=Paths("transformer.embedding", "transformer.encoder.layers", "transformer.output_layer"),
+        paths=DecoderPaths("transformer.embedding", "transformer.encoder.layers", "transformer.output_layer"),
     )  # fmt: skip
 
 

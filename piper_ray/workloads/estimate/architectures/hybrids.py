@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Paths, Texts, but, family, key
+from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, DecoderPaths, Texts, but, family, key
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described
 from piper_ray.workloads.estimate.architectures.llama import LlamaConfig
@@ -22,7 +22,7 @@ from piper_ray.workloads.estimate.families import Config, Count, Flag
 from piper_ray.workloads.formats.faults import Faults
 
 _Rank = Annotated[int | str, Field(description='a whole number or "auto"')]
-_BACKBONE = Paths("backbone.embeddings", "backbone.layers")
+_BACKBONE = DecoderPaths("backbone.embeddings", "backbone.layers")
 _Expand = Annotated[float, Field(gt=0, le=64, description="a number > 0")]
 
 

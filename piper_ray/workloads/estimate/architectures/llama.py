@@ -13,7 +13,7 @@ from pydantic import Field
 from piper_ray.workloads.estimate.architectures.decoder import (
     BIASED,
     DecoderConfig,
-    Paths,
+    DecoderPaths,
     Window,
     always,
     but,
@@ -57,7 +57,7 @@ _LLAMA = LlamaConfig.differs
 _NORMED = but(query_norm="2 d")
 _AFTER = but(_LLAMA, norms="after", query_norm="a d + g d")
 _USE_BIAS, _BIAS = attrgetter("use_bias"), attrgetter("bias")
-_INTERN_PATHS = Paths("model.tok_embeddings", "model.layers", "output")
+_INTERN_PATHS = DecoderPaths("model.tok_embeddings", "model.layers", "output")
 
 
 def _even(_config: object, layer: int) -> bool:

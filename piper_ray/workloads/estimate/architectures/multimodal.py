@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field
 
 from piper_ray.workloads.estimate.architectures import gpt, hybrids, llama, mixtures
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, Paths, decoder_of, key
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, DecoderPaths, decoder_of, key
 from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
 from piper_ray.workloads.estimate.architectures.text import sequences_text, stack
@@ -381,7 +381,7 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
-    nodes += decoder.after_embedding(Paths(layers=f"{prefix}.layers"))
+    nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
     chained = tuple(replace(node, inputs=(index - 1,) if index else ()) for index, node in enumerate(nodes))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
     return Architecture(name, chained, sample, LEGEND)
