@@ -1,11 +1,10 @@
 """How training runtimes hold memory, beside the formulas of layers: states, losses, buffers, fragments, context.
 
 ``StateBytes`` is what training keeps for each parameter between steps, by runtime and precision, and which of it
-replicas share out. Sources: Megatron-Core's developer guide, "Distributed Optimizer" (18 bytes a parameter with fp32 gradients,
-of which 12/d can be sharded; 20 with half-precision ones, of which 4 are the fp32 copy of gradients that a step makes);
-Rajbhandari et al. 2020, section 3.1 (ZeRO: 2 + 2 + 12); DeepSpeed's BF16_Optimizer, which accumulates in fp32 beside
-the gradients of the backward pass; PyTorch's fully_shard with fp32 parameters and Adam (16).
-"""
+replicas share out. Sources: Megatron-Core's developer guide, "Distributed Optimizer" (18 bytes a parameter with fp32
+gradients, of which 12/d can be sharded; 20 with half-precision ones, of which 4 are the fp32 copy of gradients that a
+step makes); Rajbhandari et al. 2020, section 3.1 (ZeRO: 2 + 2 + 12); DeepSpeed's BF16_Optimizer, which accumulates in
+fp32 beside the gradients of the backward pass; PyTorch's fully_shard with fp32 parameters and Adam (16)."""
 
 from __future__ import annotations
 
