@@ -303,6 +303,7 @@ def test_from_python_the_end_of_a_real_ray_leaves_the_checkpoint(base: Path, tmp
     assert found.plan is not None
 
 
+@pytest.mark.long
 def test_the_end_of_a_real_ray_leaves_a_sweep_to_go_on(base: Path, tmp_path: Path) -> None:
     source, storage = write_sweep(tmp_path), tmp_path / "dataset"
     environment = _on_ray(base, tmp_path)

@@ -75,6 +75,7 @@ def test_processes_that_the_command_starts_do_not_run_it_again(checkout: Path) -
     assert (result.stdout, result.stderr) == ("", "")
 
 
+@pytest.mark.long
 def test_a_failed_install_is_not_taken_for_ready(checkout: Path) -> None:
     (checkout / "requirements.lock").write_text("no-such-package-here==1 --hash=sha256:" + "0" * 64 + "\n")
     code, out, err = _run(checkout)

@@ -12,6 +12,7 @@ from tests.faults.driver import driving
 from tests.faults.machines import ACTOR, Machines, Setup
 
 
+@pytest.mark.long
 def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     with driving(cluster, tmp_path, "--workers", "3") as driver:
         driver.until_all_join(3)
@@ -47,6 +48,7 @@ def test_last_worker_lost_and_the_driver_goes_on(cluster: Machines, local_plan: 
         assert driver.finish() == local_plan
 
 
+@pytest.mark.long
 def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     with driving(cluster, tmp_path, "--without-workers", "wait") as driver:
         driver.until_all_join(3)
@@ -62,6 +64,7 @@ def test_last_worker_lost_and_the_driver_waits(cluster: Machines, local_plan: by
         assert driver.finish() == local_plan
 
 
+@pytest.mark.long
 def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     cluster.kill(3)
     cluster.start(3, Setup(ray_options="--memory=300000000"))

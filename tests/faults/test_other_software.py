@@ -67,6 +67,7 @@ def test_a_solve_goes_on_without_them(others: Others, local_plan: bytes, tmp_pat
         assert not driver.was_told("is lost")
 
 
+@pytest.mark.long
 def test_a_sweep_goes_on_without_them(others: Others, tmp_path: Path) -> None:
     """One is there from the beginning, one joins while it is under way."""
     cluster = others.cluster
@@ -85,6 +86,7 @@ def test_a_sweep_goes_on_without_them(others: Others, tmp_path: Path) -> None:
     assert content(tmp_path / "cluster") == content(tmp_path / "here")
 
 
+@pytest.mark.long
 def test_without_a_good_machine_each_is_named(others: Others, tmp_path: Path) -> None:
     cluster = others.cluster
     cluster.run({2: others.bare, 3: others.python})

@@ -26,6 +26,7 @@ from tests.instances import (
     tmpc,
     two_towers,
 )
+from tests.lengths import long_after
 
 RESTRICTIONS = [
     Restrictions(tensor_parallelism=False),
@@ -68,10 +69,11 @@ def test_named_instances(name: str) -> None:
     assert (table.time_per_sample_s is None) == (name == "does not fit")
 
 
-def test_random_instances() -> None:
-    results = [assert_as_brute_force(random_instance(seed)) for seed in range(300)]
-    assert sum(result.plan is not None for result in results) >= 150
-    assert sum(result.plan is None for result in results) >= 15
+@pytest.mark.parametrize("seeds", long_after(1, [range(60), range(60, 300)]), ids=str)
+def test_random_instances(seeds: range) -> None:
+    results = [assert_as_brute_force(random_instance(seed)) for seed in seeds]
+    assert sum(result.plan is not None for result in results) >= len(seeds) / 2
+    assert sum(result.plan is None for result in results) >= len(seeds) / 20
 
 
 def test_tmpc_choices_of_long_stages() -> None:

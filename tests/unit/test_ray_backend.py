@@ -24,6 +24,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.solution import EvaluationStats, Solution, Status
 from piper_ray.report.summary import cluster_lines
 from tests.instances import equal_chain, parallel_branches, random_instance, two_towers
+from tests.lengths import long_after
 from tests.ray_support import CPUS, backend_of, send_every_level_to_workers, workers_that_die, workers_that_fail
 from tests.solver_support import ONE_THREAD
 from tests.solver_support import tables as solver_tables
@@ -155,7 +156,7 @@ def test_same_answer_on_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch)
         assert backend.stats().chunks > 0
 
 
-@pytest.mark.parametrize("round_trip_s", [0.0, 10.0], ids=["level by level", "in long batches"])
+@pytest.mark.parametrize("round_trip_s", long_after(1, [0.0, 10.0]), ids=["level by level", "in long batches"])
 def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
     send_every_level_to_workers(monkeypatch, round_trip_s)
     with backend_of(workers=2, without_workers=WAIT) as backend:
@@ -217,6 +218,7 @@ def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.Monke
     assert downset_bytes < node.held_bytes <= stats.put_bytes
 
 
+@pytest.mark.long
 def test_figures_are_those_of_the_solve_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of several by one backend; also where the last one needed no worker."""
     with backend_of(workers=2, without_workers=WAIT) as backend:
@@ -238,7 +240,7 @@ def test_figures_are_those_of_the_solve_alone(monkeypatch: pytest.MonkeyPatch) -
     assert sum(node.chunks for node in last.nodes) == 0
 
 
-@pytest.mark.parametrize(("workers", "deaths", "downset"), [(2, 2, 30), (1, 1, 10)])
+@pytest.mark.parametrize(("workers", "deaths", "downset"), long_after(1, [(1, 1, 10), (2, 2, 30)]))
 def test_same_answer_when_workers_are_killed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, workers: int, deaths: int, downset: int
 ) -> None:
@@ -264,6 +266,7 @@ def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "0").exists()
 
 
+@pytest.mark.long
 def test_chunk_that_kills_each_worker_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
     workers_that_die(monkeypatch, tmp_path, deaths=10**6, downset=50)

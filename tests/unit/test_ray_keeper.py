@@ -138,6 +138,7 @@ connected.close()
 """
 
 
+@pytest.mark.long
 def test_what_a_task_fails_of_is_ours_to_tell(base: Path) -> None:
     environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
     done = subprocess.run(
@@ -164,6 +165,7 @@ def test_it_ends_with_a_driver_that_is_killed(base: Path, connected: bool) -> No
     assert (living(keeper), folders(base)) == ([], [])
 
 
+@pytest.mark.long
 def test_signals_that_ask_it_to_end_do_not(base: Path) -> None:
     """Nor Ray: whoever wanted it is asked as well, and ends it."""
     with driver(base) as process:
@@ -177,6 +179,7 @@ def test_signals_that_ask_it_to_end_do_not(base: Path) -> None:
         await_end(keeper)
 
 
+@pytest.mark.long
 def test_what_a_killed_keeper_leaves_ends_with_the_session(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
@@ -189,6 +192,7 @@ def test_what_a_killed_keeper_leaves_ends_with_the_session(base: Path) -> None:
         assert living(keeper) == []
 
 
+@pytest.mark.long
 def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
@@ -205,6 +209,7 @@ def test_what_is_left_of_all_goes_with_the_next_start(base: Path) -> None:
     assert (living(keeper), folders(base)) == ([], [])
 
 
+@pytest.mark.long
 def test_what_is_in_use_is_left_alone(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))

@@ -65,6 +65,7 @@ def assert_noticed(storage: Path, truth: Rows, what: object) -> list[str]:
     return damage
 
 
+@pytest.mark.long
 def test_every_flipped_bit_is_noticed(storage: Path) -> None:
     truth = rows_of(storage)
     files = files_of(storage)

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.run import run_sweep
 from tests.sweep_support import SMALL_POINTS, content, write_small
@@ -25,6 +27,7 @@ run.run_sweep(sys.argv[1], sys.argv[2], resume=True, listener=lambda progress: p
 """
 
 
+@pytest.mark.long
 def test_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     source = write_small(tmp_path)
     run_sweep(source, tmp_path / "undisturbed")

@@ -86,6 +86,7 @@ def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeyp
     assert MOST_DEATHS <= deaths <= MOST_DEATHS + 1  # one more if it was first in a batch with others
 
 
+@pytest.mark.long
 def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "_MOST_DEATHS", 2)
     workers_that_die(monkeypatch, tmp_path, 100, devices=2)
@@ -130,6 +131,7 @@ def test_a_machine_that_started_a_worker_before_it_was_asked_is_left_out(
     assert read_dataset(tmp_path / "ray").num_rows == 0
 
 
+@pytest.mark.long
 def test_a_worker_that_cannot_work_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_the_package(*_: object) -> None:
         raise ModuleNotFoundError("No module named 'piper_ray'")

@@ -74,6 +74,7 @@ def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[Priced
     assert all("layout" in str(row["reason"]) and "predicted_step_s" not in row for row in unpriced)
 
 
+@pytest.mark.long
 def test_docs_table_is_what_the_script_prints(all_outcomes: list[PricedRun]) -> None:
     shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
     lines = list(table_lines(all_outcomes))
@@ -83,6 +84,7 @@ def test_docs_table_is_what_the_script_prints(all_outcomes: list[PricedRun]) -> 
     assert [line for line in told if line not in shown] == []
 
 
+@pytest.mark.long
 def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outcomes: list[PricedRun]) -> None:
     found = proofs(all_outcomes, HARDWARE)
     assert "\n".join(proof_lines(found)) in (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
@@ -210,6 +212,7 @@ def test_groups() -> None:
     assert groups_of(outcome(gpu=None)) == ()
 
 
+@pytest.mark.long
 def test_the_script_prints_a_list_for_programs_and_a_table_for_people(tmp_path: Path) -> None:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps([PUBLISHED, {"id": "odd", "model": 3}, {**PUBLISHED, "id": "silent", "gpu": None}]))
