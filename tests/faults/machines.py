@@ -168,9 +168,6 @@ class Machines:
         """As the user reads it."""
         return f"{self._isolation.host(machine)} ({self._isolation.ip(machine)})"
 
-    def ip(self, machine: int) -> str:
-        return self._isolation.ip(machine)
-
     def wait_for_machines(self, *machines: int) -> None:
         """Until exactly these have joined the cluster, beside the head."""
         names = sorted(self._isolation.ip(machine) for machine in (HEAD, *machines))

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import ray
-
+from piper_ray.engine.backends.calls import Call
+from piper_ray.engine.backends.ray.calls import ClusterWorkers
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.sweep import run
@@ -35,9 +35,7 @@ _HOLD = "hold"
 
 @dataclass
 class Sweep:
-    """One under way. hold: while there is such a file, workers wait with the points that they begin, and leave a file
-    with its name and their machine's address beside it. warnings: all that it has told.
-    """
+    """One under way. hold: while there is such a file, workers begin no points. warnings: all that it has told."""
 
     process: subprocess.Popen[str]
     hold: Path
@@ -54,26 +52,12 @@ class Sweep:
             if done >= points:
                 return
 
-    def until_begun(self, *addresses: str) -> None:
-        """Lets it go on until workers on the machines with these addresses have begun points, with which they wait."""
-        self.hold.touch()
-        self.until_done(0)
-        self._go_on()
-        deadline_s = time.monotonic() + 2 * LONG_S
-        while not all(self.hold.with_name(_HOLD + address).exists() for address in addresses):
-            assert time.monotonic() < deadline_s, self.text
-            time.sleep(0.05)
-
-    def release(self) -> None:
-        """What waits goes on."""
-        self.hold.unlink()
-
     def until_warning(self, text: str) -> None:
         """Lets it go on until it has told something with the text in it, if need be; workers begin none."""
         self.hold.touch()
         while not any(text in warning for warning in self.warnings):
             assert self._word() is not None, self.text
-        self.release()
+        self.hold.unlink()
 
     def finish(self) -> None:
         """Lets it go on to its end, which must be a success."""
@@ -136,9 +120,10 @@ class Sweep:
 
 
 @contextmanager
-def sweeping(cluster: Machines, source: Path, storage: Path, hanging: int = 0) -> Iterator[Sweep]:
-    """The sweep of ``source`` on the cluster. hanging: so many workers stop amid points of 4 devices or more."""
-    arguments = (str(source), str(storage), cluster.address, str(hanging))
+def sweeping(cluster: Machines, source: Path, storage: Path, hanging: int = 0, joined: int = 1) -> Iterator[Sweep]:
+    """The sweep of ``source`` on the cluster, which begins once so many workers have ``joined``. hanging: so many stop
+    amid points of 4 devices or more."""
+    arguments = (str(source), str(storage), cluster.address, str(hanging), str(joined))
     command = [sys.executable, "-m", "tests.faults.sweeping", *arguments]
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with cluster.popen(HEAD, command, **pipes) as process:
@@ -161,14 +146,10 @@ def _say(**word: object) -> None:
 
 def _slow_down(folder: Path, hanging: int) -> None:
     """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
-    hold = _HOLD
 
     # Local, so that Ray ships it whole.
     def solve(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
-        if (folder / hold).exists():
-            address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-            (folder / (hold + address)).touch()
-        while (folder / hold).exists():
+        while (folder / _HOLD).exists():
             time.sleep(0.05)
         if any(point.devices >= 4 for point in points):
             for number in range(hanging):
@@ -180,7 +161,20 @@ def _slow_down(folder: Path, hanging: int) -> None:
     run.solve_points = solve  # type: ignore[attr-defined]
 
 
-def _run(source: str, storage: str, address: str, hanging: str) -> None:
+def _wait_for_workers(joined: int) -> None:
+    """No point is handed out before so many are there."""
+    give = ClusterWorkers.give
+
+    def patient(workers: ClusterWorkers, call: Call) -> None:
+        while workers.workers < joined:
+            time.sleep(0.05)
+        ClusterWorkers.give = give  # type: ignore[method-assign]
+        give(workers, call)
+
+    ClusterWorkers.give = patient  # type: ignore[assignment,method-assign]
+
+
+def _run(source: str, storage: str, address: str, hanging: str, joined: str) -> None:
     done = -1
 
     def listen(progress: Progress) -> None:
@@ -191,6 +185,7 @@ def _run(source: str, storage: str, address: str, hanging: str) -> None:
             sys.stdin.readline()
 
     _slow_down(Path(source).parent, int(hanging))
+    _wait_for_workers(int(joined))
     run._LEAST_EXPECTED_S = 0.5
     run.run_sweep(source, storage, address=address, listener=listen, on_warning=lambda text: _say(warning=text))
 

@@ -40,8 +40,8 @@ def test_a_sweep_goes_on(cluster: Machines, tmp_path: Path) -> None:
     run_sweep(source, tmp_path / "here")
     memory = Memory(tmp_path)
     cluster.run({1: memory.setup, 2: USUAL, 3: USUAL})
-    with sweeping(cluster, source, tmp_path / "cluster") as sweep:
-        sweep.until_begun(cluster.ip(1))
+    with sweeping(cluster, source, tmp_path / "cluster", joined=3) as sweep:
+        sweep.until_done(1)
         memory.free(0.01)
         sweep.until_warning("lost")
         memory.free(0.9)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-import piper_ray.engine.blocks.solve as by_blocks
+import piper_ray.engine.blocks.block_instance as by_blocks
 from piper_ray.cost.variants import Variant, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.blocks.blocks import Blocks, find_blocks
