@@ -48,19 +48,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes one has the session's Ray, one the machines of the fault tests; they begin with those."""
+    """Of several processes one has the session's Ray, one the machines of the fault tests; they begin with those. What
+    a file's tests share is made once, so they stay together.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     tests = Path(__file__).parent
-    with_ray = {path.relative_to(tests.parent).as_posix() for path in tests.rglob("test_*.py") if _uses_ray(path)}
+    texts = {path.relative_to(tests.parent).as_posix(): path.read_text("utf-8") for path in tests.rglob("test_*.py")}
 
     class Scheduling(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         def _split_scope(self, nodeid: str) -> str:
             path = nodeid.partition("::")[0]
-            return "machines" if path.startswith("tests/faults/") else "Ray" if path in with_ray else nodeid
+            if path.startswith("tests/faults/"):
+                return "machines"
+            if "local_ray" in texts.get(path, ""):
+                return "Ray"
+            return path if 'scope="module"' in texts.get(path, "") else nodeid
 
     return Scheduling(config, log)
-
-
-def _uses_ray(path: Path) -> bool:
-    return "local_ray" in path.read_text("utf-8")
