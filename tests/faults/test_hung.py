@@ -32,6 +32,7 @@ def test_a_sweep_goes_on_when_all_workers_hang(cluster: Machines, tmp_path: Path
     with sweeping(cluster, source, tmp_path / "cluster", hanging=3, joined=3) as sweep:
         sweep.finish()
         told = [text.partition(" is slow or hangs: ")[0] for text in sweep.warnings if "is slow or hangs" in text]
+        assert all((tmp_path / str(number)).exists() for number in range(3)), "all three hang"
         # The last resort, a further worker on the driver's machine, may be done before the others are late.
         assert 0 < len(told) == len(set(told)), "each once"
         assert set(told) <= {cluster.name(machine) for machine in (1, 2, 3)}
