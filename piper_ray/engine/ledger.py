@@ -289,6 +289,11 @@ def no_plan(
     return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)
 
 
+def no_search(lower_s: float, stats: SolveStats, schedule: Schedule) -> Solution:
+    """Before a search, of which nothing is known but that no plan takes less for a microbatch than ``lower_s``."""
+    return Solution(Status.UNKNOWN, None, lower_s, None, stats, schedule=schedule)
+
+
 class Inexact(LimitError):
     """found: what shows it, in words."""
 

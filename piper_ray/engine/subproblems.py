@@ -1,4 +1,4 @@
-"""Solves of parts of what a plan may be, one after the other, as one search: each part is a case of all plans."""
+"""One search made of several solves: the plans are divided into sub-problems, which are solved one after the other."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SubProblem:
 
 
 def numbered(what: str, names: Sequence[str]) -> list[str]:
-    """Names of parts as events tell them; none where there is one part. what: asks for them, in words."""
+    """Names of sub-problems as events tell them; none where there is one. what: asks for them, in words."""
     count = len(names)
     return [f"{number} of {count}, {what}: {name}" if count > 1 else "" for number, name in enumerate(names, start=1)]
 
@@ -48,14 +48,14 @@ def best_of(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -
 
 
 def best_of_levels(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -> Solution:
-    """As ``best_of``, where the plans of all parts are among those of the first, at other costs: if that has none,
-    there is none. The first may take all the time."""
+    """As ``best_of``, where the plans of all sub-problems are among those of the first, at other costs: if that has
+    none, there is none. The first may take all the time."""
     return _SubProblems(request, parts, solve, are_nested=True).answered()
 
 
 @dataclass
 class _SubProblems:
-    """The rule of a search over parts."""
+    """The rule of a search over sub-problems."""
 
     request: SolveRequest
     parts: Sequence[SubProblem]

@@ -98,11 +98,11 @@ class FlushSeries:
         problem, instance, restrictions = self._problem, request.instance, request.restrictions
         if found.status is not Status.INFEASIBLE or isinstance(problem, Infeasibility):
             return found
+        if restrictions.all_devices and not can_use_all(instance, restrictions):
+            return replace(found, infeasibility=Infeasibility(reason_against_all(instance, restrictions), None))
         any_plan = replace(request.limits, gap=_ANY_PLAN)
         with request.open_workers() as workers:
             least = least_memory_bytes(instance, lambda memory_bytes: problem.fits(memory_bytes, workers, any_plan))
-        if restrictions.all_devices and not can_use_all(instance, restrictions):
-            return replace(found, infeasibility=Infeasibility(reason_against_all(instance, restrictions), None))
         every = "all " if restrictions.all_devices else ""
         stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
         reason = (

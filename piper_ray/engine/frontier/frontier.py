@@ -13,6 +13,7 @@ from piper_ray.engine.frontier.events import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import Numbers, rising
 from piper_ray.engine.frontier.result import Frontier
 from piper_ray.engine.frontier.walk import Walk
+from piper_ray.engine.ledger import no_search
 from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.preparation import PointShape
 from piper_ray.engine.request import SolveRequest, is_by_degrees
@@ -161,7 +162,7 @@ class _Frontiers:
     def _unknown(self, instance: Instance) -> Solution:
         """Before its search."""
         nothing = SolveStats(len(instance.layers), 0, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
-        return Solution(Status.UNKNOWN, None, least_s(instance), None, nothing, schedule=self._planned_for)
+        return no_search(least_s(instance), nothing, self._planned_for)
 
 
 _KEPT = 8
