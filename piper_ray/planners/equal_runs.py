@@ -1,6 +1,6 @@
 """Equal runs of layers as stages, all with one d and one t: a grid, and the baselines that look at a part of it.
 
-Under a schedule that flushes each batch the points are simulated, in the order of a bound from below.
+Points are valued, under a schedule that flushes each batch by a simulation, in the order of a bound from below.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.evaluate import MEMORY_TOLERANCE, evaluate
 from piper_ray.model import arguments
@@ -19,7 +18,7 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.runs import Floats, Integers, RunCosts, RunOrder, UniformChoice, run_order, uniform_choices
 from piper_ray.simulate.actions import ActionKind, flush_lists
@@ -27,37 +26,39 @@ from piper_ray.simulate.actions import ActionKind, flush_lists
 _ROUNDING = 1e-9
 """Relative. Sums of the same seconds in another order differ by less."""
 
-_LARGEST = 2**31
-"""Of a digit's place: with as many times as there are microbatches it is still an int64."""
-
 _SPLIT = frozenset({ScheduleName.ZB_H1, ScheduleName.ZB_V, ScheduleName.DUALPIPE_V})
 """Schedules in which a rank may end with gradients of weights, after its last word to the rank before it."""
 
 
 @dataclass(frozen=True)
 class GridPoint:
-    """A point of the grid. lower_s: no step of it takes less. starts: where in the order its stages begin."""
+    """A point of the grid. lower_s: no batch of it takes less. starts: where in the order its stages begin.
+
+    activation_bytes, fixed_bytes: float64[stages], for each microbatch in flight, and whatever is.
+    """
 
     lower_s: float
     devices: int
-    stages: int
     starts: Integers
     degree: int
     choice: UniformChoice
-    fits: Callable[[], bool]
+    activation_bytes: Floats
+    fixed_bytes: Floats
 
 
-def candidates(
-    costs: RunCosts, choices: Sequence[UniformChoice], layouts: Iterable[Integers], degrees: Integers
+def grid_points(
+    instance: Instance,
+    costs: RunCosts,
+    choices: Sequence[UniformChoice],
+    layouts: Iterable[Integers],
+    degrees: Integers,
 ) -> Iterator[GridPoint]:
     """All that the devices hold, in no order. layouts: of stages; degrees: int64[..], those that d may be."""
-    instance = costs.instance
     schedule = Schedule.first_of(instance.schedule)
     for starts in layouts:
-        ranks, over = divmod(len(starts), schedule.v)
-        if over:
+        if len(starts) % schedule.v:
             continue
-        stages_of = [schedule.stages_of_rank(rank, ranks) for rank in range(ranks)]
+        ranks = len(starts) // schedule.v
         passes_s: dict[float, tuple[Floats, Floats]] = {}
         weights, activation, fixed, shared = costs.held(starts)
         for i, choice in enumerate(choices):
@@ -66,7 +67,8 @@ def candidates(
                 in_range = choice.least_data_parallel_degree <= d <= choice.most_data_parallel_degree
                 if devices > instance.devices or not in_range:
                     continue
-                microbatches = instance.microbatches // d
+                if schedule.asynchronous and len(starts) * d > instance.data_parallel_limit:
+                    break
                 cluster = instance.cluster.holding(devices)
                 between = cluster.bandwidth_bytes_per_s if schedule.v == 1 else np.inf  # chunks of a rank: free
                 if between not in passes_s:
@@ -74,81 +76,77 @@ def candidates(
                 forward_s, backward_s = passes_s[between]
                 replicas = cluster.replicas_link(d, choice.degree)
                 sync_s = 4.0 * (d - 1) / d * weights[i] / replicas.bandwidth_bytes_per_s
-                lower_s = _lower_s(schedule, stages_of, forward_s[i], backward_s[i], sync_s, microbatches)
-
-                def fits(
-                    stages_of: list[tuple[int, ...]] = stages_of,
-                    microbatches: int = microbatches,
-                    activation: Floats = activation[i],
-                    fixed: Floats = fixed[i] + shared[i] / d,
-                ) -> bool:
-                    limit = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-                    return _peak_bytes(schedule, stages_of, microbatches, activation, fixed) <= limit
-
-                yield GridPoint(lower_s, devices, len(starts), starts, d, choice, fits)
+                lower_s = _lower_s(schedule, forward_s[i], backward_s[i], sync_s, instance.microbatches // d)
+                yield GridPoint(lower_s, devices, starts, d, choice, activation[i], fixed[i] + shared[i] / d)
 
 
-def best_simulated(
-    instance: Instance, restrictions: Restrictions, found: Iterable[GridPoint], plan_of: Callable[[GridPoint], Plan]
-) -> tuple[GridPoint | None, int]:
-    """The candidate whose step is shortest, then of the fewest devices and stages; and how many candidates there were.
+def best_point(
+    instance: Instance, restrictions: Restrictions, points: Sequence[GridPoint], plan_of: Callable[[GridPoint], Plan]
+) -> GridPoint | None:
+    """The point whose batch is shortest, then of the fewest devices and stages.
 
-    One is simulated only if it keeps the restrictions and its bound is no more than the best step so far.
+    One is valued only if its bound is no more than the best so far: without a flush the bound is the value, but for
+    rounding. Under a flush it is simulated, and has to keep the restrictions on whole plans.
     """
     schedule = Schedule.first_of(instance.schedule)
-    ordered = sorted(found, key=lambda x: (x.lower_s, x.devices, x.stages))
+    flushed = not schedule.asynchronous
+    instance = instance if flushed else instance.replace(schedule=PAPERS_SCHEDULE)
     best: GridPoint | None = None
     least: tuple[float, int, int] | None = None
-    for candidate in ordered:
-        if least is not None and candidate.lower_s * (1.0 - _ROUNDING) > least[0] * instance.microbatches:
+    for point in sorted(points, key=lambda x: (x.lower_s, x.devices, len(x.starts))):
+        if least is not None and point.lower_s * (1.0 - _ROUNDING) > least[0] * instance.microbatches:
             break
         try:
-            if not candidate.fits():
+            if peak_bytes(schedule, point, instance.microbatches) > instance.memory_bytes * (1.0 + MEMORY_TOLERANCE):
                 continue
-            plan = plan_of(candidate)
-            if any(restrictions.violations(instance, plan, schedule)):
+            plan = plan_of(point)
+            if flushed and any(restrictions.violations(instance, plan, schedule)):
                 continue
             value_s = evaluate(instance, plan).time_per_sample_s
         except (InvalidPlan, UsageError):  # too much memory by a hair; too few microbatches for the schedule
             continue
-        key = value_s, candidate.devices, candidate.stages
+        key = value_s, point.devices, len(point.starts)
         if least is None or key < least:
-            best, least = candidate, key
-    return best, len(ordered)
+            best, least = point, key
+    return best
 
 
-def _lower_s(
-    schedule: Schedule,
-    stages_of: Sequence[Sequence[int]],
-    forward_s: Floats,
-    backward_s: Floats,
-    sync_s: Floats,
-    microbatches: int,
-) -> float:
-    """Each rank waits for one forward pass of all stages before its first, does all its passes, and sums gradients.
+def _lower_s(schedule: Schedule, forward_s: Floats, backward_s: Floats, sync_s: Floats, microbatches: int) -> float:
+    """Of a batch, of which a replica runs so many microbatches. Without a flush the slowest stage's passes and sums.
 
+    Else each rank waits for one forward pass of all stages before its first, does all its passes, and sums gradients.
     Or its last backward pass goes back through the stages before it.
     """
+    whole_s = forward_s + backward_s
+    if schedule.asynchronous:
+        return float((microbatches * whole_s + sync_s).max())
     ahead_s = np.concatenate([[0.0], np.cumsum(forward_s)])
     behind_s = np.concatenate([[0.0], np.cumsum(backward_s)]) * (schedule.name not in _SPLIT)
-    whole_s = forward_s + backward_s
     found = 0.0
-    for held in stages_of:
+    for held in _stages_of_ranks(schedule, len(whole_s)):
         first = min(held)
-        done_s = ahead_s[first] + microbatches * float(whole_s[list(held)].sum())
-        found = max(found, done_s + float(sync_s[list(held)].sum()), done_s + behind_s[first])
+        done_s = ahead_s[first] + microbatches * float(whole_s[held].sum())
+        found = max(found, done_s + float(sync_s[held].sum()), done_s + behind_s[first])
     return found
 
 
-def _peak_bytes(
-    schedule: Schedule, stages_of: Sequence[Sequence[int]], microbatches: int, activation: Floats, fixed: Floats
-) -> float:
+def _stages_of_ranks(schedule: Schedule, stages: int) -> list[list[int]]:
+    ranks = stages // schedule.v
+    return [list(schedule.stages_of_rank(rank, ranks)) for rank in range(ranks)]
+
+
+def peak_bytes(schedule: Schedule, point: GridPoint, microbatches: int) -> float:
     """Of the rank that holds most at a time: its list of passes alone says how much of each chunk it holds when."""
-    ranks = len(stages_of)
+    own, ranks = microbatches // point.degree, len(point.starts) // schedule.v
+    if schedule.asynchronous or schedule.name in (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B):
+        behind = np.full(ranks, own) if schedule.name is ScheduleName.GPIPE else np.arange(ranks, 0, -1)
+        in_flight = behind if schedule.asynchronous else np.minimum(behind, own)
+        return float((point.fixed_bytes + in_flight * point.activation_bytes).max())
     most = 0.0
-    for rank, stages in enumerate(stages_of):
-        held = held_on(schedule, ranks, rank, microbatches)
-        most = max(most, float(fixed[list(stages)].sum() + (held @ activation[list(stages)]).max()))
+    for rank, stages in enumerate(_stages_of_ranks(schedule, len(point.starts))):
+        held = held_on(schedule, ranks, rank, own)
+        fixed_bytes, activation_bytes = point.fixed_bytes[stages].sum(), (held @ point.activation_bytes[stages]).max()
+        most = max(most, float(fixed_bytes + activation_bytes))
     return most
 
 
@@ -160,18 +158,10 @@ def _lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Integers]:
 @lru_cache(maxsize=10_000)
 def held_on(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> Integers:
     """int64[.., v]: microbatches of each chunk in flight on a rank, as far as that differs."""
-    if schedule.name is ScheduleName.GPIPE:
-        return np.array([[microbatches]])
-    if schedule.name is ScheduleName.ONE_F_ONE_B:
-        return np.array([[min(microbatches, ranks - rank)]])
     actions = _lists(schedule, ranks, microbatches)[rank]
     change = np.where(actions[:, 0] == ActionKind.F, 1, -1) * (actions[:, 0] != ActionKind.I)
     in_chunk = actions[:, 1:2] == np.arange(schedule.v)
-    held = np.cumsum(change[:, None] * in_chunk, axis=0)
-    place = (microbatches + 1) ** np.arange(schedule.v, dtype=object)  # of digits of a number that stands for a row
-    if place[-1] > _LARGEST:
-        return np.unique(held, axis=0)
-    return held[np.unique(held @ place.astype(np.int64), return_index=True)[1]]
+    return np.unique(np.cumsum(change[:, None] * in_chunk, axis=0), axis=0)
 
 
 @dataclass(frozen=True)
@@ -215,51 +205,12 @@ class EqualRuns(Light):
         order = run_order(instance)
         costs = RunCosts.build(instance, order.layers, choices)
         degrees = self._data_parallel_degrees(instance, restrictions)
-        if not Schedule.first_of(instance.schedule).asynchronous:
-            return self._under_flush(instance, restrictions, order, costs, choices, degrees)
-        best: tuple[float, int, int] | None = None
-        winner: tuple[Integers, int, UniformChoice] | None = None
-        tried = 0
-        for starts in self._layouts(order, instance):
-            stages = len(starts)
-            d = degrees[: np.searchsorted(degrees, instance.data_parallel_limit // stages, side="right")]
-            within = (costs.degree[:, None] * d * stages <= instance.devices) & _in_range(choices, d)
-            if not within.any():
-                continue
-            tried += int(within.sum())
-            times, fits = costs.of(starts, d)
-            times[~(within & fits)] = np.inf
-            time_s = float(times.min())
-            if time_s == np.inf:
-                continue
-            devices, choice, degree = min(
-                (stages * int(d[j]) * int(costs.degree[i]), int(i), int(d[j]))
-                for i, j in zip(*np.nonzero(times == time_s), strict=True)
-            )
-            if best is None or (time_s, devices, stages) < best:
-                best = (time_s, devices, stages)
-                winner = (starts, degree, choices[choice])
-        if winner is None:
-            return Proposal(None, tried, self._why_none(tried))
-        return _proposal(instance, order, *winner, tried)
-
-    def _under_flush(
-        self,
-        instance: Instance,
-        restrictions: Restrictions,
-        order: RunOrder,
-        costs: RunCosts,
-        choices: Sequence[UniformChoice],
-        degrees: Integers,
-    ) -> Proposal:
-        def plan_of(found: GridPoint) -> Plan:
-            return _plan(instance, order, found.starts, found.degree, found.choice)
-
-        listed = candidates(costs, choices, self._layouts(order, instance), degrees)
-        best, tried = best_simulated(instance, restrictions, listed, plan_of)
+        points = [*grid_points(instance, costs, choices, self._layouts(order, instance), degrees)]
+        best = best_point(instance, restrictions, points, lambda point: _plan(instance, order, point))
         if best is None:
-            return Proposal(None, tried, self._why_none(tried, restrictions))
-        return _proposal(instance, order, best.starts, best.degree, best.choice, tried)
+            return Proposal(None, len(points), _why_none(instance, restrictions, len(points)))
+        at = f"d = {best.degree}, t = {best.choice.degree}, {best.choice.recompute_words}"
+        return Proposal(_plan(instance, order, best), len(points), f"{plural(len(best.starts), 'stage')}, {at}")
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
         """int64[...], ascending."""
@@ -285,13 +236,6 @@ class EqualRuns(Light):
             if self.separate and (order.before or order.after):
                 ends = ([0] if order.before else [], [last] if order.after else [])
                 yield np.concatenate([ends[0], [order.before], inner, ends[1]]).astype(np.int64)
-
-    @staticmethod
-    def _why_none(tried: int, restrictions: Restrictions = Restrictions()) -> str:
-        if tried == 0:
-            return "no point of the grid is within the devices and microbatches"
-        allowed = " and is allowed" if restrictions.plan_wide else ""
-        return f"none of {plural(tried, 'grid point')} fits in memory{allowed}"
 
 
 class _PartOfGrid(Light):
@@ -368,24 +312,19 @@ class PipeDream2BW(_PartOfGrid):
         return EqualRuns(separate=self.separate)
 
 
-def _proposal(
-    instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice, tried: int
-) -> Proposal:
-    note = f"{plural(len(starts), 'stage')}, d = {degree}, t = {choice.degree}, {choice.recompute_words}"
-    return Proposal(_plan(instance, order, starts, degree, choice), tried, note)
+def _why_none(instance: Instance, restrictions: Restrictions, tried: int) -> str:
+    if tried == 0:
+        return "no point of the grid is within the devices and microbatches"
+    flushed = not Schedule.first_of(instance.schedule).asynchronous
+    allowed = " and is allowed" if flushed and restrictions.plan_wide else ""
+    return f"none of {plural(tried, 'grid point')} fits in memory{allowed}"
 
 
-def _in_range(choices: Sequence[UniformChoice], data_parallel_degrees: Integers) -> npt.NDArray[np.bool_]:
-    """bool[choices, degrees]: whether stages of this degree may run the choice."""
-    least = np.array([choice.least_data_parallel_degree for choice in choices])[:, None]
-    most = np.array([choice.most_data_parallel_degree for choice in choices])[:, None]
-    return (least <= data_parallel_degrees) & (data_parallel_degrees <= most)
-
-
-def _plan(instance: Instance, order: RunOrder, starts: Integers, degree: int, choice: UniformChoice) -> Plan:
+def _plan(instance: Instance, order: RunOrder, point: GridPoint) -> Plan:
     place = {layer.id: i for i, layer in enumerate(instance.layers)}
+    d, t, tmpcs = point.degree, point.choice.degree, point.choice.tmpcs
     stages = []
-    for run in np.split(np.array(order.layers), starts[1:]):
+    for run in np.split(np.array(order.layers), point.starts[1:]):
         layers = tuple(sorted(run.tolist(), key=place.__getitem__))
-        stages.append(Stage(layers, degree, choice.degree, {layer: choice.tmpcs[layer].id for layer in layers}))
+        stages.append(Stage(layers, d, t, {layer: tmpcs[layer].id for layer in layers}))
     return Plan(tuple(stages))

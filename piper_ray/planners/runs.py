@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from piper_ray.cost.variants import ANY_DEGREE, stage_variants
 from piper_ray.engine.tables.tmpc_options import fastest
-from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.passes import passes_of
@@ -163,12 +162,10 @@ def uniform_choices(instance: Instance, restrictions: Restrictions) -> tuple[Uni
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_FITS = 1.0 + MEMORY_TOLERANCE / 2
-"""Half of what ``evaluate`` allows, which adds the same bytes in another order."""
-
-
-_FIGURES = tuple(
-    map(attrgetter, ("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"))
+_FIGURES: tuple[Callable[[Tmpc], float], ...] = (
+    attrgetter("time_per_sample_s"),
+    lambda tmpc: passes_of(tmpc).forward_s,
+    *map(attrgetter, ("weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")),
 )
 
 
@@ -176,17 +173,14 @@ _FIGURES = tuple(
 class RunCosts:
     """Figures of n layers in order and of their e edges, for r choices.
 
-    layers: float64[5, r, n]: p (s), w, a, b and what replicas share out (bytes). forward_s: float64[r, n].
+    layers: float64[6, r, n]: p and its forward pass (s), w, a, b and what replicas share out (bytes).
     tail, head: int64[e], places in the order, tail < head.
     out_bytes, in_bytes: float64[r, e], 2 (c + bw) and 2 (c + fw): charged to the stage of the tail and of the head.
     tensor, end: int64[..], the ends of tensors: the tensor's number and a place in the order. tensor_bytes: float64[h],
     charged to each stage with some of a tensor's ends, tensor_forward_bytes of it in the forward pass.
     """
 
-    instance: Instance
-    degree: Integers
     layers: Floats
-    forward_s: Floats
     tail: Integers
     head: Integers
     out_bytes: Floats
@@ -210,10 +204,7 @@ class RunCosts:
         ]
         tensors = instance.tensors
         return cls(
-            instance,
-            degree=np.array([choice.degree for choice in choices], np.int64),
             layers=np.array([[[of(tmpc) for tmpc in row] for row in chosen] for of in _FIGURES], np.float64),
-            forward_s=np.array([[passes_of(tmpc).forward_s for tmpc in row] for row in chosen], np.float64),
             tail=np.array([place[edge.source] for edge in instance.edges], np.int64),
             head=np.array([place[edge.target] for edge in instance.edges], np.int64),
             out_bytes=2.0 * np.array(out_bytes, np.float64),
@@ -224,55 +215,24 @@ class RunCosts:
             tensor_forward_bytes=np.array([tensor.forward_bytes for tensor in tensors], np.float64),
         )
 
-    def of(self, starts: Integers, data_parallel_degrees: Integers) -> tuple[Floats, npt.NDArray[np.bool_]]:
-        """Slowest stage's time in s and whether memory suffices, float64 and bool [r, len(data_parallel_degrees)].
-
-        starts: int64[l], where in the order each stage begins, ascending from 0. All stages have the same d; so the
-        i-th of l has y = ceil((l - i) d / d) = l - i microbatches in flight whatever d is.
-        """
-        stages = len(starts)
-        work_s, weights, activation, fixed, shared = np.add.reduceat(self.layers, starts, axis=2)
-        own_bytes = activation * np.arange(stages, 0, -1) + fixed
-        between, replicas = self._bytes_per_s(stages, data_parallel_degrees)
-        once_s = work_s[:, None, :] + self._crossing_bytes(starts)[:, None, :] / between[:, :, None]
-        resync_s = 4.0 * weights[:, None, :] / (self.instance.microbatches * replicas[:, :, None])
-        d = data_parallel_degrees[None, :, None]
-        needed_bytes = (own_bytes[:, None, :] + shared[:, None, :] / d).max(axis=2)
-        fits = needed_bytes <= self.instance.memory_bytes * _FITS
-        times: Floats = (once_s / d + (d - 1) / d * resync_s).max(axis=2)
-        return times, fits
-
-    def _bytes_per_s(self, stages: int, data_parallel_degrees: Integers) -> tuple[Floats, Floats]:
-        """Of the links between stages, and of a stage's replicas: float64[r, len(data_parallel_degrees)] each."""
-        found = np.empty((2, self.degree.size, data_parallel_degrees.size))
-        for i, t in enumerate(self.degree.tolist()):
-            for j, d in enumerate(data_parallel_degrees.tolist()):
-                cluster = self.instance.cluster.holding(stages * d * t)
-                found[:, i, j] = cluster.bandwidth_bytes_per_s, cluster.replicas_link(d, t).bandwidth_bytes_per_s
-        return found[0], found[1]
-
     def passes_s(self, starts: Integers, bandwidth_bytes_per_s: float) -> tuple[Floats, Floats]:
         """Each stage's forward and backward pass of a microbatch in s, with transfers: float64[r, l]. inf bytes per
-        second: without."""
-        forward_s: Floats = np.add.reduceat(self.forward_s, starts, axis=1)
-        whole_s: Floats = np.add.reduceat(self.layers[0], starts, axis=1)
+        second: without. starts: int64[l], where in the order each stage begins, ascending from 0.
+        """
+        whole_s, forward_s = np.add.reduceat(self.layers[:2], starts, axis=2)
         edges_bytes, bandwidth = self._edge_bytes(starts), bandwidth_bytes_per_s
         moved_s = (edges_bytes / 2.0 + self._tensor_bytes(starts, self.tensor_forward_bytes)) / bandwidth
         whole_moved_s = (edges_bytes + self._tensor_bytes(starts, self.tensor_bytes)) / bandwidth
         return forward_s + moved_s, whole_s - forward_s + whole_moved_s - moved_s
 
-    def held(self, starts: Integers) -> tuple[Floats, Floats, Floats, Floats]:
-        """Bytes of each stage: weights, a, b and what replicas share out: float64[r, l] each."""
-        weights, activation, fixed, shared = np.add.reduceat(self.layers[1:], starts, axis=2)
-        return weights, activation, fixed, shared
-
-    def _crossing_bytes(self, starts: Integers) -> Floats:
-        """float64[r, l]: what each stage sends and receives, both ways."""
-        return self._edge_bytes(starts) + self._tensor_bytes(starts, self.tensor_bytes)
+    def held(self, starts: Integers) -> Floats:
+        """Bytes of each stage: weights, a, b and what replicas share out: float64[4, r, l]."""
+        held_bytes: Floats = np.add.reduceat(self.layers[2:], starts, axis=2)
+        return held_bytes
 
     def _edge_bytes(self, starts: Integers) -> Floats:
-        """float64[r, l]: so for edges alone."""
-        choices, stages = self.degree.size, len(starts)
+        """float64[r, l]: what each stage sends and receives over edges, both ways."""
+        choices, stages = len(self.out_bytes), len(starts)
         tail = np.searchsorted(starts, self.tail, side="right") - 1
         head = np.searchsorted(starts, self.head, side="right") - 1
         crosses = tail != head

@@ -17,8 +17,9 @@ from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import ASYNCHRONOUS, ScheduleName
+from piper_ray.model.schedule import ASYNCHRONOUS, PAPERS_SCHEDULE, ScheduleName
 from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
+from piper_ray.planners.equal_runs import grid_points, peak_bytes
 from piper_ray.planners.runs import RunCosts, run_order, uniform_choices
 from tests.instances import RECOMPUTE, VANILLA, random_instance
 from tests.solver_support import ONE_THREAD
@@ -167,7 +168,7 @@ def test_equal_runs_of_repeated_layers() -> None:
 
 
 def test_costs_of_runs_are_those_of_evaluate() -> None:
-    """Every grid point: the same time, and memory suffices exactly where ``evaluate`` says so."""
+    """Every grid point: the same time and the same memory."""
     points = 0
     for seed in range(60):
         rng = Random(seed)
@@ -176,16 +177,19 @@ def test_costs_of_runs_are_those_of_evaluate() -> None:
         costs = RunCosts.build(instance, order.layers, choices)
         cuts = sorted(rng.sample(range(1, len(order.layers)), rng.randint(0, min(3, len(order.layers) - 1))))
         layout = [list(stage) for stage in np.split(np.array(order.layers), cuts)]
-        times, fits = costs.of(np.array([0, *cuts]), np.array([1, 2, 3]))
-        for i, choice in enumerate(choices):
-            for j, d in enumerate((1, 2, 3)):
-                ids = {layer: tmpc.id for layer, tmpc in choice.tmpcs.items()}
-                proposed = as_plan([[int(v) for v in stage] for stage in layout], d, choice.degree, ids)
-                loose = instance.replace(memory_bytes=1e9)
-                assert times[i, j] == pytest.approx(evaluate(loose, proposed).time_per_sample_s, rel=1e-12, abs=0.0)
-                needed = max(stage.memory_bytes for stage in evaluate(loose, proposed).stages)
-                assert fits[i, j] == (needed <= instance.memory_bytes)
-                points += 1
+        loose = instance.replace(memory_bytes=1e9)
+        found = list(grid_points(instance, costs, choices, [np.array([0, *cuts])], np.array([1, 2, 3])))
+        assert len(found) == 3 * len(choices)
+        for point in found:
+            ids = {layer: tmpc.id for layer, tmpc in point.choice.tmpcs.items()}
+            proposed = as_plan([[int(v) for v in stage] for stage in layout], point.degree, point.choice.degree, ids)
+            evaluation = evaluate(loose, proposed)
+            value_s = evaluation.time_per_sample_s
+            assert point.lower_s == pytest.approx(value_s * instance.microbatches, rel=1e-12, abs=0.0)
+            needed = max(stage.memory_bytes for stage in evaluation.stages)
+            assert peak_bytes(PAPERS_SCHEDULE, point, instance.microbatches) == needed
+            assert point.devices == proposed.devices
+            points += 1
     assert points >= 500
 
 
