@@ -18,7 +18,7 @@ def model_of(model_type: str, *, tokens: int | None = None, **config: object) ->
     """A model from the keys of a config."""
     family = FAMILIES[model_type]
     read = family.config.model_validate(config)
-    most = family.most_tokens(read)
+    most = read.most_tokens
     if tokens is None and most is not None:
         tokens = min(most, family.tokens)
     document = {"model_type": model_type, **config}

@@ -13,7 +13,7 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
-from piper_ray.workloads.estimate.families import Family, Microbatch, completed
+from piper_ray.workloads.estimate.families import Config, Family, Microbatch, completed
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import (
     HUGGING_FACE,
@@ -25,7 +25,6 @@ from piper_ray.workloads.formats.documents import (
     repeated_keys,
 )
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
-from piper_ray.workloads.formats.fields import Open
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class ModelConfig:
 
     name: str
     family: Family
-    config: Open
+    config: Config
     document: Mapping[str, object]
     tokens: int | None
     samples: int
@@ -46,7 +45,7 @@ class ModelConfig:
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
         """Its layers for that microbatch. Raises UsageError for a length that the model does not have."""
-        most = self.family.most_tokens(self.config)
+        most = self.config.most_tokens
         if most is None and microbatch.tokens is not None:
             raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has samples of one length; expected none")
         if most is not None and microbatch.tokens is not None and microbatch.tokens > most:
@@ -119,7 +118,7 @@ def _model(
     document = document if model_type is None else {**document, "model_type": model_type}
     config = faults.model(family.config, completed(family.config, str(model_type), document), "")
     if config is not None:
-        family.check(config, faults)
+        config.check(faults)
         notes += _assumptions(family, document, config)
     if model_type is None:
         given = document.get("model_type", document.get("_class_name"))
@@ -133,7 +132,7 @@ def _model(
         notes.insert(0, f"model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
-    most = family.most_tokens(config)
+    most = config.most_tokens
     return ModelConfig(
         name=name,
         family=family,
@@ -217,7 +216,7 @@ def _has_words(document: Mapping[str, object]) -> bool:
     return "patch_size" not in document or any(document.get(name) is not None for name in words)
 
 
-def _assumptions(family: Family, document: Mapping[str, object], config: Open) -> Iterator[str]:
+def _assumptions(family: Family, document: Mapping[str, object], config: Config) -> Iterator[str]:
     """What is taken in the place of a missing key: the family's own may not be this model's."""
     fields = family.config.model_fields
 

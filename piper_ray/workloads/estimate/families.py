@@ -11,21 +11,30 @@ from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import parse_toml
-from piper_ray.workloads.formats.faults import Faults, names_of
+from piper_ray.workloads.formats.faults import Faults, Words, names_of
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
 _MOST = 2**24
 _MOST_LAYERS = 2000
-Count = Annotated[int, Field(strict=True, ge=1, le=_MOST, description=f"a whole number from 1 to {_MOST}"), WHOLE]
-Layers = Annotated[
-    int, Field(strict=True, ge=1, le=_MOST_LAYERS, description=f"a whole number to {_MOST_LAYERS}"), WHOLE
-]
-Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0, description="a share from 0 to 1")]
-Flag = Annotated[bool, Field(strict=True, description="true or false")]
+Count = Annotated[int, Field(strict=True, ge=1, le=_MOST), WHOLE, Words(f"a whole number from 1 to {_MOST}")]
+Number = Annotated[int, Field(strict=True, ge=0, le=_MOST), Words("a whole number >= 0")]
+Layers = Annotated[int, Field(strict=True, ge=1, le=_MOST_LAYERS), WHOLE, Words(f"a whole number to {_MOST_LAYERS}")]
+Window = Annotated[int, Field(strict=True, ge=1), Words("a whole number >= 1")]
+Share = Annotated[float, Field(strict=True, ge=0.0, le=1.0), Words("a share from 0 to 1")]
+Ratio = Annotated[float, Field(gt=0, le=64), Words("a number > 0")]
+Flag = Annotated[bool, Field(strict=True), Words("true or false")]
+Text = Annotated[str, Words("a text")]
+Texts = Annotated[list[str], Words("a list of texts")]
+Numbers = Annotated[list[Number], Words("a list of whole numbers >= 0")]
+
+
+def key(*names: str, default: Any = ...) -> Any:
+    """A field that a config may call by any of ``names``."""
+    return Field(default, validation_alias=AliasChoices(*names))
 
 
 class Config(Open):
@@ -50,6 +59,21 @@ class Config(Open):
         kept = {key: value for key, value in document.items() if value is not None or key in optional}
         return {**kept, "given": frozenset(key for key in document if isinstance(key, str))}
 
+    @property
+    def most_tokens(self) -> int | None:
+        """Of a sample; None where all samples have one length."""
+        return None
+
+    def check(self, faults: Faults) -> None:
+        """Notes what is wrong beyond the ranges of fields."""
+
+    def check_multiple(self, field: str, of: str, faults: Faults, inside: str = "") -> None:
+        """The one field must be a multiple of the other. inside: what stands before its key in faults."""
+        value, divisor = getattr(self, field), getattr(self, of)
+        if value % divisor:
+            text = f"{value} is no multiple of {self.called(of)} = {divisor}; expected one"
+            faults.at(f"{inside}{self.called(field)}", text)
+
     def called(self, field: str) -> str:
         """What the document calls a field."""
         names = names_of(field, type(self).model_fields[field])
@@ -72,26 +96,15 @@ class Microbatch:
 class Family:
     """A family of models by its Hugging Face ``model_type``.
 
-    check: notes what is wrong with a config beyond its fields' ranges. most_tokens: of a sample; None where the
-    length is no choice. build: the layers of a config for a microbatch, named as given. tokens, samples, batch: of a
-    sample, a microbatch and a batch where neither user nor model says; tokens at most what the model has.
+    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: of a sample, a microbatch
+    and a batch where neither user nor model says; tokens at most what the model has.
     """
 
-    config: type[Open]
+    config: type[Config]
     build: Callable[[Any, Microbatch, str], Architecture]
-    check: Callable[[Any, Faults], None]
-    most_tokens: Callable[[Any], int | None]
     tokens: int = 8192
     samples: int = 1
     batch: int = 1024
-
-
-def no_length(_config: object) -> None:
-    """For families whose samples have one length."""
-
-
-def no_check(_config: object, _faults: Faults) -> None:
-    """For families whose fields say it all."""
 
 
 SIZES = frozenset({"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})

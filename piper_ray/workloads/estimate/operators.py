@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 Symbols = Mapping[str, float]
 
@@ -124,6 +124,65 @@ class Operator:
     def routed(self) -> bool:
         """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
         return any(product.count == "E" for product in self.products)
+
+
+def linear(
+    name: str,
+    columns: str,
+    depth: str,
+    divided: Literal["tokens", "columns", "depth"],
+    parameters: str,
+    *,
+    rows: str = "s b",
+    kept_again: tuple[str, ...] = (),
+    results: tuple[KeptBytes, ...] = (),
+    **others: Any,
+) -> Operator:
+    """Tokens by a matrix of weights, and what it keeps: its input, which ``kept_again`` makes again, and ``results``.
+
+    divided: "columns" and "depth" of a matrix that t devices share out; "tokens": each device has all of the matrix.
+    others: fields of ``Operator``.
+    """
+    whole = divided == "tokens"
+    kept = KeptBytes(f"2 {rows} {depth}", Split.TENSOR if divided == "depth" else Split.SEQUENCE, kept_again)
+    return Operator(
+        name,
+        (Product(rows, columns, depth, divided=divided),),
+        split=Split.SEQUENCE if whole else Split.TENSOR,
+        parameters=parameters,
+        parameters_split=Split.WHOLE if whole else Split.TENSOR,
+        saved=(kept, *results),
+        **others,
+    )
+
+
+def pointwise(
+    name: str,
+    numbers: str,
+    moved: tuple[int, int],
+    kept: int = 0,
+    split: Split = Split.TENSOR,
+    *,
+    kept_again: tuple[str, ...] = (),
+    **others: Any,
+) -> Operator:
+    """A step number by number. moved: bytes through memory for each of ``numbers``, forwards and backwards; kept: bytes
+    of each that stay for the backward pass, which ``kept_again`` makes again. others: fields of ``Operator``.
+
+    Parameters of what is divided by tokens are on every device.
+    """
+    fields: dict[str, Any] = {
+        "parameters_split": Split.TENSOR if split is Split.TENSOR else Split.WHOLE,
+        "saved": (KeptBytes(each(kept, numbers), split, kept_again),) if kept else (),
+        **others,
+    }
+    return Operator(name, (), each(moved[0], numbers), each(moved[1], numbers), split, **fields)
+
+
+def each(bytes_each: int, numbers: str) -> str:
+    """So many bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
+    factor = "" if bytes_each == 1 else f"{bytes_each} "
+    return " + ".join(factor + summand for summand in numbers.split(" + "))
 
 
 @dataclass(frozen=True)
@@ -265,3 +324,13 @@ class Architecture:
 def _counted(nodes: Iterable[LayerNode]) -> int:
     """Parameters, those of tied weights once."""
     return sum(node.kind.parameters - round(node.kind.value(node.kind.tied)) for node in nodes)
+
+
+def chain(*nodes: LayerNode) -> tuple[LayerNode, ...]:
+    """Layers that each read the one before."""
+    return tuple(replace(node, inputs=(index - 1,) if index else ()) for index, node in enumerate(nodes))
+
+
+def stack(kinds: Iterable[LayerKind], path: str) -> list[LayerNode]:
+    """Layers of a list of modules at ``path``."""
+    return [LayerNode(kind, path=f"{path}.{index}") for index, kind in enumerate(kinds)]

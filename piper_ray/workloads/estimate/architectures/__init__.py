@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from piper_ray.workloads.estimate.architectures import (
     convolution,
-    diffusion,
-    encoder,
     gpt,
     hybrids,
     llama,
@@ -22,7 +20,7 @@ from piper_ray.workloads.estimate.families import Family
 FAMILIES: Mapping[str, Family] = {
     name: family
     for module in (
-        gpt, llama, mixtures, hybrids, multimodal, encoder, seq2seq, vision, convolution, diffusion,
+        gpt, llama, mixtures, hybrids, multimodal, seq2seq, vision, convolution,
     )
     for name, family in module.FAMILIES.items()
 }  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.vision import Labelled, images_text
-from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, no_check, no_length
+from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -121,12 +121,9 @@ class Network:
         """The mean over the picture, and a linear layer with bias."""
         shape = self.shape[source]
         operators = (
-            Operator("mean", forward_bytes=PICTURE, backward_bytes=PICTURE, saved=(KeptBytes("2 b o", Split.WHOLE),)),
+            Operator("mean", (), PICTURE, PICTURE, saved=(KeptBytes("2 b o", Split.WHOLE),)),
             Operator(
-                "classifier",
-                products=(Product("b", "c", "o"),),
-                parameters="o c + c",
-                saved=(KeptBytes("4 b c", Split.WHOLE),),
+                "classifier", (Product("b", "c", "o"),), parameters="o c + c", saved=(KeptBytes("4 b c", Split.WHOLE),)
             ),
         )
         kind = self._kind("classifier", "classifier", shape, operators, {"c": classes})
@@ -156,9 +153,7 @@ class Network:
 
 def _pass(name: str, forward_bytes: str, backward_bytes: str, parameters: str = "0") -> Operator:
     """An operator that goes over pictures number by number."""
-    return Operator(
-        name, forward_bytes=forward_bytes, backward_bytes=backward_bytes, parameters=parameters, saved=_KEPT
-    )
+    return Operator(name, (), forward_bytes, backward_bytes, parameters=parameters, saved=_KEPT)
 
 
 def _after(size: int, window: int, stride: int, same: bool) -> int:
@@ -180,6 +175,12 @@ class ResnetConfig(Labelled):
     layer_type: Annotated[Literal["bottleneck", "basic"], Field(description='"bottleneck" or "basic"')] = "bottleneck"
     downsample_in_first_stage: Flag = False
     image_size: Count = 224
+
+    def check(self, faults: Faults) -> None:
+        """Each depth has its width."""
+        depths, widths = len(self.depths), len(self.hidden_sizes)
+        if depths != widths:
+            faults.at("depths", f"{depths} of them, but {widths} hidden_sizes; expected as many")
 
 
 def build_resnet(config: ResnetConfig, microbatch: Microbatch, name: str) -> Architecture:
@@ -213,13 +214,6 @@ def _block(network: Network, source: int, width: int, stride: int, bottleneck: b
     return network.add(inner, shortcut, f"{path}.activation")
 
 
-def check_resnet(config: ResnetConfig, faults: Faults) -> None:
-    """Each depth has its width."""
-    if len(config.hidden_sizes) != len(config.depths):
-        faults.at("depths", f"{len(config.depths)} of them, but {len(config.hidden_sizes)} hidden_sizes; expected as "
-                            "many")  # fmt: skip
-
-
 class InceptionConfig(Labelled):
     """``inception_v3``, a form of our own: there is none of Hugging Face."""
 
@@ -227,97 +221,56 @@ class InceptionConfig(Labelled):
     num_channels: Count = 3
 
 
+# Steps one after another: channels and kernel of a unit, or a pool; "valid": not padded, "/2": a stride of 2.
+_STEM = "32 3x3 valid, 64 3x3, pool 3x3 valid /2, 80 1x1, 192 3x3 valid, pool 3x3 valid /2"
+_SQUARE = ("64 1x1", "48 1x1, 64 5x5", "64 1x1, 96 3x3, 96 3x3")
+_MEAN = "pool 3x3, 192 1x1"
+
+
 def build_inception(config: InceptionConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Stem, eleven modules, classifier."""
     network = Network(microbatch.samples)
     image = (config.image_size, config.image_size, config.num_channels)
     last = network.unit(None, 32, (3, 3), stride=2, same=False, image=image)
-    last = network.unit(last, 32, (3, 3), same=False)
-    last = network.unit(last, 64, (3, 3))
-    last = network.pool(last, 3, stride=2, same=False)
-    last = network.unit(last, 80, (1, 1))
-    last = network.unit(last, 192, (3, 3), same=False)
-    last = network.pool(last, 3, stride=2, same=False)
+    last = _steps(network, last, _STEM)
     for pooled in (32, 64, 64):
-        last = _square(network, last, pooled)
-    last = _to_17(network, last)
+        last = _module(network, last, (), [(0, steps) for steps in (*_SQUARE, f"pool 3x3, {pooled} 1x1")])
+    double = "64 1x1, 96 3x3"
+    branches = [(0, "384 3x3 valid /2"), (1, "96 3x3 valid /2"), (0, "pool 3x3 valid /2")]
+    last = _module(network, last, (double,), branches)
     for inner in (128, 160, 160, 192):
-        last = _factored(network, last, inner)
-    last = _to_8(network, last)
+        wide = f"{inner} 1x1, {inner} 1x7, 192 7x1"
+        high = f"{inner} 1x1, {inner} 7x1, {inner} 1x7, {inner} 7x1, 192 1x7"
+        last = _module(network, last, (), [(0, steps) for steps in ("192 1x1", wide, high, _MEAN)])
+    factored = "192 1x1, 192 1x7, 192 7x1"
+    branches = [(1, "320 3x3 valid /2"), (2, "192 3x3 valid /2"), (0, "pool 3x3 valid /2")]
+    last = _module(network, last, ("192 1x1", factored), branches)
+    spread = [(0, "320 1x1"), (1, "384 1x3"), (1, "384 3x1"), (2, "384 1x3"), (2, "384 3x1"), (0, _MEAN)]
     for _ in range(2):
-        last = _spread(network, last)
+        last = _module(network, last, ("384 1x1", "448 1x1, 384 3x3"), spread)
     network.classifier(last, config.classes)
     return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
 
 
-def _units(network: Network, source: int, *units: tuple[int, tuple[int, int]]) -> int:
-    for channels, kernel in units:
-        source = network.unit(source, channels, kernel)
+def _module(network: Network, source: int, stems: Sequence[str], branches: Sequence[tuple[int, str]]) -> int:
+    """Branches side by side, each from the module's source (0) or from one of its stems (1 and on)."""
+    sources = [source, *(_steps(network, source, stem) for stem in stems)]
+    return network.concatenate([_steps(network, sources[number], steps) for number, steps in branches])
+
+
+def _steps(network: Network, source: int, steps: str) -> int:
+    for step in steps.split(", "):
+        channels, window, *others = step.split()
+        height, width = map(int, window.split("x"))
+        stride, same = (2 if "/2" in others else 1), "valid" not in others
+        if channels == "pool":
+            source = network.pool(source, height, stride=stride, same=same)
+        else:
+            source = network.unit(source, int(channels), (height, width), stride=stride, same=same)
     return source
 
 
-def _square(network: Network, source: int, pooled: int) -> int:
-    return network.concatenate(
-        [
-            _units(network, source, (64, (1, 1))),
-            _units(network, source, (48, (1, 1)), (64, (5, 5))),
-            _units(network, source, (64, (1, 1)), (96, (3, 3)), (96, (3, 3))),
-            _units(network, network.pool(source, 3), (pooled, (1, 1))),
-        ]
-    )
-
-
-def _to_17(network: Network, source: int) -> int:
-    double = _units(network, source, (64, (1, 1)), (96, (3, 3)))
-    return network.concatenate(
-        [
-            network.unit(source, 384, (3, 3), stride=2, same=False),
-            network.unit(double, 96, (3, 3), stride=2, same=False),
-            network.pool(source, 3, stride=2, same=False),
-        ]
-    )
-
-
-def _factored(network: Network, source: int, inner: int) -> int:
-    wide, high = (1, 7), (7, 1)
-    return network.concatenate(
-        [
-            _units(network, source, (192, (1, 1))),
-            _units(network, source, (inner, (1, 1)), (inner, wide), (192, high)),
-            _units(network, source, (inner, (1, 1)), (inner, high), (inner, wide), (inner, high), (192, wide)),
-            _units(network, network.pool(source, 3), (192, (1, 1))),
-        ]
-    )
-
-
-def _to_8(network: Network, source: int) -> int:
-    single = _units(network, source, (192, (1, 1)))
-    factored = _units(network, source, (192, (1, 1)), (192, (1, 7)), (192, (7, 1)))
-    return network.concatenate(
-        [
-            network.unit(single, 320, (3, 3), stride=2, same=False),
-            network.unit(factored, 192, (3, 3), stride=2, same=False),
-            network.pool(source, 3, stride=2, same=False),
-        ]
-    )
-
-
-def _spread(network: Network, source: int) -> int:
-    single = _units(network, source, (384, (1, 1)))
-    double = _units(network, source, (448, (1, 1)), (384, (3, 3)))
-    return network.concatenate(
-        [
-            _units(network, source, (320, (1, 1))),
-            _units(network, single, (384, (1, 3))),
-            _units(network, single, (384, (3, 1))),
-            _units(network, double, (384, (1, 3))),
-            _units(network, double, (384, (3, 1))),
-            _units(network, network.pool(source, 3), (192, (1, 1))),
-        ]
-    )
-
-
 FAMILIES = {
-    "resnet": Family(ResnetConfig, build_resnet, check_resnet, no_length, samples=32, batch=8192),
-    "inception_v3": Family(InceptionConfig, build_inception, no_check, no_length, samples=32, batch=8192),
+    "resnet": Family(ResnetConfig, build_resnet, samples=32, batch=8192),
+    "inception_v3": Family(InceptionConfig, build_inception, samples=32, batch=8192),
 }

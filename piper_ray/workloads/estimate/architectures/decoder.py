@@ -9,23 +9,39 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-from pydantic import AliasChoices, Field, create_model
+from pydantic import create_model
 
 from piper_ray.workloads.estimate.architectures import experts, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
+    HIDDEN,
     LATENT_LEGEND,
+    POSITIONS,
     Attention,
+    BlockStyle,
     Dense,
     Described,
     LayerShape,
     Norms,
+    all_reduce,
+    embedding_kind,
+    head_kind,
     layer_kinds,
+    norm,
+    sequences_text,
 )
-from piper_ray.workloads.estimate.architectures.text import chain, embedding_kind, head_kind, sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, norm
-from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch
+from piper_ray.workloads.estimate.families import (
+    Config,
+    Count,
+    Family,
+    Flag,
+    Layers,
+    Microbatch,
+    Texts,
+    Window,
+    key,
+)
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     Exchange,
@@ -35,6 +51,8 @@ from piper_ray.workloads.estimate.operators import (
     Operator,
     Product,
     Split,
+    chain,
+    stack,
 )
 from piper_ray.workloads.formats.faults import Faults
 
@@ -56,9 +74,6 @@ LEGEND = {
     **state_space.LEGEND,
 }
 
-Window = Annotated[int, Field(strict=True, ge=1, description="a whole number >= 1")]
-Texts = Annotated[list[str], Field(description="a list of texts")]
-
 
 @dataclass(frozen=True)
 class DecoderPaths:
@@ -70,50 +85,29 @@ class DecoderPaths:
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What is the same in all layers of a decoder, and what is around them.
+class Rules(BlockStyle):
+    """What is the same in all layers of a decoder, and what is around them. Defaults are Llama's.
 
-    norm: parameters of one norm of width h. parallel_norms: of a layer that runs attention and feed-forward part side
-    by side; 0 for one after the other. positions: learned ones, 0 for none. Biases as in ``BlockStyle``; head_bias: of
-    the vocabulary projection. embedding_norm: after the embedding.
+    parallel_norms: of a layer that runs attention and feed-forward part side by side; 0 for one after the other.
+    positions: learned ones, 0 for none. head_bias: of the vocabulary projection. embedding_norm: after the embedding.
     """
 
     norm: str = "h"
-    norms: Norms = "before"
-    parallel_norms: int = 0
-    gated: bool = True
     query_bias: bool = False
     output_bias: bool = False
     inner_bias: bool = False
-    head_bias: bool = False
-    query_norm: str = ""
-    positions: int = 0
+    gated: bool = True
     rotary: bool = True
-    dropout: bool = False
+    norms: Norms = "before"
+    parallel_norms: int = 0
+    head_bias: bool = False
+    positions: int = 0
     embedding_norm: bool = False
     paths: DecoderPaths = DecoderPaths()
-
-    def style(self, fused: bool) -> BlockStyle:
-        return BlockStyle(
-            fused=fused,
-            norm_parameters=self.norm,
-            query_bias=self.query_bias,
-            output_bias=self.output_bias,
-            inner_bias=self.inner_bias,
-            gated=self.gated,
-            dropout=self.dropout,
-            rotary=self.rotary,
-            query_norm=self.query_norm,
-        )
 
 
 LAYER_NORM = "2 h"
 """Parameters of a layer norm: weights and biases; an RMS norm has h."""
-
-
-def key(*names: str, default: Any = ...) -> Any:
-    """A field that a config may call by any of ``names``."""
-    return Field(default, validation_alias=AliasChoices(*names))
 
 
 class DecoderConfig(Config):
@@ -146,6 +140,10 @@ class DecoderConfig(Config):
     @property
     def layers(self) -> int:
         return self.num_hidden_layers
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_position_embeddings
 
     @property
     def predictors(self) -> int:
@@ -195,16 +193,10 @@ class DecoderConfig(Config):
         """Heads divide the width where their size is not given, and groups of keys divide the heads."""
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads
         if self.head_dim is None:
-            check_heads(self.called("hidden_size"), self.hidden_size, self.called("num_attention_heads"), heads, faults)
+            self.check_multiple("hidden_size", "num_attention_heads", faults)
         if key_heads is not None and heads % key_heads:
             names = self.called("num_key_value_heads"), self.called("num_attention_heads")
             faults.at(names[0], f"{key_heads} does not divide {names[1]} = {heads}")
-
-
-def check_heads(width_key: str, width: int, heads_key: str, heads: int, faults: Faults) -> None:
-    """Heads must divide the width."""
-    if width % heads:
-        faults.at(width_key, f"{width} is no multiple of {heads_key} = {heads}; expected one")
 
 
 @dataclass(frozen=True)
@@ -235,13 +227,13 @@ class Decoder:
 def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
     """The layers that a config describes."""
     rules = config.rules()
-    style = rules.style(microbatch.fused)
+    style = replace(rules, fused=microbatch.fused)
     symbols: dict[str, float] = {
         "s": microbatch.tokens or 1, "b": microbatch.samples, "h": config.hidden_size,
         "V": config.vocab_size, "P": rules.positions,
     }  # fmt: skip
     shapes = [LayerShape(config.mixing(layer), config.feeding(layer)) for layer in range(config.layers)]
-    tables = [("position embedding", "P h")] if rules.positions else []
+    tables = [POSITIONS] if rules.positions else []
     layers = layer_kinds(shapes, symbols, style, rules.norms, rules.parallel_norms)
     further = config.predictors
     return Decoder(
@@ -266,9 +258,9 @@ def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind
     """
     joined = Operator(
         "states and next tokens",
-        products=(Product("s b", "h", "2 h", divided="columns"),),
-        forward_bytes="4 s b h",
-        backward_bytes="6 s b h",
+        (Product("s b", "h", "2 h", divided="columns"),),
+        "4 s b h",
+        "6 s b h",
         parameters="2 h h",
         saved=(KeptBytes("4 s b h", Split.SEQUENCE),),
     )
@@ -332,4 +324,4 @@ def like(
 
 def family(config: type[DecoderConfig]) -> Family:
     """The family of that config's models."""
-    return Family(config, build, lambda read, faults: read.check(faults), lambda read: read.max_position_embeddings)
+    return Family(config, build)

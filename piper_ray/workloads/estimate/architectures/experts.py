@@ -9,9 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_ray.workloads.estimate.architectures.layers import Part, Symbols
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, cheap, feed_forward
-from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+from piper_ray.workloads.estimate.architectures.layers import (
+    HIDDEN,
+    BlockStyle,
+    Part,
+    Symbols,
+    activation,
+    all_reduce,
+    feed_forward,
+)
+from piper_ray.workloads.estimate.operators import (
+    Exchange,
+    KeptBytes,
+    Operator,
+    Product,
+    Split,
+    linear,
+    pointwise,
+)
 
 _NORM, _ACTIVATION, _WHOLE = ("layernorm",), ("moe_act",), ("moe",)
 _SHARED = ("shared_experts", *_WHOLE)
@@ -46,34 +61,15 @@ class Experts:
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
         operators, exchanges = list[Operator](), [to_experts()]
         if self.shared:
-            feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, parts=_SHARED)
+            feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, again=_SHARED)
             operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
             exchanges.append(all_reduce("shared experts", _SHARED))
         if self.shared_gate:
-            operators.append(_shared_gate())
-        return Part(
-            "feed-forward",
-            (*operators, *routed(style, self)),
-            tuple(exchanges),
-            (self.count,),
-            symbols=own,
-            norm_again=_NORM,
-        )
-
-
-def _shared_gate() -> Operator:
-    """How much of the shared experts' word each token takes (Qwen2-MoE)."""
-    return Operator(
-        "shared expert: gate",
-        products=(Product("s b", "1", "h", divided="tokens"),),
-        split=Split.SEQUENCE,
-        forward_bytes="4 s b h",
-        backward_bytes="6 s b h",
-        parameters="h",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes(HIDDEN, Split.SEQUENCE, again=_SHARED),),
-        again=_SHARED,
-    )
+            # How much of the shared experts' word each token takes (Qwen2-MoE).
+            gate = linear("shared expert: gate", "1", "h", "tokens", "h", kept_again=_SHARED, again=_SHARED)
+            operators.append(replace(gate, forward_bytes="4 s b h", backward_bytes="6 s b h"))
+        operators += routed(style, self)
+        return Part("feed-forward", tuple(operators), tuple(exchanges), (self.count,), symbols=own, norm_again=_NORM)
 
 
 def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
@@ -83,53 +79,41 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
     former in bf16, too, a mask, and a map of rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
     Weights of experts are multiplied in before their second product, so that the sum keeps nothing.
     """
-    into = "2" if experts.gated else "1"
+    cheap, into = style.cheap(*_ACTIVATION, *_WHOLE), 2 if experts.gated else 1
     return (
-        Operator(
+        linear(
             "router",
-            products=(Product("s b", "E", "h", divided="tokens"),),
-            split=Split.SEQUENCE,
+            "E",
+            "h",
+            "tokens",
+            "h E + E" if experts.router_bias else "h E",
+            kept_again=style.cheap(*_NORM),
+            results=(KeptBytes("19 s b E", Split.SEQUENCE, _WHOLE),),
             forward_bytes="8 s b E",
             backward_bytes="8 s b E",
-            parameters="h E + E" if experts.router_bias else "h E",
-            parameters_split=Split.WHOLE,
-            saved=(
-                KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style, *_NORM)),
-                KeptBytes("19 s b E", Split.SEQUENCE, again=_WHOLE),
-            ),
             again=_WHOLE,
         ),
-        Operator(
-            "tokens to experts",
-            forward_bytes="8 s b e h",  # sorted by expert, sent, and sorted again by those that are here
-            backward_bytes="8 s b e h",
-            saved=(KeptBytes("2 s b e h", Split.TENSOR, again=_WHOLE),),
-            again=_WHOLE,
-        ),
+        # Sorted by expert, sent, and sorted again by those that are here.
+        pointwise("tokens to experts", "s b e h", (8, 8), 2, kept_again=_WHOLE, again=_WHOLE),
         Operator(
             "experts in",
-            products=(Product("s b e / E", f"{into} m", "h", "E", divided="count"),),
-            matrices=int(into),
+            (Product("s b e / E", f"{into} m", "h", "E", divided="count"),),
+            matrices=into,
             parameters=f"{into} h m E" + (f" + {into} m E" if experts.bias else ""),
             again=_WHOLE,
         ),
-        Operator(
-            "experts' activation function",
-            forward_bytes="6 s b e m" if experts.gated else "4 s b e m",
-            backward_bytes="10 s b e m" if experts.gated else "6 s b e m",
-            saved=(KeptBytes("4 s b e m" if experts.gated else "2 s b e m", Split.TENSOR, again=_WHOLE),),
-            again=cheap(style, *_ACTIVATION, *_WHOLE),
-        ),
+        activation("experts' activation function", "s b e m", experts.gated, kept_again=_WHOLE, again=cheap),
         Operator(
             "experts out",
-            products=(Product("s b e / E", "h", "m", "E", divided="count"),),
+            (Product("s b e / E", "h", "m", "E", divided="count"),),
             parameters="h m E + h E" if experts.bias else "h m E",
-            saved=(KeptBytes("2 s b e m", Split.TENSOR, again=cheap(style, *_ACTIVATION, *_WHOLE)),),
+            saved=(KeptBytes("2 s b e m", Split.TENSOR, cheap),),
             again=_WHOLE,
         ),
+        # Sorted back twice, weighted, added up.
         Operator(
             "sum over experts",
-            forward_bytes="14 s b e h + 2 s b h",  # sorted back twice, weighted, added up
+            forward_bytes="14 s b e h + 2 s b h",
             backward_bytes="14 s b e h",
             again=_WHOLE,
         ),

@@ -16,15 +16,13 @@ from piper_ray.workloads.estimate.architectures.decoder import (
     LAYER_NORM,
     DecoderConfig,
     DecoderPaths,
-    Window,
     but,
     family,
-    key,
     like,
 )
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Described
-from piper_ray.workloads.estimate.families import Config, Count, Flag, Share
+from piper_ray.workloads.estimate.families import Config, Count, Flag, Ratio, Share, Text, Window, key
 
 _GPT_PATHS = DecoderPaths("transformer.wte", "transformer.h")
 _GPT = but(
@@ -183,13 +181,13 @@ class _MptAttention(Config):
 
     alibi: Flag = True
     kv_n_heads: Count | None = None
-    attn_type: Annotated[str, Field(description="a text")] = "multihead_attention"
+    attn_type: Text = "multihead_attention"
 
 
 class MptConfig(DecoderConfig):
     """``mpt``: no biases anywhere, norms have none either; positions are learned without ALiBi."""
 
-    expansion_ratio: Annotated[float, Field(gt=0, le=64, description="a number > 0")] = 4
+    expansion_ratio: Ratio = 4
     attn_config: _MptAttention = Field(default=_MptAttention(), description="an object")
     no_bias: Flag = True
     tie_word_embeddings: Flag = True

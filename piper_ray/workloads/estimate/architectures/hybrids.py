@@ -12,18 +12,17 @@ from typing import Annotated
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, DecoderPaths, Texts, but, family, key
+from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, DecoderPaths, but, family
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described
 from piper_ray.workloads.estimate.architectures.llama import LlamaConfig
-from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig, Number, Numbers, SparseStepConfig
+from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig, SparseStepConfig
 from piper_ray.workloads.estimate.architectures.state_space import DeltaNet, Mamba, Mamba2, ShortConvolution
-from piper_ray.workloads.estimate.families import Config, Count, Flag
+from piper_ray.workloads.estimate.families import Config, Count, Flag, Number, Numbers, Ratio, Texts, key
 from piper_ray.workloads.formats.faults import Faults
 
 _Rank = Annotated[int | str, Field(description='a whole number or "auto"')]
 _BACKBONE = DecoderPaths("backbone.embeddings", "backbone.layers")
-_Expand = Annotated[float, Field(gt=0, le=64, description="a number > 0")]
 
 
 class MambaConfig(DecoderConfig):
@@ -32,7 +31,7 @@ class MambaConfig(DecoderConfig):
     num_attention_heads: Count = 1
     state_size: Count = 16
     conv_kernel: Count = 4
-    expand: _Expand = 2
+    expand: Ratio = 2
     time_step_rank: _Rank = "auto"
     use_bias: Flag = False
     use_conv_bias: Flag = True
@@ -83,7 +82,7 @@ class JambaConfig(ExpertsConfig):
     expert_layer_offset: Number = 1
     mamba_d_state: Count = 16
     mamba_d_conv: Count = 4
-    mamba_expand: _Expand = 2
+    mamba_expand: Ratio = 2
     mamba_dt_rank: _Rank = "auto"
     mamba_conv_bias: Flag = True
     mamba_proj_bias: Flag = False
@@ -116,7 +115,7 @@ class _Mamba2Keys(Config):
     mamba_n_groups: Count = key("mamba_n_groups", "mamba_ngroups", "n_groups", default=1)
     mamba_d_state: Count = key("mamba_d_state", "ssm_state_size", default=256)
     mamba_d_conv: Count = key("mamba_d_conv", "conv_kernel", default=4)
-    mamba_expand: _Expand = key("mamba_expand", "expand", default=2)
+    mamba_expand: Ratio = key("mamba_expand", "expand", default=2)
     mamba_chunk_size: Count = key("mamba_chunk_size", "chunk_size", default=256)
     mamba_conv_bias: Flag = key("mamba_conv_bias", "use_conv_bias", default=True)
     mamba_proj_bias: Flag = key("mamba_proj_bias", default=False)
@@ -228,7 +227,7 @@ class Lfm2Config(LlamaConfig):
     conv_bias: Flag = False
     block_auto_adjust_ff_dim: Flag = True
     block_multiple_of: Count = 256
-    block_ffn_dim_multiplier: Annotated[float, Field(gt=0, le=64, description="a number > 0")] = 1.0
+    block_ffn_dim_multiplier: Ratio = 1.0
     intermediate_size: Count | None = key("intermediate_size", "block_ff_dim")
     tie_word_embeddings: Flag = key("tie_word_embeddings", "tie_embedding", default=True)
 

@@ -8,20 +8,17 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Annotated, Any
 
-from pydantic import Field
-
 from piper_ray.workloads.estimate.architectures.decoder import (
     BIASED,
     DecoderConfig,
     DecoderPaths,
-    Window,
     always,
     but,
     family,
-    key,
     like,
 )
-from piper_ray.workloads.estimate.families import Count, Flag
+from piper_ray.workloads.estimate.families import Count, Flag, Number, Window, key
+from piper_ray.workloads.formats.faults import Words
 
 
 class LlamaConfig(DecoderConfig):
@@ -38,7 +35,7 @@ class Qwen2Config(LlamaConfig):
     """``qwen2``: as Llama, with a bias on queries, keys and values."""
 
     use_sliding_window: Flag = False
-    max_window_layers: Annotated[int, Field(strict=True, ge=0, description="a whole number >= 0")] = 28
+    max_window_layers: Number = 28
 
     differs = but(query_bias=True)
 
@@ -52,7 +49,7 @@ class Qwen2Config(LlamaConfig):
 _WINDOW = {"sliding_window": (Window | None, 4096)}
 _TIED = {"tie_word_embeddings": (Flag, True)}
 _BIASED = {"attention_bias": (Flag, True)}
-_PATTERN = Annotated[str | int, Field(description="a text or a whole number")]
+_PATTERN = Annotated[str | int, Words("a text or a whole number")]
 _LLAMA = LlamaConfig.differs
 _NORMED = but(query_norm="2 d")
 _AFTER = but(_LLAMA, norms="after", query_norm="a d + g d")

@@ -16,20 +16,15 @@ from piper_ray.workloads.estimate.architectures.decoder import (
     BIASED,
     LAYER_NORM,
     DecoderConfig,
-    Window,
     but,
     family,
-    key,
     like,
 )
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Described, LatentAttention
 from piper_ray.workloads.estimate.architectures.llama import LlamaConfig, Qwen2Config
-from piper_ray.workloads.estimate.families import Count, Flag
+from piper_ray.workloads.estimate.families import Count, Flag, Number, Numbers, Window, key
 from piper_ray.workloads.formats.faults import Faults
-
-Number = Annotated[int, Field(strict=True, ge=0, le=2**24, description="a whole number >= 0")]
-Numbers = Annotated[list[Number], Field(description="a list of whole numbers >= 0")]
 
 
 class ExpertsConfig(LlamaConfig):
@@ -105,7 +100,7 @@ class SparseStepConfig(ExpertsConfig):
     """Experts in every so many layers, but not in those that are listed."""
 
     decoder_sparse_step: Count = 1
-    mlp_only_layers: Numbers = Field(default=[], description="a list of whole numbers >= 0")
+    mlp_only_layers: Numbers = Field(default=[])
 
     @property
     def dense_layers(self) -> Sequence[int]:

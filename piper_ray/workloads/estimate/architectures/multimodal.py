@@ -8,20 +8,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
 from piper_ray.workloads.estimate.architectures import gpt, hybrids, llama, mixtures
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, DecoderPaths, decoder_of, key
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, DecoderPaths, decoder_of
 from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
-from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, layer_kind
-from piper_ray.workloads.estimate.architectures.text import sequences_text, stack
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, norm, table, undivided
+from piper_ray.workloads.estimate.architectures.layers import (
+    HIDDEN,
+    Attention,
+    BlockStyle,
+    Dense,
+    layer_kind,
+    norm,
+    sequences_text,
+    undivided,
+)
 from piper_ray.workloads.estimate.architectures.usual import USUAL
-from piper_ray.workloads.estimate.architectures.vision import image_projection
-from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, completed
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind, LayerNode, Operator, Product
+from piper_ray.workloads.estimate.architectures.vision import patches_kind
+from piper_ray.workloads.estimate.families import (
+    Config,
+    Count,
+    Family,
+    Flag,
+    Layers,
+    Microbatch,
+    Ratio,
+    Text,
+    completed,
+    key,
+)
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    chain,
+    stack,
+)
 from piper_ray.workloads.formats.faults import Faults
 
 LEGEND = {
@@ -36,7 +62,6 @@ LEGEND = {
 }
 
 _Side = Annotated[int | list[int], Field(description="a whole number or a list of them")]
-_Ratio = Annotated[float, Field(gt=0, le=64, description="a number > 0")]
 _Part = dict[str, object]
 _TEXT = {**gpt.FAMILIES, **llama.FAMILIES, **mixtures.FAMILIES, **hybrids.FAMILIES}
 
@@ -63,8 +88,16 @@ def _style(**rules: Any) -> BlockStyle:
     return BlockStyle(causal=False, **rules)
 
 
+def _both(side: int | list[int]) -> tuple[int, int]:
+    """Height and width, of which the other is meant where one is given."""
+    sides = [side] if isinstance(side, int) else side
+    return sides[0], sides[-1]
+
+
 class VisionConfig(Config):
     """``vision_config`` of ``clip_vision_model``, and what others share with it."""
+
+    width_key: ClassVar[str] = "hidden_size"
 
     hidden_size: Count = 768
     num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
@@ -72,6 +105,7 @@ class VisionConfig(Config):
     intermediate_size: Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
+    temporal_patch_size: Count = 1
     num_channels: Count = key("num_channels", "in_channels", "in_chans", default=3)
 
     @property
@@ -85,30 +119,26 @@ class VisionConfig(Config):
     @property
     def patches(self) -> int:
         """Of an image."""
-        image, patch = ([side, side] if isinstance(side, int) else side for side in (self.image_size, self.patch_size))
-        return max(1, (image[0] // patch[0]) * (image[-1] // patch[-1]))
+        image, patch = _both(self.image_size), _both(self.patch_size)
+        return max(1, (image[0] // patch[0]) * (image[1] // patch[1]))
 
     @property
     def patch_numbers(self) -> int:
-        patch = [self.patch_size] * 2 if isinstance(self.patch_size, int) else self.patch_size
-        return self.num_channels * patch[0] * patch[-1]
+        height, width = _both(self.patch_size)
+        return self.num_channels * height * width * self.temporal_patch_size
 
     def rules(self) -> TowerRules:
+        """Of the tower; these are CLIP's."""
         return TowerRules(_style(), positions=self.patches + 1, class_token=True, first_norm=True)
 
     def check(self, faults: Faults) -> None:
         """Heads divide the width."""
         for side in ("image_size", "patch_size"):
             value = getattr(self, side)
-            if not (isinstance(value, int) and value > 0) and not (
-                isinstance(value, list) and 1 <= len(value) <= 2 and min(value) > 0
-            ):
+            sides = [value] if isinstance(value, int) else value
+            if not 1 <= len(sides) <= 2 or min(sides) < 1:
                 faults.at(f"vision_config.{side}", "expected a whole number >= 1 or two of them")
-        if self.width % self.num_attention_heads:
-            faults.at(
-                f"vision_config.{self.called('hidden_size')}",
-                f"{self.width} is no multiple of {self.called('num_attention_heads')} = {self.num_attention_heads}",
-            )
+        self.check_multiple(self.width_key, "num_attention_heads", faults, "vision_config.")
 
 
 class SiglipConfig(VisionConfig):
@@ -131,17 +161,17 @@ class PixtralConfig(VisionConfig):
     """``pixtral``: Llama's layers."""
 
     def rules(self) -> TowerRules:
-        style = _style(
-            norm_parameters="h", query_bias=False, output_bias=False, inner_bias=False, gated=True, rotary=True
-        )
+        style = _style(norm="h", query_bias=False, output_bias=False, inner_bias=False, gated=True, rotary=True)
         return TowerRules(style, first_norm=True, last_norm=False)
 
 
 class Qwen2VisionConfig(VisionConfig):
     """``qwen2_vl``: patches of two frames; ``hidden_size`` is the decoder's width."""
 
+    width_key: ClassVar[str] = "embed_dim"
+
     embed_dim: Count = 1280
-    mlp_ratio: _Ratio = 4
+    mlp_ratio: Ratio = 4
     temporal_patch_size: Count = 2
 
     @property
@@ -152,10 +182,6 @@ class Qwen2VisionConfig(VisionConfig):
     def inner(self) -> int:
         return int(self.mlp_ratio * self.width)
 
-    @property
-    def patch_numbers(self) -> int:
-        return super().patch_numbers * self.temporal_patch_size
-
     def rules(self) -> TowerRules:
         return TowerRules(_style(rotary=True), last_norm=False)
 
@@ -165,12 +191,8 @@ class Qwen25VisionConfig(VisionConfig):
 
     temporal_patch_size: Count = 2
 
-    @property
-    def patch_numbers(self) -> int:
-        return super().patch_numbers * self.temporal_patch_size
-
     def rules(self) -> TowerRules:
-        return TowerRules(_style(norm_parameters="h", gated=True, rotary=True), last_norm=False)
+        return TowerRules(_style(norm="h", gated=True, rotary=True), last_norm=False)
 
 
 class Qwen3VisionConfig(Qwen25VisionConfig):
@@ -188,14 +210,13 @@ class InternVisionConfig(VisionConfig):
 
     attention_bias: Flag = False
     use_qk_norm: Flag = False
-    norm_type: Annotated[str, Field(description="a text")] = "layer_norm"
-    use_mask_token: Flag = False
+    norm_type: Text = "layer_norm"
     use_absolute_position_embeddings: Flag = True
     use_mean_pooling: Flag = True
 
     def rules(self) -> TowerRules:
         style = _style(
-            norm_parameters=LAYER_NORM if self.norm_type == "layer_norm" else "h",
+            norm=LAYER_NORM if self.norm_type == "layer_norm" else "h",
             query_bias=self.attention_bias,
             query_norm="2 h" if self.use_qk_norm else "",
         )
@@ -208,8 +229,6 @@ class InternVisionConfig(VisionConfig):
 class Llama4VisionConfig(VisionConfig):
     """``llama4_vision_model``."""
 
-    vision_output_dim: Count = 7680
-    projector_input_dim: Count = 4096
     projector_output_dim: Count = 4096
 
     def rules(self) -> TowerRules:
@@ -240,10 +259,7 @@ class Projector:
     copies: int = 0
 
 
-_TWO = (("j", "h", True), ("h", "h", True))
-
-
-def _llava(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _llava(config: VlmConfig, _vision: VisionConfig) -> Projector:
     bias = config.multimodal_projector_bias is not False
     return Projector((("j", "h", bias), ("h", "h", bias)))
 
@@ -252,19 +268,18 @@ def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
     return replace(_llava(config, vision), others="h")
 
 
-def _paligemma(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _paligemma(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
 
 
-def _gemma3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _gemma3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
 
 
-def _mistral3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _mistral3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     bias = config.multimodal_projector_bias is True
-    return Projector(
-        (("j", "w", False), ("w", "h", bias), ("h", "h", bias)), merged=config.spatial_merge_size**2, norm="w"
-    )
+    layers = (("j", "w", False), ("w", "h", bias), ("h", "h", bias))
+    return Projector(layers, merged=config.spatial_merge_size**2, norm="w")
 
 
 def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
@@ -280,15 +295,16 @@ def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
     return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
 
 
-def _internvl(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
-    return Projector(_TWO, merged=round(1 / config.downsample_ratio) ** 2, norm="2 j")
+def _internvl(config: VlmConfig, _vision: VisionConfig) -> Projector:
+    merged = round(1 / config.downsample_ratio) ** 2
+    return Projector((("j", "h", True), ("h", "h", True)), merged=merged, norm="2 j")
 
 
-def _idefics3(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _idefics3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "h", False),), merged=config.scale_factor**2)
 
 
-def _llama4(config: VlmConfig, vision: VisionConfig) -> Projector:  # noqa: ARG001
+def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
     between = vision.projector_output_dim if isinstance(vision, Llama4VisionConfig) else 4096
     return Projector((("j", "q", False), ("q", "q", False), ("q", "h", False)), merged=4, between=between)
 
@@ -309,6 +325,14 @@ class VlmConfig(Config):
     downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
     scale_factor: Count = 2
     tie_word_embeddings: Flag | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        return 2**20
+
+    def check(self, faults: Faults) -> None:
+        """Both parts are sound."""
+        _parts(self, faults)
 
 
 @dataclass(frozen=True)
@@ -366,11 +390,6 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     return decoder, tower
 
 
-def check(config: VlmConfig, faults: Faults) -> None:
-    """Both parts are sound."""
-    _parts(config, faults)
-
-
 def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Tower, projector, decoder."""
     parts = _parts(config, Faults())
@@ -382,9 +401,8 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
-    chained = tuple(replace(node, inputs=(index - 1,) if index else ()) for index, node in enumerate(nodes))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
-    return Architecture(name, chained, sample, LEGEND)
+    return Architecture(name, chain(*nodes), sample, LEGEND)
 
 
 def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
@@ -399,16 +417,13 @@ def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode
         "s": config.patches + rules.class_token, "b": microbatch.samples, "h": config.width,
         "p": config.patch_numbers, "P": rules.positions,
     }  # fmt: skip
-    patches = LayerKind(
-        "vision-embedding",
-        "vision embedding",
+    patches = patches_kind(
         symbols,
-        (
-            image_projection(rules.patch_bias),
-            table("position embedding and class token", "P h + h" if rules.class_token else "P h"),
-            *((norm(style, "norm after embedding"),) if rules.first_norm else ()),
-        ),
-        HIDDEN,
+        *([norm(style, "norm after embedding")] if rules.first_norm else []),
+        key="vision-embedding",
+        name="vision embedding",
+        bias=rules.patch_bias,
+        table_parameters="P h + h" if rules.class_token else "P h",
     )
     attending = Attention(heads, heads, config.width // heads).part(style, symbols)
     feeding = Dense(config.inner).part(style, symbols)
@@ -419,23 +434,20 @@ def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode
     nodes += stack([layer] * config.num_hidden_layers, "model.visual.encoder.layers")
     closing = _closing(rules, style)
     if closing:
-        whole = {**layer.symbols}
-        nodes.append(LayerNode(LayerKind("vision-norm", "vision norm", whole, closing, HIDDEN, checkpoint=HIDDEN)))
+        last = LayerKind("vision-norm", "vision norm", layer.symbols, closing, HIDDEN, checkpoint=HIDDEN)
+        nodes.append(LayerNode(last))
     return nodes
 
 
 def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
-    closing: tuple[Operator, ...] = (norm(style, "last norm"),) if rules.last_norm else ()
-    if rules.pooling:
-        closing += (
-            undivided(
-                "attention to one token, and a feed-forward part",
-                products=(Product("s b", "2 h", "h"), Product("b", "2 h + 2 f", "h")),
-                parameters="h + 4 h h + 4 h + 2 h + 2 h f + f + h",
-                saved="4 s b h",
-            ),
-        )
-    return closing
+    pooling = undivided(
+        "attention to one token, and a feed-forward part",
+        (Product("s b", "2 h", "h"), Product("b", "2 h + 2 f", "h")),
+        parameters="h + 4 h h + 4 h + 2 h + 2 h f + f + h",
+        saved="4 s b h",
+    )
+    normed = [norm(style, "last norm")] if rules.last_norm else []
+    return (*normed, *([pooling] if rules.pooling else []))
 
 
 def _projector_kind(
@@ -456,7 +468,7 @@ def _projector_kind(
     operators += [
         undivided(
             f"projection {index + 1}",
-            products=(Product("z b", columns, rows, "X"),),
+            (Product("z b", columns, rows, "X"),),
             forward_bytes=f"4 z b {columns}",
             backward_bytes=f"6 z b {columns}",
             parameters=f"X {rows} {columns}" + (f" + X {columns}" if bias else ""),
@@ -467,4 +479,4 @@ def _projector_kind(
     return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
 
 
-FAMILIES = {name: Family(VlmConfig, build, check, lambda _config: 2**20) for name in _WRAPPERS}
+FAMILIES = {name: Family(VlmConfig, build) for name in _WRAPPERS}

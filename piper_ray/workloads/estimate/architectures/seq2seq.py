@@ -1,64 +1,138 @@
-"""Models with an encoder whose output every layer of the decoder reads: T5, and Whisper and BART, which have biases and
-learned positions.
+"""Models with an encoder: BERT's, trained on masked words, and those whose decoder reads in every layer what comes out
+of it: T5, and Whisper and BART, which have biases and learned positions.
 
 Each config's rules are those of its class in Hugging Face's transformers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import key
-from piper_ray.workloads.estimate.architectures.layers import Attention, Dense, Norms, Part, layer_kind
-from piper_ray.workloads.estimate.architectures.text import dropout, embedding_kind, encoder_decoder, head_kind, stack
-from piper_ray.workloads.estimate.architectures.transformer import (
+from piper_ray.workloads.estimate.architectures.layers import (
     BLOCK_LEGEND,
     HIDDEN,
+    OTHER_TOKENS,
+    POSITIONS,
+    Attention,
     BlockStyle,
-    all_reduce,
-    attention,
+    Dense,
+    Norms,
+    attention_part,
     block,
+    block_symbols,
     cross_attention,
-    feed_forward,
+    dropout,
+    embedding_kind,
+    feed_forward_part,
+    head_kind,
+    layer_kind,
     norm,
-    residual,
+    sequences_text,
     table,
     undivided,
 )
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    Share,
-    no_check,
-    no_length,
+from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, Share
+from piper_ray.workloads.estimate.operators import (
+    Architecture,
+    KeptBytes,
+    LayerKind,
+    LayerNode,
+    Operator,
+    Product,
+    Split,
+    chain,
+    stack,
 )
-from piper_ray.workloads.estimate.operators import Architecture, Exchange, LayerKind, LayerNode, Operator, Product
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Open
 
-OTHER_TOKENS = "2 z b h"
-"""Bytes of the encoder's output."""
+BERT_LEGEND = {
+    "s": "tokens of a sample",
+    **BLOCK_LEGEND,
+    "V": "size of the vocabulary",
+    "P": "learned positions",
+    "T": "types of tokens",
+}
+
+
+class BertConfig(Config):
+    """``bert``, with the heads of its pretraining: masked words and the next sentence."""
+
+    hidden_size: Count
+    num_hidden_layers: Layers
+    num_attention_heads: Count
+    intermediate_size: Count
+    vocab_size: Count
+    max_position_embeddings: Count = 512
+    type_vocab_size: Count = 2
+    hidden_dropout_prob: Share = 0.1
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_position_embeddings
+
+    def check(self, faults: Faults) -> None:
+        """Heads divide the width."""
+        self.check_multiple("hidden_size", "num_attention_heads", faults)
+
+
+class RobertaConfig(BertConfig):
+    """``roberta``: masked words only."""
+
+
+def build_bert(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Embedding, layers, and the head for masked words, which looks at every position."""
+    tokens, width, heads = microbatch.tokens or 1, config.hidden_size, config.num_attention_heads
+    symbols = block_symbols(microbatch.samples, tokens, width, heads, config.intermediate_size)
+    symbols |= {"V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size}
+    style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
+    next_sentence = not isinstance(config, RobertaConfig)
+    layer = block("block", "encoder layer", symbols, style)
+    root, head_path = ("bert", "cls") if next_sentence else ("roberta", "lm_head")
+    embedding = embedding_kind(symbols, style, tables=[POSITIONS, ("type embedding", "T h")], normed=True)
+    head = head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
+    nodes = chain(
+        LayerNode(embedding, path=f"{root}.embeddings"),
+        *stack([layer] * config.num_hidden_layers, f"{root}.encoder.layer"),
+        LayerNode(head, path=head_path),
+    )
+    return Architecture(name, nodes, sequences_text(microbatch), BERT_LEGEND)
+
+
+def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]:
+    """The dense layer and the norm before the projection, its bias, and what classifies the next sentence."""
+    dense = Operator(
+        "dense layer before the projection",
+        (Product("s b", "h", "h", divided="tokens"),),
+        "4 s b h",
+        "6 s b h",
+        Split.SEQUENCE,
+        "h h + h + V",
+        Split.WHOLE,
+        (KeptBytes("4 s b h", Split.SEQUENCE),),
+    )
+    products, parameters = (Product("b", "h", "h"),), "h h + h + 2 h + 2"
+    pooler = undivided("pooler and next sentence", products, parameters=parameters, saved="4 b h")
+    return [*([pooler] if next_sentence else []), dense, norm(style)]
+
 
 TARGETS_PER_TOKEN = 114 / 512
 """Tokens of the decoder for each of the encoder: T5's span corruption (Raffel et al. 2020, section 3.1.4)."""
 
-T5_LEGEND = {
+_LEGEND = {
     "s": "tokens of a sample, in this layer's half of the model",
     "z": "tokens of a sample in the encoder",
     **BLOCK_LEGEND,
     "V": "size of the vocabulary",
-    "R": "buckets of relative positions",
 }
+T5_LEGEND = {**_LEGEND, "R": "buckets of relative positions"}
+LEGEND = {**_LEGEND, "P": "learned positions", "p": "bands of the spectrogram"}
 
 
-class T5Config(Open):
+class T5Config(Config):
     """``t5`` and ``mt5``. n_positions: of the published training; relative positions know no end."""
 
     d_model: Count
@@ -73,105 +147,74 @@ class T5Config(Open):
     feed_forward_proj: Annotated[str, Field(description="a text, such as relu or gated-gelu")] = "relu"
     tie_word_embeddings: Flag = True
 
+    @property
+    def most_tokens(self) -> int:
+        """A sample longer than this would be a mistake."""
+        return 2**20
+
 
 def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architecture:
     """Encoder, its last norm, decoder; the norm feeds each layer of the decoder."""
     tokens = microbatch.tokens or 1
     targets = max(1, round(tokens * TARGETS_PER_TOKEN))
-    inside: dict[str, float] = {
-        "s": tokens, "z": tokens, "b": microbatch.samples, "h": config.d_model, "a": config.num_heads,
-        "g": config.num_heads, "d": config.d_kv, "f": config.d_ff, "V": config.vocab_size,
-        "R": config.relative_attention_num_buckets,
-    }  # fmt: skip
+    own = block_symbols(microbatch.samples, tokens, config.d_model, config.num_heads, config.d_ff)
+    inside = {"s": tokens, "z": tokens, **own, "d": config.d_kv, "V": config.vocab_size}
+    inside["R"] = config.relative_attention_num_buckets
     outside = {**inside, "s": targets}
     style = BlockStyle(
         fused=microbatch.fused,
         causal=False,
-        norm_parameters="h",
+        norm="h",
         query_bias=False,
         output_bias=False,
         inner_bias=False,
         gated=config.feed_forward_proj.startswith("gated"),
         dropout=config.dropout_rate > 0,
     )
-    table = [("relative positions", "R a")]
-    normed = LayerKind(
-        "encoder-norm",
-        "encoder norm",
-        inside,
-        (norm(style), *([dropout()] if style.dropout else [])),
-        output=HIDDEN,
-        checkpoint=HIDDEN,
-    )
-    first, second = (
-        embedding_kind(symbols, style, tables=table, key=f"{half}-embedding", name=f"{half} embedding", tied=tied)
-        for half, symbols, tied in (("encoder", inside, "0"), ("decoder", outside, "V h"))
-    )
-    encoder = block("encoder-block", "encoder layer", inside, style, config.num_heads)
-    decoder = _decoder_layer(config, outside, replace(style, causal=True))
-    nodes = encoder_decoder(
+    relative = [("relative positions", "R a")]
+    closing = _encoder_norm(inside, norm(style), *([dropout()] if style.dropout else []))
+    first = embedding_kind(inside, style, tables=relative, half="encoder")
+    second = embedding_kind(outside, style, tables=relative, half="decoder", tied="V h")
+    encoder = block("encoder-block", "encoder layer", inside, style)
+    causal = replace(style, causal=True)
+    parts = [attention_part(causal, config.num_heads), cross_attention(causal), feed_forward_part(causal)]
+    decoder = layer_kind("decoder-block", "decoder layer", outside, causal, parts)
+    nodes = _encoder_decoder(
         [
             LayerNode(first, path="encoder.embed_tokens"),
             *stack([encoder] * config.num_layers, "encoder.block"),
-            LayerNode(normed, path="encoder.final_layer_norm"),
+            LayerNode(closing, path="encoder.final_layer_norm"),
         ],
-        [
-            LayerNode(second, path="decoder.embed_tokens"),
-            *stack([decoder] * (config.num_decoder_layers or config.num_layers), "decoder.block"),
-        ],
+        LayerNode(second, path="decoder.embed_tokens"),
+        stack([_reading_both(decoder)] * (config.num_decoder_layers or config.num_layers), "decoder.block"),
         LayerNode(head_kind(outside, style, tied=config.tie_word_embeddings), path="lm_head"),
     )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and {targets:,} in the decoder"
     return Architecture(name, nodes, sample, T5_LEGEND)
 
 
-def _decoder_layer(config: T5Config, symbols: dict[str, float], style: BlockStyle) -> LayerKind:
-    operators = (
-        norm(style, "norm before attention"),
-        *attention(style),
-        residual(style, "residual after attention"),
-        norm(style, "norm before cross attention"),
-        *cross_attention(style),
-        residual(style, "residual after cross attention"),
-        norm(style, "norm before feed-forward"),
-        *feed_forward(style),
-        residual(style, "residual after feed-forward"),
-    )
-    return LayerKind(
-        "decoder-block",
-        "decoder layer",
-        symbols,
-        operators,
-        output=HIDDEN,
-        checkpoint=f"{HIDDEN} + {OTHER_TOKENS}",
-        exchanges=(
-            all_reduce("attention"),
-            all_reduce("cross attention"),
-            Exchange("gradient of the encoder's output", OTHER_TOKENS, forward=0.0),
-            all_reduce("feed-forward"),
-        ),
-        heads=(config.num_heads,),
-        recomputable=True,
-    )
+def _encoder_norm(symbols: dict[str, float], *operators: Operator) -> LayerKind:
+    return LayerKind("encoder-norm", "encoder norm", symbols, operators, output=HIDDEN, checkpoint=HIDDEN)
 
 
-def _any_length(_config: T5Config) -> int:
-    """Relative positions know no end; a sample longer than this would be a mistake."""
-    return 2**20
+def _reading_both(decoder: LayerKind) -> LayerKind:
+    """A layer that reads the encoder's output, too."""
+    return replace(decoder, checkpoint=f"{HIDDEN} + {OTHER_TOKENS}")
 
 
-LEGEND = {
-    "s": "tokens of a sample, in this layer's half of the model",
-    "z": "tokens of a sample in the encoder",
-    **BLOCK_LEGEND,
-    "V": "size of the vocabulary",
-    "P": "learned positions",
-    "p": "bands of the spectrogram",
-}
+def _encoder_decoder(
+    encoder: Sequence[LayerNode], embedding: LayerNode, decoder: Sequence[LayerNode], head: LayerNode
+) -> tuple[LayerNode, ...]:
+    """Two chains and the head; each layer of the decoder but its embedding also reads what comes out of the encoder."""
+    nodes = [*chain(*encoder), embedding]
+    for node in decoder:
+        nodes.append(replace(node, inputs=(len(nodes) - 1, len(encoder) - 1)))
+    return (*nodes, replace(head, inputs=(len(nodes) - 1,)))
 
 
 class Seq2SeqConfig(Config):
-    """What ``whisper`` and ``bart`` share."""
+    """What ``whisper`` and ``bart`` share. normed_before: norms before each part and after each half, not after each
+    part."""
 
     d_model: Count
     encoder_layers: Layers
@@ -184,6 +227,13 @@ class Seq2SeqConfig(Config):
     dropout: Share = 0.0
     tie_word_embeddings: Flag = True
 
+    normed_before: ClassVar[bool] = True
+
+    def check(self, faults: Faults) -> None:
+        """Heads divide the width."""
+        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
+            self.check_multiple("d_model", heads, faults)
+
 
 class WhisperConfig(Seq2SeqConfig):
     """``whisper``: 30 seconds of sound, twice as many frames as the encoder has positions."""
@@ -194,82 +244,115 @@ class WhisperConfig(Seq2SeqConfig):
 
 
 class BartConfig(Seq2SeqConfig):
-    """``bart`` and ``mbart``: text to text, with two positions more than tokens."""
+    """``bart``: text to text, with two positions more than tokens."""
 
-    max_position_embeddings: Count = key("max_position_embeddings", default=1024)
+    max_position_embeddings: Count = 1024
+
+    normed_before: ClassVar[bool] = False
+
+    @property
+    def most_tokens(self) -> int:
+        return self.max_position_embeddings
+
+
+class MbartConfig(BartConfig):
+    """``mbart``."""
+
+    normed_before: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class _Halves:
-    """What is around the layers. norms: of each part. closing: a norm after the last layer of each half."""
+    """Both halves of a model. sources, targets: tokens of the encoder and of the decoder."""
 
+    config: Seq2SeqConfig
     style: BlockStyle
-    norms: Norms
-    closing: bool
+    samples: int
     sources: int
     targets: int
+
+    @property
+    def inside(self) -> dict[str, float]:
+        """The encoder's symbols."""
+        width, vocabulary = self.config.d_model, self.config.vocab_size
+        return {"s": self.sources, "z": self.sources, "b": self.samples, "h": width, "V": vocabulary}
+
+    @property
+    def outside(self) -> dict[str, float]:
+        """The decoder's symbols."""
+        return {**self.inside, "s": self.targets}
+
+    def nodes(self, first: LayerKind, second: LayerKind, head_path: str) -> tuple[LayerNode, ...]:
+        """All layers. first, second: the embeddings of both halves."""
+        config, style, causal = self.config, self.style, replace(self.style, causal=True)
+        inside, outside = self.inside, self.outside
+        norms: Norms = "before" if config.normed_before else "after"
+        parts = [
+            self._attention(config.encoder_attention_heads).part(style, inside),
+            Dense(config.encoder_ffn_dim).part(style, inside),
+        ]
+        encoder = layer_kind("encoder-block", "encoder layer", inside, style, parts, norms)
+        parts = [
+            self._attention(config.decoder_attention_heads).part(causal, outside),
+            cross_attention(style),
+            Dense(config.decoder_ffn_dim).part(causal, outside),
+        ]
+        decoder = _reading_both(layer_kind("decoder-block", "decoder layer", outside, causal, parts, norms))
+        inner = [
+            LayerNode(first, path="model.encoder"),
+            *stack([encoder] * config.encoder_layers, "model.encoder.layers"),
+        ]
+        if config.normed_before:
+            inner.append(LayerNode(_encoder_norm(inside, norm(style)), path="model.encoder.layer_norm"))
+        before: list[Operator] | None = None if config.normed_before else []
+        head = head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
+        return _encoder_decoder(
+            inner,
+            LayerNode(second, path="model.decoder.embed_tokens"),
+            stack([decoder] * config.decoder_layers, "model.decoder.layers"),
+            LayerNode(head, path=head_path),
+        )
+
+    def _attention(self, heads: int) -> Attention:
+        return Attention(heads, heads, self.config.d_model // heads)
 
 
 def build_whisper(config: WhisperConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Convolutions over the spectrogram, encoder, its last norm, decoder."""
     style = BlockStyle(fused=microbatch.fused, causal=False, key_bias=False, dropout=config.dropout > 0)
-    halves = _Halves(style, "before", True, config.max_source_positions, config.max_target_positions)
-    inside, outside = _symbols(config, microbatch, halves)
-    inside |= {"p": config.num_mel_bins, "P": config.max_source_positions}
-    outside |= {"P": config.max_target_positions}
-    sound = LayerKind(
-        "encoder-embedding",
-        "encoder embedding",
-        inside,
-        (
-            _convolution("convolution of the spectrogram", "2 s b", "p", 1.0),
-            _convolution("convolution that halves it", "s b", "h", 2.0),
-            table("position embedding", "P h"),
-        ),
-        HIDDEN,
+    sources, targets = config.max_source_positions, config.max_target_positions
+    halves = _Halves(config, style, microbatch.samples, sources, targets)
+    operators = (
+        _convolution("convolution of the spectrogram", "2 s b", "p", 1.0),
+        _convolution("convolution that halves it", "s b", "h", 2.0),
+        table(*POSITIONS),
     )
-    text = embedding_kind(
-        outside, style, tables=[("position embedding", "P h")], key="decoder-embedding", name="decoder embedding"
-    )
-    sample = f"{microbatch.samples:,} x {halves.sources:,} frames of sound and {halves.targets:,} tokens"
-    return Architecture(name, _nodes(config, halves, inside, outside, sound, text), sample, LEGEND)
+    inside = {**halves.inside, "p": config.num_mel_bins, "P": sources}
+    sound = LayerKind("encoder-embedding", "encoder embedding", inside, operators, HIDDEN)
+    text = embedding_kind({**halves.outside, "P": targets}, style, tables=[POSITIONS], half="decoder")
+    sample = f"{microbatch.samples:,} x {sources:,} frames of sound and {targets:,} tokens"
+    return Architecture(name, halves.nodes(sound, text, "proj_out"), sample, LEGEND)
 
 
 def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Encoder and decoder of as many tokens."""
     style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
     tokens = microbatch.tokens or 1
-    halves = _Halves(style, "after", False, tokens, tokens)
-    inside, outside = _symbols(config, microbatch, halves)
+    halves = _Halves(config, style, microbatch.samples, tokens, tokens)
     positions = {"P": config.max_position_embeddings + 2}
-    tables = [("position embedding", "P h")]
     first, second = (
-        embedding_kind(
-            {**symbols, **positions}, style, tables=tables, normed=True, key=f"{half}-embedding",
-            name=f"{half} embedding", tied=tied,
-        )
-        for half, symbols, tied in (("encoder", inside, "0"), ("decoder", outside, "V h"))
-    )  # fmt: skip
+        embedding_kind({**symbols, **positions}, style, tables=[POSITIONS], normed=True, half=half, tied=tied)
+        for half, symbols, tied in (("encoder", halves.inside, "0"), ("decoder", halves.outside, "V h"))
+    )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and as many in the decoder"
-    return Architecture(name, _nodes(config, halves, inside, outside, first, second), sample, LEGEND)
-
-
-def build_mbart(config: BartConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """As BART, with norms before each part and after each half."""
-    bart = build_bart(config, microbatch, name)
-    style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
-    tokens = microbatch.tokens or 1
-    halves = _Halves(style, "before", True, tokens, tokens)
-    inside, outside = _symbols(config, microbatch, halves)
-    first, second = (node.kind for node in bart.nodes if node.kind.key.endswith("-embedding"))
-    return replace(bart, nodes=_nodes(config, halves, inside, outside, first, second))
+    return Architecture(name, halves.nodes(first, second, "lm_head"), sample, LEGEND)
 
 
 def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:
     """Of three neighbours."""
     return undivided(
         name,
-        products=(Product(rows, "h", f"3 {depth}"),),
+        (Product(rows, "h", f"3 {depth}"),),
         forward_bytes=f"4 {rows} h",
         backward_bytes=f"8 {rows} h",
         parameters=f"3 {depth} h + h",
@@ -278,90 +361,16 @@ def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:
     )
 
 
-def _symbols(
-    config: Seq2SeqConfig, microbatch: Microbatch, halves: _Halves
-) -> tuple[dict[str, float], dict[str, float]]:
-    inside: dict[str, float] = {
-        "s": halves.sources, "z": halves.sources, "b": microbatch.samples, "h": config.d_model, "V": config.vocab_size,
-    }  # fmt: skip
-    return inside, {**inside, "s": halves.targets}
-
-
-def _nodes(
-    config: Seq2SeqConfig,
-    halves: _Halves,
-    inside: dict[str, float],
-    outside: dict[str, float],
-    first: LayerKind,
-    second: LayerKind,
-) -> tuple[LayerNode, ...]:
-    style, causal = halves.style, replace(halves.style, causal=True)
-
-    def attending(heads: int) -> Attention:
-        return Attention(heads, heads, config.d_model // heads)
-
-    encoder = layer_kind(
-        "encoder-block",
-        "encoder layer",
-        inside,
-        style,
-        [
-            attending(config.encoder_attention_heads).part(style, inside),
-            Dense(config.encoder_ffn_dim).part(style, inside),
-        ],
-        halves.norms,
-    )
-    cross = Part(
-        "cross attention",
-        cross_attention(style),
-        (all_reduce("cross attention"), Exchange("gradient of the encoder's output", OTHER_TOKENS, forward=0.0)),
-        biases="h",
-    )
-    decoder = replace(
-        layer_kind(
-            "decoder-block",
-            "decoder layer",
-            outside,
-            causal,
-            [
-                attending(config.decoder_attention_heads).part(causal, outside),
-                cross,
-                Dense(config.decoder_ffn_dim).part(causal, outside),
-            ],
-            halves.norms,
-        ),
-        checkpoint=f"{HIDDEN} + {OTHER_TOKENS}",
-    )
-    inner = [LayerNode(first, path="model.encoder"), *stack([encoder] * config.encoder_layers, "model.encoder.layers")]
-    if halves.closing:
-        closing = LayerKind("encoder-norm", "encoder norm", inside, (norm(style),), output=HIDDEN, checkpoint=HIDDEN)
-        inner.append(LayerNode(closing, path="model.encoder.layer_norm"))
-    outer = stack([decoder] * config.decoder_layers, "model.decoder.layers")
-    before: list[Operator] | None = None if halves.closing else []
-    head = head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
-    return encoder_decoder(
-        inner,
-        [LayerNode(second, path="model.decoder.embed_tokens"), *outer],
-        LayerNode(head, path="proj_out" if isinstance(config, WhisperConfig) else "lm_head"),
-    )
-
-
-def check(config: Seq2SeqConfig, faults: Faults) -> None:
-    """Heads divide the width."""
-    for field in ("encoder_attention_heads", "decoder_attention_heads"):
-        heads = getattr(config, field)
-        if config.d_model % heads:
-            faults.at("d_model", f"{config.d_model} is no multiple of {field} = {heads}; expected one")
-
-
-def _positions(config: BartConfig) -> int:
-    return config.max_position_embeddings
-
+_ROBERTA, _T5 = Family(RobertaConfig, build_bert), Family(T5Config, build_t5, tokens=512)
 
 FAMILIES = {
-    "t5": Family(T5Config, build_t5, no_check, _any_length, tokens=512),
-    "mt5": Family(T5Config, build_t5, no_check, _any_length, tokens=512),
-    "whisper": Family(WhisperConfig, build_whisper, check, no_length, samples=16, batch=256),
-    "bart": Family(BartConfig, build_bart, check, _positions, tokens=512),
-    "mbart": Family(BartConfig, build_mbart, check, _positions, tokens=512),
+    "bert": Family(BertConfig, build_bert),
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+    "camembert": _ROBERTA,
+    "t5": _T5,
+    "mt5": _T5,
+    "whisper": Family(WhisperConfig, build_whisper, samples=16, batch=256),
+    "bart": Family(BartConfig, build_bart, tokens=512),
+    "mbart": Family(MbartConfig, build_bart, tokens=512),
 }

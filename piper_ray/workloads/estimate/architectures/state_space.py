@@ -7,10 +7,18 @@ Scans are priced as memory traffic and, where they work chunk by chunk, as the p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
-from piper_ray.workloads.estimate.architectures.layers import Part, Symbols
-from piper_ray.workloads.estimate.architectures.transformer import HIDDEN, BlockStyle, all_reduce, cheap
-from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, Operator, Product, Split
+from piper_ray.workloads.estimate.architectures.layers import BlockStyle, Part, Symbols, all_reduce
+from piper_ray.workloads.estimate.operators import (
+    Exchange,
+    KeptBytes,
+    Operator,
+    Product,
+    Split,
+    linear,
+    pointwise,
+)
 
 LEGEND = {
     "I": "inner width of the mixer",
@@ -39,46 +47,32 @@ class Mamba:
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         own = {"I": self.inner, "N": self.state, "K": self.kernel, "R": self.rank}
-        scan = Operator(
-            "selective scan",
-            forward_bytes="8 s b I + 4 s b N",
-            backward_bytes="16 s b I + 8 s b N",
-            parameters="I N + I",
-            saved=(KeptBytes("2 s b I", Split.TENSOR),),
+        steps = (
+            _product("states and time steps", "R + 2 N", "I", "depth", "I R + 2 I N", "2 s b R + 4 s b N", Split.WHOLE),
+            Operator(
+                "norms of states and time steps",
+                forward_bytes="4 s b R + 8 s b N",
+                backward_bytes="6 s b R + 12 s b N",
+                parameters="R + 2 N",
+                parameters_split=Split.WHOLE,
+            ),
+            _product("time steps of channels", "I", "R", "columns", "R I + I", "2 s b I", Split.TENSOR),
         )
         operators = (
             _into("2 I", style, self.bias),
             _convolution("I", self.kernel_bias),
+            *(steps if self.parameter_norms else steps[::2]),
             Operator(
-                "states and time steps",
-                products=(Product("s b", "R + 2 N", "I", divided="depth"),),
-                parameters="I R + 2 I N",
-                saved=(KeptBytes("2 s b R + 4 s b N", Split.WHOLE),),
-            ),
-            *(
-                (
-                    Operator(
-                        "norms of states and time steps",
-                        forward_bytes="4 s b R + 8 s b N",
-                        backward_bytes="6 s b R + 12 s b N",
-                        parameters="R + 2 N",
-                        parameters_split=Split.WHOLE,
-                    ),
-                )
-                if self.parameter_norms
-                else ()
-            ),
-            Operator(
-                "time steps of channels",
-                products=(Product("s b", "I", "R", divided="columns"),),
-                parameters="R I + I",
+                "selective scan",
+                forward_bytes="8 s b I + 4 s b N",
+                backward_bytes="16 s b I + 8 s b N",
+                parameters="I N + I",
                 saved=(KeptBytes("2 s b I", Split.TENSOR),),
             ),
-            scan,
             _out_of("I"),
         )
-        exchanges = (Exchange("states and time steps", "2 s b R + 4 s b N"), all_reduce("mixer"))
-        return Part("mixer", operators, exchanges, (self.inner,), symbols=own, biases="h" if self.bias else "0")
+        told = Exchange("states and time steps", "2 s b R + 4 s b N")
+        return _mixer(operators, (self.inner,), own, self.bias, told)
 
 
 @dataclass(frozen=True)
@@ -102,21 +96,16 @@ class Mamba2:
             "I": self.inner, "H": self.heads, "D": self.head_size, "G": self.groups, "N": self.state,
             "K": self.kernel, "Z": min(self.chunk, symbols["s"]),
         }  # fmt: skip
+        counts, moved = ("0.5 b G", "0.5 b H", "2 b H"), ("6 s b I + 4 s b G N", "12 s b I + 8 s b G N")
         operators = (
             _into("2 I + 2 G N + H", style, self.bias),
             _convolution("I + 2 G N", self.kernel_bias),
-            _scan(
-                "scan by chunks",
-                "I",
-                ("0.5 b G", "0.5 b H", "2 b H"),
-                ("6 s b I + 4 s b G N", "12 s b I + 8 s b G N"),
-                parameters="3 H",
-            ),
+            _scan("scan by chunks", "I", counts, moved, "3 H"),
             _gate(style, "I", "I" if self.normed else "0"),
             _out_of("I"),
         )
         heads = (self.heads, *([self.groups] if self.groups > 1 else []))
-        return Part("mixer", operators, (all_reduce("mixer"),), heads, symbols=own, biases="h" if self.bias else "0")
+        return _mixer(operators, heads, own, self.bias)
 
 
 @dataclass(frozen=True)
@@ -136,20 +125,15 @@ class DeltaNet:
             "G": self.key_heads, "N": self.key_size, "H": self.heads, "D": self.head_size, "K": self.kernel,
             "Z": min(self.chunk, symbols["s"]),
         }  # fmt: skip
+        moved = ("6 s b H D + 8 s b G N", "12 s b H D + 16 s b G N")
         operators = (
             _into("2 G N + 2 H D + 2 H", style, bias=False),
             _convolution("2 G N + H D", bias=False),
-            _scan(
-                "delta rule by chunks",
-                "H D",
-                ("2 b H", "2 b H", "2 b H"),
-                ("6 s b H D + 8 s b G N", "12 s b H D + 16 s b G N"),
-                parameters="2 H",
-            ),
+            _scan("delta rule by chunks", "H D", ("2 b H",) * 3, moved, "2 H"),
             _gate(style, "H D", "D", Split.WHOLE),
             _out_of("H D"),
         )
-        return Part("mixer", operators, (all_reduce("mixer"),), (self.heads, self.key_heads), symbols=own)
+        return _mixer(operators, (self.heads, self.key_heads), own)
 
 
 @dataclass(frozen=True)
@@ -164,37 +148,41 @@ class ShortConvolution:
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         own = {"I": self.width, "K": self.kernel}
         operators = (_into("3 I", style, self.bias), _convolution("I", self.bias), _out_of("I"))
-        return Part(
-            "mixer", operators, (all_reduce("mixer"),), (self.width,), symbols=own, biases="h" if self.bias else "0"
-        )
+        return _mixer(operators, (self.width,), own, self.bias)
+
+
+def _mixer(
+    operators: tuple[Operator, ...],
+    heads: tuple[int, ...],
+    symbols: Symbols,
+    bias: bool = False,
+    *exchanges: Exchange,
+) -> Part:
+    """exchanges: before the one of its result."""
+    biases = "h" if bias else "0"
+    return Part("mixer", operators, (*exchanges, all_reduce("mixer")), heads, symbols=symbols, biases=biases)
 
 
 def _into(columns: str, style: BlockStyle, bias: bool) -> Operator:
-    summands = columns.split(" + ")
-    return Operator(
-        "mixer in",
-        products=(Product("s b", columns, "h", divided="columns"),),
-        parameters=" + ".join(f"h {part}" for part in summands) + (f" + {columns}" if bias else ""),
-        saved=(
-            KeptBytes(HIDDEN, Split.SEQUENCE, again=cheap(style)),
-            KeptBytes(" + ".join(f"2 s b {part}" for part in summands), Split.TENSOR),
-        ),
-    )
+    parameters = " + ".join(f"h {part}" for part in columns.split(" + ")) + (f" + {columns}" if bias else "")
+    made = " + ".join(f"2 s b {part}" for part in columns.split(" + "))
+    results = (KeptBytes(made, Split.TENSOR),)
+    return linear("mixer in", columns, "h", "columns", parameters, kept_again=style.cheap(), results=results)
+
+
+def _product(
+    name: str, columns: str, depth: str, divided: Literal["columns", "depth"], parameters: str, kept: str, split: Split
+) -> Operator:
+    """A product that keeps its result."""
+    made = (KeptBytes(kept, split),)
+    return Operator(name, (Product("s b", columns, depth, divided=divided),), parameters=parameters, saved=made)
 
 
 def _convolution(columns: str, bias: bool) -> Operator:
     summands = columns.split(" + ")
-
-    def each(factor: str) -> str:
-        return " + ".join(f"{factor} {part}" for part in summands)
-
-    return Operator(
-        "convolution of neighbours",
-        forward_bytes=each("4 s b"),
-        backward_bytes=each("8 s b"),
-        parameters=each("K") + (f" + {columns}" if bias else ""),
-        saved=(KeptBytes(each("2 s b"), Split.TENSOR),),
-    )
+    numbers = " + ".join(f"s b {part}" for part in summands)
+    parameters = " + ".join(f"K {part}" for part in summands) + (f" + {columns}" if bias else "")
+    return pointwise("convolution of neighbours", numbers, (4, 8), 2, parameters=parameters)
 
 
 def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str, str], parameters: str) -> Operator:
@@ -205,14 +193,13 @@ def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str,
     scores, values, states = counts
     return Operator(
         name,
-        products=(
+        (
             Product("s", "Z", "N", scores, "count"),
             Product("s", "D", "Z", values, "count"),
             Product("s", "D", "N", states, "count"),
         ),
+        *moved,
         backward_products=2.5,  # what is within a chunk is made again
-        forward_bytes=moved[0],
-        backward_bytes=moved[1],
         on_chip=True,
         parameters=parameters,
         saved=(KeptBytes(f"2 s b {inner}", Split.TENSOR),),
@@ -220,21 +207,16 @@ def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str,
 
 
 def _gate(style: BlockStyle, inner: str, parameters: str, parameters_split: Split = Split.TENSOR) -> Operator:
-    return Operator(
+    return pointwise(
         "norm and gate",
-        forward_bytes=f"6 s b {inner}",
-        backward_bytes=f"10 s b {inner}",
+        f"s b {inner}",
+        (6, 10),
+        2,
+        again=style.cheap(),
         parameters=parameters,
         parameters_split=parameters_split,
-        saved=(KeptBytes(f"2 s b {inner}", Split.TENSOR),),
-        again=cheap(style),
     )
 
 
 def _out_of(depth: str) -> Operator:
-    return Operator(
-        "mixer out",
-        products=(Product("s b", "h", depth, divided="depth"),),
-        parameters=f"h {depth}",
-        saved=(KeptBytes(f"2 s b {depth}", Split.TENSOR),),
-    )
+    return linear("mixer out", "h", depth, "depth", f"h {depth}")

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
 
-from pydantic import Field
-
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Rules, Texts, family, key
+from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, Rules, family
 from piper_ray.workloads.estimate.architectures.layers import Described, LatentAttention
-from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig, Number
-from piper_ray.workloads.estimate.families import Count, Flag
+from piper_ray.workloads.estimate.architectures.mixtures import ExpertsConfig
+from piper_ray.workloads.estimate.families import Count, Flag, Number, Text, Texts, key
 
 _RMS = {"rms_norm_eps", "rms_norm_epsilon", "rms_norm", "use_rms_norm"}
 _ROTARY = {"rope_theta", "rope_scaling", "rotary_emb_base", "rotary_pct", "rotary_dim", "partial_rotary_factor"}
 _LAYER = {"layer_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon"}
 _POSITIONS = {"n_positions", "n_ctx"}
 _UNGATED = ("relu", "relu2", "squared_relu", "relu_squared")
-_Text = Annotated[str, Field(description="a text")]
 
 
 class UsualConfig(ExpertsConfig):
@@ -34,8 +30,8 @@ class UsualConfig(ExpertsConfig):
     tie_word_embeddings: Flag | None = None  # type: ignore[assignment]
     first_k_dense_replace: Number = key("first_k_dense_replace", "num_dense_layers", default=0)
     mlp_layer_types: Texts | None = None
-    hidden_act: _Text = key("hidden_act", "activation_function", "hidden_activation", "mlp_hidden_act", default="silu")
-    position_embedding_type: _Text | None = None
+    hidden_act: Text = key("hidden_act", "activation_function", "hidden_activation", "mlp_hidden_act", default="silu")
+    position_embedding_type: Text | None = None
     attention_bias: Flag | None = key("attention_bias", "use_bias", "bias", default=None)  # type: ignore[assignment]
     qkv_bias: Flag | None = key("qkv_bias", "use_qkv_bias", "add_qkv_bias", default=None)
     mlp_bias: Flag | None = key("mlp_bias", "use_bias", "bias", default=None)  # type: ignore[assignment]

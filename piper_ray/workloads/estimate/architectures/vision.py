@@ -1,28 +1,50 @@
-"""Vision transformers, which read patches of an image as tokens, alone or as one of several towers.
+"""Vision transformers, which read patches of an image as tokens, alone or as one of several towers, and diffusion
+transformers, which read patches of a latent picture.
 
 Towers stand side by side and are joined by a contrastive loss: CLIP has two, ImageBind six.
+
+DiT (Peebles and Xie 2023), whose layers the time step and the class modulate: as in its own code under the model_type
+``dit``, and as diffusers' DiTTransformer2DModel has it, where each layer embeds time step and class by itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.decoder import check_heads
-from piper_ray.workloads.estimate.architectures.text import chain, dropout, embedding_kind, stack
-from piper_ray.workloads.estimate.architectures.transformer import (
+from piper_ray.model.mode import CHEAP
+from piper_ray.workloads.estimate.architectures.layers import (
     BLOCK_LEGEND,
     HIDDEN,
+    POSITIONS,
+    Attention,
     BlockStyle,
+    Dense,
+    Symbols,
     block,
+    block_symbols,
+    dropout,
+    embedding_kind,
+    layer_kind,
     norm,
     table,
     undivided,
 )
-from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, Share, no_length
+from piper_ray.workloads.estimate.families import (
+    Config,
+    Count,
+    Family,
+    Flag,
+    Layers,
+    Microbatch,
+    Ratio,
+    Share,
+    Text,
+    key,
+)
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -31,9 +53,11 @@ from piper_ray.workloads.estimate.operators import (
     Operator,
     Product,
     Split,
+    chain,
+    linear,
+    stack,
 )
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Open
 
 VIT_LEGEND = {
     "s": "tokens of a sample: patches and the class token",
@@ -43,7 +67,7 @@ VIT_LEGEND = {
 }
 
 
-class Labelled(Open):
+class Labelled(Config):
     """A classifier: of as many classes as the config labels, or of num_labels."""
 
     id2label: Annotated[Mapping[str, object], Field(description="an object with a label for each class")] | None = None
@@ -54,7 +78,33 @@ class Labelled(Open):
         return len(self.id2label) if self.id2label else self.num_labels
 
 
-class VitConfig(Labelled):
+class PatchesConfig(Config):
+    """What reads square images by patches. The sizes are CLIP's."""
+
+    hidden_size: Count = 768
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Count = 12
+    intermediate_size: Count = 3072
+    num_channels: Count = 3
+    image_size: Count = 224
+    patch_size: Count = 32
+
+    @property
+    def tokens(self) -> int:
+        """Patches, and the class token."""
+        return (self.image_size // self.patch_size) ** 2 + 1
+
+    @property
+    def patch_numbers(self) -> int:
+        return self.num_channels * self.patch_size**2
+
+    def check_patches(self, faults: Faults, inside: str = "") -> None:
+        """Heads divide the width, and patches the image."""
+        self.check_multiple("hidden_size", "num_attention_heads", faults, inside)
+        self.check_multiple("image_size", "patch_size", faults, inside)
+
+
+class VitConfig(PatchesConfig, Labelled):
     """``vit``. Ours besides the Hugging Face keys: parallel_layers, for ViT-22B's (Dehghani et al. 2023): attention
     and feed-forward part side by side, norms of queries and keys.
     """
@@ -63,41 +113,27 @@ class VitConfig(Labelled):
     num_hidden_layers: Layers
     num_attention_heads: Count
     intermediate_size: Count
-    image_size: Count = 224
     patch_size: Count = 16
-    num_channels: Count = 3
     qkv_bias: Flag = True
     hidden_dropout_prob: Share = 0.0
     parallel_layers: Flag = False
 
-
-def tokens_of(image: int, patch: int) -> int:
-    """Patches of a square image, and the class token."""
-    return (image // patch) ** 2 + 1
+    def check(self, faults: Faults) -> None:
+        """As of all that reads patches."""
+        self.check_patches(faults)
 
 
 def image_projection(bias: bool) -> Operator:
     """Patches of p numbers to tokens of width h, whole on every device."""
-    return Operator(
-        "patches to tokens",
-        products=(Product("s b", "h", "p", divided="tokens"),),
-        parameters="p h + h" if bias else "p h",
-        parameters_split=Split.WHOLE,
-        saved=(KeptBytes("2 s b p", Split.SEQUENCE),),
-        backward_products=1.0,  # images need no gradient
-    )
+    parameters = "p h + h" if bias else "p h"
+    return linear("patches to tokens", "h", "p", "tokens", parameters, backward_products=1.0)  # images need no gradient
 
 
 def patches_kind(
-    symbols: Mapping[str, float], *, key: str, name: str, bias: bool, dropped: bool, extra: tuple[Operator, ...] = ()
+    symbols: Symbols, *further: Operator, key: str, name: str, bias: bool, table_parameters: str = "s h + h"
 ) -> LayerKind:
-    """Patches to tokens, whole on every device; ``extra`` operators follow."""
-    operators = (
-        image_projection(bias),
-        table("position embedding and class token", "s h + h"),
-        *extra,
-        *([dropout()] if dropped else []),
-    )
+    """Patches to tokens, whole on every device, with positions and a class token; ``further`` operators follow."""
+    operators = (image_projection(bias), table("position embedding and class token", table_parameters), *further)
     return LayerKind(key, name, symbols, operators, HIDDEN)
 
 
@@ -108,12 +144,9 @@ def images_text(microbatch: Microbatch, size: int) -> str:
 
 def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Patches, layers, classifier."""
-    symbols: dict[str, float] = {
-        "s": tokens_of(config.image_size, config.patch_size), "b": microbatch.samples, "h": config.hidden_size,
-        "a": config.num_attention_heads, "g": config.num_attention_heads,
-        "d": config.hidden_size // config.num_attention_heads, "f": config.intermediate_size,
-        "p": config.num_channels * config.patch_size**2, "c": config.classes,
-    }  # fmt: skip
+    width, heads, inner = config.hidden_size, config.num_attention_heads, config.intermediate_size
+    symbols = block_symbols(microbatch.samples, config.tokens, width, heads, inner)
+    symbols |= {"p": config.patch_numbers, "c": config.classes}
     style = BlockStyle(
         fused=microbatch.fused,
         causal=False,
@@ -121,28 +154,19 @@ def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architect
         dropout=config.hidden_dropout_prob > 0,
         query_norm="4 d" if config.parallel_layers else "0",
     )
-    layer = block("block", "encoder layer", symbols, style, config.num_attention_heads, parallel=config.parallel_layers)
-    classifier = undivided(
-        "classifier",
-        products=(Product("b", "c", "h"),),
-        parameters="h c + c",
-        saved="2 b h + 4 b c",
-    )
+    layer = block("block", "encoder layer", symbols, style, parallel=config.parallel_layers)
+    products = (Product("b", "c", "h"),)
+    classifier = undivided("classifier", products, parameters="h c + c", saved="2 b h + 4 b c")
     head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
-    patches = patches_kind(symbols, key="patches", name="patch embedding", bias=True, dropped=style.dropout)
+    patches = patches_kind(
+        symbols, *([dropout()] if style.dropout else []), key="patches", name="patch embedding", bias=True
+    )
     nodes = chain(
         LayerNode(patches, path="vit.embeddings"),
         *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
         LayerNode(head, path="classifier"),
     )
     return Architecture(name, nodes, images_text(microbatch, config.image_size), VIT_LEGEND)
-
-
-def check_vit(config: VitConfig, faults: Faults) -> None:
-    """Heads divide the width, and patches the image."""
-    check_heads("hidden_size", config.hidden_size, "num_attention_heads", config.num_attention_heads, faults)
-    if config.image_size % config.patch_size:
-        faults.at("image_size", f"{config.image_size} is no multiple of patch_size = {config.patch_size}; expected one")
 
 
 TOWERS_LEGEND = {
@@ -197,43 +221,20 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
 
 
 def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
-    symbols: dict[str, float] = {
-        "s": tower.tokens, "b": microbatch.samples, "h": tower.width, "a": tower.heads, "g": tower.heads,
-        "d": tower.width // tower.heads, "f": tower.inner, "V": tower.vocabulary, "P": tower.tokens,
-        "p": tower.patch, "j": joint,
-    }  # fmt: skip
+    symbols = block_symbols(microbatch.samples, tower.tokens, tower.width, tower.heads, tower.inner)
+    symbols |= {"V": tower.vocabulary, "P": tower.tokens, "p": tower.patch, "j": joint}
     style = BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
     if tower.vocabulary:
-        embedding = embedding_kind(
-            symbols,
-            style,
-            tables=[("position embedding", "P h")],
-            key=f"{tower.name}-embedding",
-            name=f"{tower.name} embedding",
-        )
+        embedding = embedding_kind(symbols, style, tables=[POSITIONS], half=tower.name)
     else:
+        normed = [norm(style, "norm after embedding")] if tower.first_norm else []
         embedding = patches_kind(
-            symbols,
-            key=f"{tower.name}-embedding",
-            name=f"{tower.name} embedding",
-            bias=False,
-            dropped=False,
-            extra=(norm(style, "norm after embedding"),) if tower.first_norm else (),
+            symbols, *normed, key=f"{tower.name}-embedding", name=f"{tower.name} embedding", bias=False
         )
-    layer = block(f"{tower.name}-block", f"{tower.name} layer", symbols, style, tower.heads)
-    projection = undivided(
-        "projection",
-        products=(Product("b", "j", "h"),),
-        parameters="h j",
-        saved="2 b h",
-    )
-    end = LayerKind(
-        f"{tower.name}-projection",
-        f"{tower.name} projection",
-        symbols,
-        (norm(style, "last norm"), projection),
-        output="2 b j",
-    )
+    layer = block(f"{tower.name}-block", f"{tower.name} layer", symbols, style)
+    projection = undivided("projection", (Product("b", "j", "h"),), parameters="h j", saved="2 b h")
+    operators = (norm(style, "last norm"), projection)
+    end = LayerKind(f"{tower.name}-projection", f"{tower.name} projection", symbols, operators, output="2 b j")
     return embedding, layer, end
 
 
@@ -241,7 +242,7 @@ def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
     similarities = undivided(
         "similarities and loss",
-        products=(Product("b", "b", "j", "w"),),
+        (Product("b", "b", "j", "w"),),
         forward_bytes="8 b b w",
         backward_bytes="8 b b w",
         parameters="1",
@@ -251,7 +252,7 @@ def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     return LayerKind("loss", "contrastive loss", symbols, (similarities,), output="0")
 
 
-class ClipText(Open):
+class ClipText(Config):
     """``text_config`` of ``clip``, with its defaults."""
 
     hidden_size: Count = 512
@@ -262,66 +263,47 @@ class ClipText(Open):
     max_position_embeddings: Count = 77
 
 
-class ClipVision(Open):
-    """``vision_config`` of ``clip``, with its defaults."""
-
-    hidden_size: Count = 768
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Count = 12
-    intermediate_size: Count = 3072
-    num_channels: Count = 3
-    image_size: Count = 224
-    patch_size: Count = 32
-
-
-class ClipConfig(Open):
+class ClipConfig(Config):
     """``clip``: an image and its caption."""
 
     text_config: Annotated[ClipText, Field(description=_PART_WORDS)] = ClipText()
-    vision_config: Annotated[ClipVision, Field(description=_PART_WORDS)] = ClipVision()
+    vision_config: Annotated[PatchesConfig, Field(description=_PART_WORDS)] = PatchesConfig()
     projection_dim: Count = 512
+
+    def check(self, faults: Faults) -> None:
+        """Each tower's heads divide its width, and patches the image."""
+        self.text_config.check_multiple("hidden_size", "num_attention_heads", faults, "text_config.")
+        self.vision_config.check_patches(faults, "vision_config.")
 
 
 def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Two towers."""
     image, text = config.vision_config, config.text_config
+    positions = text.max_position_embeddings
     towers = [
-        _clip_tower(
-            "vision",
-            image,
-            tokens_of(image.image_size, image.patch_size),
-            patch=image.num_channels * image.patch_size**2,
-            first_norm=True,
-            projection="visual_projection",
-        ),
-        _clip_tower(
-            "text", text, text.max_position_embeddings, vocabulary=text.vocab_size, projection="text_projection"
-        ),
+        _clip_tower("vision", "visual", image, image.tokens, patch=image.patch_numbers, first_norm=True),
+        _clip_tower("text", "text", text, positions, vocabulary=text.vocab_size),
     ]
     size = f"{image.image_size} x {image.image_size}"
-    sample = f"{microbatch.samples:,} images of {size} with captions of {text.max_position_embeddings} tokens"
+    sample = f"{microbatch.samples:,} images of {size} with captions of {positions} tokens"
     return build_towers(towers, config.projection_dim, microbatch, name, sample)
 
 
-def _clip_tower(name: str, part: ClipText | ClipVision, tokens: int, **others: Any) -> Tower:
-    layers, width = part.num_hidden_layers, part.hidden_size
-    heads, inner = part.num_attention_heads, part.intermediate_size
-    return Tower(name, layers, width, heads, inner, tokens, module=f"{name}_model", **others)
+def _clip_tower(name: str, kind: str, part: ClipText | PatchesConfig, tokens: int, **others: Any) -> Tower:
+    return Tower(
+        name,
+        part.num_hidden_layers,
+        part.hidden_size,
+        part.num_attention_heads,
+        part.intermediate_size,
+        tokens,
+        module=f"{name}_model",
+        projection=f"{kind}_projection",
+        **others,
+    )
 
 
-def check_clip(config: ClipConfig, faults: Faults) -> None:
-    """Each tower's heads divide its width, and patches the image."""
-    for key, tower in (("text_config", config.text_config), ("vision_config", config.vision_config)):
-        if tower.hidden_size % tower.num_attention_heads:
-            faults.at(
-                f"{key}.hidden_size",
-                f"{tower.hidden_size} is no multiple of num_attention_heads = {tower.num_attention_heads}",
-            )
-    if config.vision_config.image_size % config.vision_config.patch_size:
-        faults.at("vision_config.image_size", "no multiple of patch_size; expected one")
-
-
-class TowerConfig(Open):
+class TowerConfig(Config):
     """One tower of a model of many. vocab_size: of a tower of text; patch_numbers: of a patch of any other."""
 
     name: Annotated[str, Field(min_length=1, description="a text")]
@@ -333,11 +315,22 @@ class TowerConfig(Open):
     patch_numbers: Count | None = None
 
 
-class TowersConfig(Open):
+class TowersConfig(Config):
     """``towers``, a form of our own: any number of towers and the width of their joint space."""
 
     towers: Annotated[list[TowerConfig], Field(min_length=2, max_length=20, description=_TOWERS_WORDS)]
     projection_dim: Count
+
+    def check(self, faults: Faults) -> None:
+        """Names are unique, heads divide the width, and each tower is of text or of patches."""
+        names = [tower.name for tower in self.towers]
+        for index, tower in enumerate(self.towers):
+            path = f"towers[{index}]"
+            if names.index(tower.name) != index:
+                faults.at(f"{path}.name", "a name that another tower has; expected one of its own")
+            tower.check_multiple("hidden_size", "num_attention_heads", faults, f"{path}.")
+            if (tower.vocab_size is None) == (tower.patch_numbers is None):
+                faults.at(path, "expected either vocab_size or patch_numbers")
 
 
 def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Architecture:
@@ -359,21 +352,155 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
     return build_towers(towers, config.projection_dim, microbatch, name, f"{microbatch.samples:,} samples of {names}")
 
 
-def check_towers(config: TowersConfig, faults: Faults) -> None:
-    """Names are unique, heads divide the width, and each tower is of text or of patches."""
-    names = [tower.name for tower in config.towers]
-    for index, tower in enumerate(config.towers):
-        path = f"towers[{index}]"
-        if names.index(tower.name) != index:
-            faults.at(f"{path}.name", "a name that another tower has; expected one of its own")
-        if tower.hidden_size % tower.num_attention_heads:
-            faults.at(f"{path}.hidden_size", "no multiple of num_attention_heads; expected one")
-        if (tower.vocab_size is None) == (tower.patch_numbers is None):
-            faults.at(path, "expected either vocab_size or patch_numbers")
+DIT_LEGEND = {
+    "s": "tokens of a sample: patches of the latent picture",
+    **BLOCK_LEGEND,
+    "p": "numbers of a patch",
+    "o": "numbers of a patch that comes out",
+    "c": "classes, with the one for none",
+    "e": "frequencies that tell the time step",
+}
 
+_FREQUENCIES = 256
+
+
+class DitConfig(Config):
+    """``dit``: the keys of DiT's own code."""
+
+    hidden_size: Count
+    num_hidden_layers: Layers = key("num_hidden_layers", "depth", "num_layers")
+    num_attention_heads: Count = key("num_attention_heads", "num_heads")
+    input_size: Count = key("input_size", "sample_size", default=32)
+    patch_size: Count = 2
+    in_channels: Count = 4
+    num_classes: Count = 1000
+    mlp_ratio: Ratio = 4.0
+    learn_sigma: Flag = True
+
+    layers_embed: ClassVar[bool] = False
+    """Whether each layer embeds time step and class, and not the first one for all; positions, which are sines in both
+    cases, are then no parameters."""
+
+    @property
+    def width(self) -> int:
+        return self.hidden_size
+
+    @property
+    def inner(self) -> int:
+        return int(self.mlp_ratio * self.hidden_size)
+
+    @property
+    def channels_out(self) -> int:
+        return self.in_channels * (2 if self.learn_sigma else 1)
+
+    def check(self, faults: Faults) -> None:
+        """Heads divide the width, and patches the picture."""
+        self.check_multiple("hidden_size", "num_attention_heads", faults)
+        self.check_multiple("input_size", "patch_size", faults)
+
+
+class DiffusersDitConfig(Config):
+    """Diffusers' ``DiTTransformer2DModel``, and ``Transformer2DModel`` with norms of the kind ``ada_norm_zero``."""
+
+    num_attention_heads: Count = 16
+    attention_head_dim: Count = 72
+    num_hidden_layers: Layers = key("num_layers", default=28)
+    input_size: Count = key("sample_size", default=32)
+    patch_size: Count = 2
+    in_channels: Count = 4
+    out_channels: Count | None = None
+    num_classes: Count = key("num_embeds_ada_norm", default=1000)
+    norm_type: Text = "ada_norm_zero"
+
+    layers_embed: ClassVar[bool] = True
+
+    @property
+    def width(self) -> int:
+        return self.num_attention_heads * self.attention_head_dim
+
+    @property
+    def inner(self) -> int:
+        return 4 * self.width
+
+    @property
+    def channels_out(self) -> int:
+        return self.out_channels or self.in_channels
+
+    def check(self, faults: Faults) -> None:
+        """Its norms are DiT's, and patches divide the picture."""
+        if self.norm_type != "ada_norm_zero":
+            text = "expected ada_norm_zero, as DiT has it; other transformers of diffusers are not known"
+            faults.at("norm_type", text)
+        self.check_multiple("input_size", "patch_size", faults)
+
+
+def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, name: str) -> Architecture:
+    """Patches and what modulates, layers, patches of noise and its variance."""
+    heads, width = config.num_attention_heads, config.width
+    tokens = (config.input_size // config.patch_size) ** 2
+    symbols: dict[str, float] = {
+        "s": tokens, "b": microbatch.samples, "h": width, "c": config.num_classes + 1, "e": _FREQUENCIES,
+        "p": config.in_channels * config.patch_size**2, "o": config.channels_out * config.patch_size**2,
+    }  # fmt: skip
+    style = BlockStyle(fused=microbatch.fused, causal=False, norm="0")
+    conditions = (_conditions(),)
+    positions = table("position embedding", "0" if config.layers_embed else "s h")
+    first = (image_projection(bias=True), positions, *(() if config.layers_embed else conditions))
+    embedding = LayerKind("embedding", "embedding", symbols, first, HIDDEN)
+    parts = [
+        Attention(heads, heads, width // heads).part(style, symbols),
+        Dense(config.inner).part(style, symbols),
+    ]
+    layer = layer_kind("block", "diffusion layer", symbols, style, parts)
+    before = (*(conditions if config.layers_embed else ()), _modulation("6"))
+    layer = replace(layer, operators=(*before, *layer.operators))
+    noise = Operator(
+        "patches of noise",
+        (Product("s b", "o", "h", divided="tokens"),),
+        "8 s b o",
+        "8 s b o",
+        Split.SEQUENCE,
+        "h o + o",
+        Split.WHOLE,
+        (KeptBytes("2 s b h + 4 s b o", Split.SEQUENCE),),
+    )
+    head = LayerKind("head", "patches of noise", symbols, (_modulation("2"), norm(style), noise), output="0")
+    nodes = chain(
+        LayerNode(embedding, path="x_embedder"),
+        *stack([layer] * config.num_hidden_layers, "blocks"),
+        LayerNode(head, path="final_layer"),
+    )
+    return Architecture(name, nodes, images_text(microbatch, config.input_size), DIT_LEGEND)
+
+
+def _conditions() -> Operator:
+    """Embeddings of the time step and of the class."""
+    products = (Product("b", "h", "e"), Product("b", "h", "h"))
+    return undivided("time step and class", products, parameters="e h + h + h h + h + c h", saved="2 b e + 6 b h")
+
+
+def _modulation(parts: str) -> Operator:
+    """Scales, shifts and gates by the conditions, and what they take to apply."""
+    return Operator(
+        "modulation by time step and class",
+        (Product("b", f"{parts} h", "h"),),
+        f"{parts} s b h",
+        f"2 {parts} s b h",
+        Split.SEQUENCE,
+        f"{parts} h h + {parts} h",
+        Split.WHOLE,
+        (KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
+    )
+
+
+_DIFFUSERS = Family(DiffusersDitConfig, build_dit, samples=16, batch=256)
 
 FAMILIES = {
-    "vit": Family(VitConfig, build_vit, check_vit, no_length, samples=16, batch=16384),
-    "clip": Family(ClipConfig, build_clip, check_clip, no_length, samples=32, batch=32768),
-    "towers": Family(TowersConfig, build_many, check_towers, no_length, samples=8, batch=4096),
+    "vit": Family(VitConfig, build_vit, samples=16, batch=16384),
+    "clip": Family(ClipConfig, build_clip, samples=32, batch=32768),
+    "towers": Family(TowersConfig, build_many, samples=8, batch=4096),
+    "dit": Family(DitConfig, build_dit, samples=16, batch=256),
+    "DiTTransformer2DModel": _DIFFUSERS,
+    "Transformer2DModel": _DIFFUSERS,
 }
+"""By ``model_type`` or, of diffusers, ``_class_name``."""
