@@ -85,12 +85,12 @@ def export_yaml(job: ExportJob) -> Export:
                 {
                     "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
                     "configuration": stage.tmpc_ids[layer],
-                    "recomputation": recomputed[layer].id,
+                    "recomputation": job.recomputation_of(layer).id,
                 }
                 for layer in job.in_order(stage.layers)
             ],
         }
-        for rank, stage, recomputed in zip(job.rank_of_stage, job.plan.stages, job.recomputed_layers, strict=True)
+        for rank, stage in zip(job.rank_of_stage, job.plan.stages, strict=True)
     ]
     document = {
         "model": job.instance.name,
@@ -100,7 +100,7 @@ def export_yaml(job: ExportJob) -> Export:
         "gathered_tensors_kept": job.setting.gathered,
         **_said(job, "optimizer_shards"),
         "shared_by_replicas": job.setting.sharding.name.lower(),
-        "offload": any(tmpc.mode.offload for of_stage in job.tmpcs for tmpc in of_stage),
+        "offload": job.setting.offload,
         "microbatches_per_replica": job.microbatches,
         **_said(job, "microbatch_samples", "global_batch_samples", "tokens_per_sample"),
         **_trained(job.instance.model),
@@ -133,7 +133,7 @@ def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, o
     a path lacks."""
     calls = calls_of(job.instance)
     stages: list[dict[str, object]] = []
-    for number, (stage, recomputed) in enumerate(zip(job.plan.stages, job.recomputed_layers, strict=True)):
+    for number, stage in enumerate(job.plan.stages):
         layers = job.in_order(stage.layers)
         for layer in layers:
             found = job.instance.layer_by_id[layer]
@@ -148,7 +148,7 @@ def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, o
                 "pipeline_rank": job.rank_of_stage[number],
                 "modules": [job.instance.layer_by_id[layer].path for layer in layers],
                 "calls": [calls[layer] for layer in layers],
-                "recomputed": [recomputed[layer] == Recomputation.FULL for layer in layers],
+                "recomputed": [job.recomputation_of(layer) == Recomputation.FULL for layer in layers],
             }
         )
     return {

@@ -8,10 +8,14 @@ from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed, require_trainable
 from piper_ray.export.files import RANKS, Export, Target, noted, rendered
-from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.job import ExportJob, make_job
-from piper_ray.export.megatron import export_megatron, require_pretrained
-from piper_ray.export.megatron_bridge import export_bridge, require_decoder
+from piper_ray.export.megatron import (
+    export_bridge,
+    export_flagscale,
+    export_megatron,
+    require_decoder,
+    require_pretrained,
+)
 from piper_ray.export.megatron_model import require_megatron_model
 from piper_ray.export.stage_documents import export_torch, export_yaml, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
