@@ -22,7 +22,7 @@ from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.exported_files import LISTS, STAGES
-from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.run.job import pass_lists
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Count, Open, read_schedule
@@ -265,14 +265,8 @@ def actions_csv(job: ExportJob) -> str:
             f"a list of {passes:,} passes is more than torch is given here; expected at most {_MOST_PASSES:,}: "
             "fewer microbatches, or a larger data-parallel degree"
         )
-    lines = []
-    for rank, actions in enumerate(flush_lists(job.schedule, job.pipeline_ranks, job.microbatches)):
-        stages = job.schedule.stages_of_rank(rank, job.pipeline_ranks)
-        lines.append(
-            ",".join(
-                f"{stages[chunk]}{ActionKind(kind).name}{microbatch}" for kind, chunk, microbatch in actions.tolist()
-            )
-        )
+    lists = pass_lists(job.schedule, job.pipeline_ranks, job.microbatches)
+    lines = (",".join(f"{stage}{kind.name}{k}" for kind, stage, k in passes) for passes in lists)
     return "\n".join(lines) + "\n"
 
 
