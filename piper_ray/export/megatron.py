@@ -43,26 +43,22 @@ def export_megatron(job: ExportJob) -> Export:
 
     Raises UsageError for a plan or a model that Megatron has no arguments for.
     """
-    settings = dict(_plan_settings(job)) | dict(_overlap_settings(job))
-    model, notes = job.instance.model, list(_notes(job))
-    known = model is not None
+    settings = _plan_settings(job) | _overlap_settings(job)
+    model = job.instance.model
+    left_out: list[str] = []
     if model is not None:
         shape = require_pretrained(model)
         require_divided(shape, job.tensor_parallel, job.expert_tensor)
-        settings |= dict(model_settings(shape)) | dict(_precision_settings(job, model))
-        notes += unsaid(shape)
-        notes.append("training.args has usual figures of the optimizer and the length of the training: change them")
-    else:
-        notes.append(
-            "the workload does not say which model it is: give launch.sh the model's own arguments and its precision"
-        )
+        settings |= model_settings(shape) | _precision_settings(job, model)
+        left_out += unsaid(shape)
+    known = model is not None
     files = {
-        "megatron.args": "".join(" ".join(words) + "\n" for words in _words_of(settings)),
+        "megatron.args": _arguments_text(settings),
         **({"training.args": resource("training.args")} if known else {}),
         "launch.sh": rendered("megatron_launch.sh.jinja", job=job, known=known, connections=_asks_for_connections(job)),
     }
     command = f"bash launch.sh {'DATA [ARGUMENTS...]' if known else 'MODEL-ARGUMENTS...'}"
-    return Export(files, command, tuple(notes))
+    return Export(files, command, noted("megatron_notes.jinja", job=job, unsaid=left_out, bridge=False))
 
 
 def require_pretrained(model: TrainedModel) -> DecoderShape:
@@ -79,28 +75,19 @@ def _asks_for_connections(job: ExportJob) -> bool:
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
-def _notes(job: ExportJob) -> tuple[str, ...]:
-    """What Megatron's arguments leave open, for all who hand a plan to Megatron."""
-    return noted("megatron_notes.jinja", job=job)
-
-
 def _said_by(job: ExportJob, *names: str) -> dict[str, Value]:
     """Those of the flags that are figures of a plan, as it has them; none where it has not."""
     known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
     return {name: value for name, value in known.items() if value is not None}
 
 
-def _words_of(settings: Settings) -> list[list[str]]:
+def _arguments_text(settings: Settings) -> str:
     """Each flag with its value, a line each; switches alone."""
-    found = []
+    lines = []
     for name, value in settings.items():
-        if value is True:
-            found.append([flag_of(name)])
-        elif isinstance(value, tuple):
-            found.append([flag_of(name), *value])
-        elif value is not False:
-            found.append([flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)])
-    return found
+        words = value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float) else str(value),)
+        lines.append(" ".join([flag_of(name), *(() if value is True else words)]) + "\n")
+    return "".join(lines)
 
 
 def _plan_settings(job: ExportJob) -> Settings:
@@ -111,7 +98,7 @@ def _plan_settings(job: ExportJob) -> Settings:
     if job.pipeline_ranks > 1:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
-    found |= dict(_recomputation(job)) | dict(_context_settings(job))
+    found |= _recomputation(job) | _context_settings(job)
     return true_ones({flag.name: found[flag.name] for flag in PLAN_FLAGS if flag.name in found})
 
 
@@ -231,12 +218,10 @@ _PRECISIONS = {
 
 def export_bridge(job: ExportJob) -> Export:
     """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or what is no decoder."""
-    model, notes = job.instance.model, list(_notes(job))
+    model = job.instance.model
     planned: dict[str, object] = {"num_layers": job.blocks}
     precision, rank = None, 0
-    if model is None:
-        notes.append("the workload does not say which model it is: apply checks its depth alone, and sets no precision")
-    else:
+    if model is not None:
         shape = require_decoder(model)
         planned |= _bridge_model(shape)
         precision, rank = _bridge_precision(job, model), model.lora_rank
@@ -255,7 +240,7 @@ def export_bridge(job: ExportJob) -> Export:
     command = (
         f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
     )
-    return Export({"piper_plan.py": script}, command, tuple(notes))
+    return Export({"piper_plan.py": script}, command, noted("megatron_notes.jinja", job=job, unsaid=[], bridge=True))
 
 
 def require_decoder(model: TrainedModel) -> DecoderShape:
@@ -270,7 +255,7 @@ def require_decoder(model: TrainedModel) -> DecoderShape:
 
 def _bridge_fields(job: ExportJob) -> dict[str, object]:
     """Of the config, with what the plan does not ask for: a recipe may have that of another layout."""
-    settings = dict(_plan_settings(job)) | dict(_overlap_settings(job))
+    settings = _plan_settings(job) | _overlap_settings(job)
     usual: dict[str, object] = {
         "expert_model_parallel_size": 1,
         "microbatch_group_size_per_virtual_pipeline_stage": job.pipeline_ranks,

@@ -5,12 +5,11 @@ Names and meanings are those of Megatron-LM 0.16 to 0.20; the fields are those o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 Value = bool | int | float | str | tuple[str, ...]
-Settings = Mapping[str, Value]
+Settings = dict[str, Value]
 """Arguments by their names in Python (``tensor_model_parallel_size``). A switch is there and true, or not there."""
 
 
@@ -112,6 +111,6 @@ MESH = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel
 ``RunAs``."""
 
 
-def true_ones(settings: Mapping[str, Value]) -> Settings:
+def true_ones(settings: Settings) -> Settings:
     """Without switches that are off."""
     return {name: value for name, value in settings.items() if value is not False}

@@ -106,13 +106,9 @@ def export_yaml(job: ExportJob) -> Export:
         **_trained(job.instance.model),
         "stages": stages,
     }
-    notes = []
     nameless = [layer.id for layer in job.instance.layers if not layer.path]
-    if nameless:
-        notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
-    if job.tied_over_ranks:
-        notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
-    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", tuple(notes))
+    notes = noted("yaml_notes.jinja", job=job, nameless=nameless)
+    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", notes)
 
 
 def _trained(model: TrainedModel | None) -> dict[str, object]:

@@ -21,6 +21,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -91,7 +92,7 @@ class _LiveBytes(TorchDispatchMode):
             if key in self._storages and self._storages[key][0]() is not None:
                 continue
             size = storage.nbytes()
-            self._storages[key] = weakref.ref(storage, lambda gone, key=key: self._gone(key, gone)), size
+            self._storages[key] = weakref.ref(storage, partial(self._gone, key)), size
             self._live_bytes += size
             self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
