@@ -270,4 +270,4 @@ def _rank_of_torchrun(job: Job) -> Run | None:
     try:
         return work(job, lambda _done: None)
     except Exception as error:
-        raise told(job, int(os.environ["RANK"]), error).error() from error
+        raise told(job, int(os.environ["RANK"]), error).error from error

@@ -11,7 +11,7 @@ precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas;
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
@@ -27,58 +27,12 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.software import Precision
 
-MODULE = "planned_module.py"
 _SOURCE = "DeepSpeed module"
 _DEGREES = {"num_pp": "pipeline_ranks", "num_mp": "tensor_parallel", "num_dp": "data_parallel"}
 """Of DeepSpeed's topology, by the names of a plan's figures."""
 
 _CLASS = "class PlannedPipelineModule("
 _CONSTANTS = ("PARTS", "DEGREES", "RECOMPUTED", "STATE_SHARDS")
-
-
-def planned_module(job: ExportJob, order: Sequence[int], parts: Sequence[int], parameters: Sequence[int] | None) -> str:
-    """The text. order: layer ids; parts: where each stage begins there, and the end; parameters: of each layer that a
-    rank trains, None where nobody knows."""
-    recomputed = {layer: kind for stage in job.recomputed_layers for layer, kind in stage.items()}
-    place = {layer: index for index, layer in enumerate(order)}
-    constants = (
-        ("PARTS", list(parts), f"Of the {len(order)} layers where each stage begins, and the end."),
-        ("LAYERS", [job.named(layer) for layer in order], "What the list holds, for people."),
-        (
-            "DEGREES",
-            {name: getattr(job, says) for name, says in _DEGREES.items()},
-            "Of pipeline, tensor and data parallelism.",
-        ),
-        (
-            "RECOMPUTED",
-            [recomputed[layer] == Recomputation.FULL for layer in order],
-            "Which layers recompute in their backward pass; the others keep all.",
-        ),
-        (
-            "TIED",
-            [[place[layer] for layer in job.in_order(tied)] for tied in job.tied_over_ranks],
-            "Numbers of layers with a weight in common, on different pipeline ranks.",
-        ),
-        (
-            "PARAMETERS",
-            None if parameters is None else list(parameters),
-            "That a rank trains, of each layer; None: the workload does not say.",
-        ),
-        (
-            "STATE_SHARDS",
-            job.optimizer_shards,
-            "Replicas that share the optimizer's state in the plan; README.md says what DeepSpeed does.",
-        ),
-    )
-    shown = [(name, _shown(value), text) for name, value, text in constants]
-    return rendered("deepspeed_module.py.jinja", constants=shown)
-
-
-def _shown(value: object) -> str:
-    """Lists of texts a line each."""
-    if isinstance(value, list) and value and isinstance(value[0], str):
-        return "[\n" + "".join(f"    {text!r},\n" for text in value) + "]"
-    return repr(value)
 
 
 def is_planned_module(text: str) -> bool:
@@ -122,21 +76,17 @@ def _constants(text: str) -> dict[str, object]:
         raise UsageError(f"{_SOURCE}: not Python: {error}") from None
     found: dict[str, object] = {}
     for statement in tree.body:
-        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-            name = statement.targets[0].id
-            if name in _CONSTANTS:
-                found[name] = _literal(name, statement.value)
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            continue
+        if (name := statement.targets[0].id) in _CONSTANTS:
+            try:
+                found[name] = ast.literal_eval(statement.value)
+            except (ValueError, TypeError, RecursionError, MemoryError):
+                raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
     missing = [name for name in _CONSTANTS if name not in found]
     if missing:
         raise UsageError(f"{_SOURCE}: {missing[0]} is missing; expected the module as it was exported")
     return found
-
-
-def _literal(name: str, value: ast.expr) -> object:
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, TypeError, RecursionError, MemoryError):
-        raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
 
 
 def export_deepspeed(job: ExportJob) -> Export:
@@ -147,11 +97,19 @@ def export_deepspeed(job: ExportJob) -> Export:
             "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
         )
     order = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
-    parts = [0, *accumulate(len(stage.layers) for stage in job.plan.stages)]
     parameters, buffer_bytes = trained_parameters(job), _buffer_bytes(job)
     files = {
         "ds_config.json": json_text(deepspeed_config(job)),
-        MODULE: planned_module(job, order, parts, None if parameters is None else [parameters[x] for x in order]),
+        "planned_module.py": rendered(
+            "deepspeed_module.py.jinja",
+            job=job,
+            parts=[0, *accumulate(len(stage.layers) for stage in job.plan.stages)],
+            names=[job.named(layer) for layer in order],
+            degrees={name: getattr(job, says) for name, says in _DEGREES.items()},
+            recomputed=[job.recomputation_of(layer) == Recomputation.FULL for layer in order],
+            tied=[[order.index(layer) for layer in job.in_order(tied)] for tied in job.tied_over_ranks],
+            parameters=None if parameters is None else [parameters[layer] for layer in order],
+        ),
         "launch.sh": rendered("deepspeed_launch.sh.jinja", job=job),
     }
     of_stages = [sum((parameters or {}).get(layer, 0) for layer in stage.layers) for stage in job.plan.stages]
@@ -271,8 +229,4 @@ def trained_parameters(job: ExportJob) -> dict[int, int] | None:
         return None
     gradient = reduced_bytes(job, model)
     each_bytes = {Sharding.NONE: gradient, Sharding.OPTIMIZER: (gradient + model.weight_bytes) / 2.0}
-    return {
-        layer: int(tmpc.weights_bytes // each_bytes[tmpc.mode.sharding])
-        for stage, chosen in zip(job.plan.stages, job.tmpcs, strict=True)
-        for layer, tmpc in zip(stage.layers, chosen, strict=True)
-    }
+    return {layer: int(tmpc.weights_bytes // each_bytes[tmpc.mode.sharding]) for layer, tmpc in job.tmpcs.items()}

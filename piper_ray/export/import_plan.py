@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import yaml
 
 from piper_ray.export.deepspeed import is_planned_module, read_planned_module
-from piper_ray.export.flagscale import read_sections
-from piper_ray.export.megatron_arguments import are_arguments, read_arguments
-from piper_ray.export.megatron_bridge import is_recipe, read_recipe
-from piper_ray.export.megatron_flags import HARMLESS_FLAGS, READ_FLAGS, RENAMED_FIELDS
+from piper_ray.export.megatron_arguments import (
+    HARMLESS_FLAGS,
+    are_arguments,
+    is_recipe,
+    read_arguments,
+    read_recipe,
+    read_sections,
+)
+from piper_ray.export.megatron_flags import READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
@@ -131,74 +136,66 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     ranks = run_as.pipeline_ranks or len(stages)
     if len(stages) % ranks:
         raise UsageError(f"{len(stages)} stages are no multiple of {ranks} pipeline ranks")
-    firsts = _first_recomputed(pieces, stages, run_as)
+    counts = _recomputed_blocks(pieces, stages, run_as)
     context = run_as.context_parallel or 1
     t = (run_as.tensor_parallel or 1) * context  # a plan's counts the devices of all groups
-    _require_degree(instance, run_as, t)
+    known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
+    _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
     notes = list(read.notes)
-    setting = _setting(instance, run_as, t, d, notes)
+    setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
     found, chosen = [], []
-    for number, stage in enumerate(stages):
-        blocks, tmpc_ids = 0, {}
+    for stage, count in zip(stages, counts, strict=True):
+        keeping = [piece for piece in stage if pieces.is_block(piece)][count:]
+        tmpcs = {}
         for piece in stage:
-            is_block, first = pieces.is_block(piece), firsts[number]
-            recomputes = not is_block or first is None or blocks < first
-            blocks += is_block
+            wanted = plain if piece in keeping else setting
             for layer in pieces.members[piece]:
-                wanted = setting if recomputes else plain
-                tmpc = _tmpc(instance, layer, t, d, wanted)
-                tmpc_ids[layer] = tmpc.id
-                chosen.append((tmpc, wanted))
-        layers = tuple(layer.id for layer in instance.layers if layer.id in tmpc_ids)
-        found.append(Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}))
+                tmpcs[layer] = _tmpc(instance, layer, t, d, wanted)
+                chosen.append((tmpcs[layer], wanted))
+        layers = tuple(layer.id for layer in instance.layers if layer.id in tmpcs)
+        found.append(Stage(layers, d, t, {layer: tmpcs[layer].id for layer in layers}))
     notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
     if (left := instance.devices - d * t * ranks) > 0:
         notes.append(f"{left} of the workload's {instance.devices} devices are left over")
     return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
 
 
-def _first_recomputed(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> list[int | None]:
-    """Of each stage how many first blocks recompute; None: all. Raises UsageError for more than any stage has."""
+def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Sequence[int]:
+    """Of each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
     given = run_as.recomputed_layers
+    blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
     if given is None:
-        return [None] * len(stages)
+        return blocks
     if run_as.recomputation != Recomputation.FULL:
         raise UsageError(
             f"{given} recomputed layers of each stage are for full recomputation alone; expected it beside them"
         )
-    blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
-    counts = [given] * len(stages) if isinstance(given, int) else list(given)
+    counts = [given] * len(stages) if isinstance(given, int) else given
     if len(counts) != len(stages):
         raise UsageError(f"recomputed layers of {len(counts)} stages, where there are {len(stages)}")
     if max(counts) > max(blocks):
         raise UsageError(
             f"{max(counts)} layers of a stage are to recompute; no stage has more than {plural(max(blocks), 'layer')}"
         )
-    return list(counts)
+    return counts
 
 
-def _require_degree(instance: Instance, run_as: RunAs, t: int) -> None:
-    """Raises UsageError where the workload knows no such degree."""
-    if t in instance.degrees:
-        return
-    groups = f" in each of {run_as.context_parallel} groups" if (run_as.context_parallel or 1) > 1 else ""
-    known = {tmpc.mode.context for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
-    if run_as.context_parallel and run_as.context_parallel not in known:
-        _require_context(known, run_as.context_parallel)
-    raise UsageError(
-        f"tensor parallelism {run_as.tensor_parallel or 1}{groups}: the layers have no configuration at "
-        f"tensor-parallel degree {t}; expected one of {', '.join(map(str, instance.degrees))}"
-    )
-
-
-def _require_context(known: set[int], context: int) -> None:
-    """Raises UsageError for context parallelism that the workload has no times of."""
-    if context not in known:
+def _require_degree(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int) -> None:
+    """Raises UsageError where the workload knows no such degree, or no such context parallelism. known: modes that it
+    has TMPCs of."""
+    context = run_as.context_parallel or 1
+    if all(mode.context != context for mode in known):
         raise UsageError(
             f"context parallelism {context}: the workload has no such TMPCs (estimate --context-parallel {context})"
+        )
+    if t not in instance.degrees:
+        groups = f" in each of {context} groups" if context > 1 else ""
+        raise UsageError(
+            f"tensor parallelism {run_as.tensor_parallel or 1}{groups}: the layers have no configuration at "
+            f"tensor-parallel degree {t}; expected one of {', '.join(map(str, instance.degrees))}"
         )
 
 
@@ -221,12 +218,10 @@ def _replicas(instance: Instance, run_as: RunAs, t: int, ranks: int) -> int:
     return d
 
 
-def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
-    """What the layers are asked to run as. notes: gets what the workload has otherwise. Raises UsageError for context
-    or expert parallelism that it has no times of."""
+def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, d: int, notes: list[str]) -> Mode:
+    """What the layers are asked to run as. known: modes that the workload has TMPCs of. notes: gets what it has
+    otherwise. Raises UsageError for expert parallelism that it has no times of."""
     context = run_as.context_parallel or 1
-    known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
-    _require_context({one.context for one in known}, context)
     sequence = bool(run_as.sequence_parallel)
     if sequence and t == context:
         notes.append("sequence parallelism does nothing at tensor-parallel degree 1: the plan is without it")
@@ -246,7 +241,9 @@ def _setting(instance: Instance, run_as: RunAs, t: int, d: int, notes: list[str]
     )
 
 
-def _spread(instance: Instance, known: set[Mode], run_as: RunAs, t: int, notes: list[str]) -> tuple[int | None, int]:
+def _spread(
+    instance: Instance, known: Collection[Mode], run_as: RunAs, t: int, notes: list[str]
+) -> tuple[int | None, int]:
     """How experts lie; None: over the t devices, which workloads have TMPCs of unless they are asked for others."""
     experts, each = run_as.expert_parallel, run_as.expert_tensor or 1
     if experts is None or not any(layer.experts for layer in instance.layers):
@@ -272,7 +269,7 @@ _SHARED = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.WEIGHTS: "weigh
 _OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimate --fsdp SHARDS"}
 
 
-def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
+def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
     """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
 
     replicas: of a weight.
@@ -283,13 +280,8 @@ def _shards(known: set[Mode], run_as: RunAs, replicas: int, notes: list[str]) ->
         raise UsageError(f"{asked} shards of {_SHARED[what]}, but {plural(replicas, 'replica')}; expected no more")
     if asked == 1:
         return Sharding.OPTIMIZER, 1
-    by_kind = {
-        sharding: {one.optimizer_shards for one in known if one.sharding is sharding}
-        for sharding in (Sharding.WEIGHTS, Sharding.OPTIMIZER)
-    }
-    kinds = [what] if what is Sharding.OPTIMIZER else [what, Sharding.OPTIMIZER]
-    for kind in kinds:
-        counts = by_kind[kind]
+    for kind in dict.fromkeys((what, Sharding.OPTIMIZER)):
+        counts = {one.optimizer_shards for one in known if one.sharding is kind}
         if asked in counts:
             found = asked
         elif ALL_REPLICAS in counts and asked == replicas:

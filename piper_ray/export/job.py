@@ -6,17 +6,18 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees
-from piper_ray.model.errors import InvalidPlan, UnsupportedPlan
+from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees, choices_made
+from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding, share_of
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import chosen_tmpcs, layers_in_order, order_violations, partition_violations
+from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
+from piper_ray.simulate.stages import stages_of
 from piper_ray.workloads.estimate.software import Software, load_software
 
 
@@ -180,22 +181,15 @@ class ExportJob:
         )
 
     @cached_property
-    def tmpcs(self) -> tuple[tuple[Tmpc, ...], ...]:
-        """Of each stage's layers, as the stage lists them."""
-        t = self.replica_devices
-        return tuple(
-            tuple(
-                next(x for x in self.instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
-                for layer in stage.layers
-            )
-            for stage in self.plan.stages
-        )
+    def tmpcs(self) -> dict[int, Tmpc]:
+        """By layer id, stage after stage, as these list their layers."""
+        return {layer: tmpc for stage in self.plan.stages for layer, _, tmpc in choices_made(self.instance, stage)}
 
     @cached_property
     def setting(self) -> Mode:
         """What all layers share: some layer has it, and every other one that has the choice. Recomputation: see
         ``recomputed``."""
-        found = [tmpc.mode for stage in self.tmpcs for tmpc in stage]
+        found = [tmpc.mode for tmpc in self.tmpcs.values()]
         sharded = max(found, key=lambda one: one.shares)
         spread = next((one for one in found if one.experts is not None), found[0])
         context = max(one.context for one in found)
@@ -219,26 +213,24 @@ class ExportJob:
     def _place(self) -> dict[int, int]:
         return {layer: index for index, layer in enumerate(layers_in_order(self.instance))}
 
-    @cached_property
-    def recomputed_layers(self) -> tuple[dict[int, Recomputation], ...]:
-        """Of each stage, by layer id."""
-        return tuple(
-            {layer: tmpc.mode.recomputation for layer, tmpc in zip(stage.layers, chosen, strict=True)}
-            for stage, chosen in zip(self.plan.stages, self.tmpcs, strict=True)
-        )
+    def recomputation_of(self, layer: int) -> Recomputation:
+        """Of a layer, by its id."""
+        return self.tmpcs[layer].mode.recomputation
+
+    def _choices(self, layer: int) -> list[Recomputation]:
+        """What each of the layer's TMPCs recomputes."""
+        return [tmpc.mode.recomputation for tmpc in self.instance.layer_by_id[layer].tmpcs[self.replica_devices]]
 
     @cached_property
     def recomputed(self) -> tuple[tuple[Recomputation, ...], ...]:
         """Of each stage, for its layers that have the choice, in the model's order."""
-        t = self.replica_devices
-
-        def has_choice(layer: int) -> bool:
-            row = self.instance.layer_by_id[layer].tmpcs[t]
-            return len({tmpc.mode.recomputation for tmpc in row}) > 1
-
         return tuple(
-            tuple(kinds[layer] for layer in self.in_order(kinds) if has_choice(layer))
-            for kinds in self.recomputed_layers
+            tuple(
+                self.recomputation_of(layer)
+                for layer in self.in_order(stage.layers)
+                if len(set(self._choices(layer))) > 1
+            )
+            for stage in self.plan.stages
         )
 
     @cached_property
@@ -248,12 +240,8 @@ class ExportJob:
         if len(kinds) == 1:
             return kinds.pop()
         union = Recomputation.of_parts(part for kind in kinds for part in kind.parts)
-        for own in self.recomputed_layers:
-            for layer, kind in own.items():
-                row = self.instance.layer_by_id[layer].tmpcs[self.replica_devices]
-                if share_of(union, (tmpc.mode.recomputation for tmpc in row)) != kind:
-                    return None
-        return union
+        alike = all(share_of(union, self._choices(layer)) == self.recomputation_of(layer) for layer in self.tmpcs)
+        return union if alike else None
 
     @property
     def first_recomputed(self) -> tuple[int, ...] | None:
@@ -313,58 +301,30 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
     UnsupportedPlan with all that the runtime cannot run.
     """
     runtime.require_schedule(schedule.name)
-    violations = [*partition_violations(instance, plan), *order_violations(instance, plan)]
-    for number, stage in enumerate(plan.stages, start=1):
-        violations += chosen_tmpcs(instance, stage, number)[1]
-    if not violations:
-        violations += _size_violations(instance, plan, schedule)
-    if violations:
-        raise InvalidPlan(violations)
-    unsupported = list(SameDegrees().violations(instance, plan))
-    if not unsupported:
-        unsupported += _unsupported(instance, plan, schedule, runtime, gpus_per_node)
+    stages_of(instance, replace(plan, keeps_order=True), schedule)  # raises where a rule is broken
+    job = ExportJob(instance, plan, schedule, runtime, gpus_per_node)
+    unsupported = [*SameDegrees().violations(instance, plan)] or [*_unsupported(job)]
     if unsupported:
         raise UnsupportedPlan(runtime.title, unsupported)
-    return ExportJob(instance, plan, schedule, runtime, gpus_per_node)
+    return job
 
 
-def _size_violations(instance: Instance, plan: Plan, schedule: Schedule) -> Iterator[str]:
-    if len(plan.stages) % schedule.v:
-        yield f"{len(plan.stages)} stages are no multiple of the schedule's {schedule.v} chunks a rank"
-        return
-    for d in sorted({stage.data_parallel_degree for stage in plan.stages}):
-        if d < 1 or instance.microbatches % d:
-            yield f"data-parallel degree {d} does not divide the {instance.microbatches} microbatches"
-    devices = plan.devices // schedule.v
-    if devices > instance.devices:
-        yield f"the plan uses {devices} devices, {instance.devices} are there"
-
-
-def _unsupported(
-    instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtime, gpus_per_node: int
-) -> Iterator[str]:
+def _unsupported(job: ExportJob) -> Iterator[str]:
     """Of a plan with one d and one t."""
-    ranks, t = plan.by_rank(schedule), plan.stages[0].tensor_parallel_degree
-    for constraint in runtime.constraints(instance, schedule.name, gpus_per_node):
+    instance, plan, runtime = job.instance, job.plan, job.runtime
+    t, ranks = job.replica_devices, job.pipeline_ranks
+    for constraint in runtime.constraints(instance, job.schedule.name, job.gpus_per_node):
         if isinstance(constraint, FilledPipeline):
-            yield from constraint.violations(instance, ranks)
+            yield from constraint.violations(instance, plan.by_rank(job.schedule))
         elif isinstance(constraint, TensorParallelDegrees) and t not in constraint.degrees:
             yield f"tensor-parallel degree {t}, not one of {', '.join(map(str, constraint.degrees))}"
-    if len(ranks.stages) > 1 and (alone := runtime.on_one_rank(instance)) is not None:
-        yield f"{alone}; this plan has {len(ranks.stages)} ranks"
-    if schedule.v > 1 and len(plan.stages) == schedule.v:
-        yield f"{schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
+    if ranks > 1 and (alone := runtime.on_one_rank(instance)) is not None:
+        yield f"{alone}; this plan has {ranks} ranks"
+    if job.schedule.v > 1 and ranks == 1:
+        yield f"{job.schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)
-    yield from _spread_violations(instance, plan)
-
-
-def _spread_violations(instance: Instance, plan: Plan) -> Iterator[str]:
-    """Experts lie on whole groups of a stage's ranks."""
     for number, stage in enumerate(plan.stages, start=1):
-        t, d = stage.tensor_parallel_degree, stage.data_parallel_degree
-        for layer in stage.layers:
-            tmpc = next(x for x in instance.layer_by_id[layer].tmpcs[t] if x.id == stage.tmpc_ids[layer])
-            experts, each = tmpc.mode.spread
-            if experts is not None and t * d % (experts * each):
-                yield f"stage {number}: {t * d} ranks are not whole groups of {experts * each} that share experts"
-                break
+        for experts, each in dict.fromkeys(job.tmpcs[layer].mode.spread for layer in stage.layers):
+            if experts is not None and t * job.data_parallel % (experts * each):
+                ranks_of_stage, whole = t * job.data_parallel, experts * each
+                yield f"stage {number}: {ranks_of_stage} ranks are not whole groups of {whole} that share experts"

@@ -1,20 +1,41 @@
-"""For Megatron-LM: what a plan asks of it, as arguments by their names in Python (parallelism, batch, recomputation,
-precision), and the launch files that say so to ``pretrain_gpt.py``."""
+"""For Megatron: what a plan asks of it, as arguments by their names in Python (parallelism, batch, recomputation,
+precision), and the files that say so: to Megatron-LM's ``pretrain_gpt.py``; to a Megatron-Bridge recipe, as a module
+whose ``apply`` sets its fields and refuses another model; and to FlagScale, as meshes, layers and recomputation of each
+stage.
+
+FlagScale's names were read in the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all
+that are written are those of its arguments (flagscale/train/arguments.py, flagscale/backends/Megatron-LM,
+flagscale/runner).
+"""
 
 from __future__ import annotations
 
-from piper_ray.export.files import Export, noted, rendered, resource
+from collections.abc import Mapping
+
+from piper_ray.export.files import Export, noted, rendered, resource, yaml_text
 from piper_ray.export.job import ExportJob
-from piper_ray.export.megatron_flags import PLAN_FLAGS, Settings, Value, said_by, true_ones, words_of
+from piper_ray.export.megatron_flags import (
+    DIVIDED,
+    MESH,
+    PLAN_FLAGS,
+    READ_FLAGS,
+    Kind,
+    Settings,
+    Value,
+    flag_of,
+    true_ones,
+)
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.model.mode import Recomputation
+from piper_ray.workloads.estimate.architectures.layers import Attention, LatentAttention
+from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 from piper_ray.workloads.estimate.software import ContextExchange
 
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def export_megatron(job: ExportJob) -> Export:
@@ -22,26 +43,22 @@ def export_megatron(job: ExportJob) -> Export:
 
     Raises UsageError for a plan or a model that Megatron has no arguments for.
     """
-    settings = dict(plan_settings(job)) | dict(overlap_settings(job))
-    model, notes = job.instance.model, list(megatron_notes(job))
-    known = model is not None
+    settings = _plan_settings(job) | _overlap_settings(job)
+    model = job.instance.model
+    left_out: list[str] = []
     if model is not None:
         shape = require_pretrained(model)
         require_divided(shape, job.tensor_parallel, job.expert_tensor)
-        settings |= dict(model_settings(shape)) | dict(precision_settings(job, model))
-        notes += unsaid(shape)
-        notes.append("training.args has usual figures of the optimizer and the length of the training: change them")
-    else:
-        notes.append(
-            "the workload does not say which model it is: give launch.sh the model's own arguments and its precision"
-        )
+        settings |= model_settings(shape) | _precision_settings(job, model)
+        left_out += unsaid(shape)
+    known = model is not None
     files = {
-        "megatron.args": "".join(" ".join(words) + "\n" for words in words_of(settings)),
+        "megatron.args": _arguments_text(settings),
         **({"training.args": resource("training.args")} if known else {}),
-        "launch.sh": rendered("megatron_launch.sh.jinja", job=job, known=known, connections=asks_for_connections(job)),
+        "launch.sh": rendered("megatron_launch.sh.jinja", job=job, known=known, connections=_asks_for_connections(job)),
     }
     command = f"bash launch.sh {'DATA [ARGUMENTS...]' if known else 'MODEL-ARGUMENTS...'}"
-    return Export(files, command, tuple(notes))
+    return Export(files, command, noted("megatron_notes.jinja", job=job, unsaid=left_out, bridge=False))
 
 
 def require_pretrained(model: TrainedModel) -> DecoderShape:
@@ -53,32 +70,42 @@ def require_pretrained(model: TrainedModel) -> DecoderShape:
     return require_megatron_model(model)
 
 
-def asks_for_connections(job: ExportJob) -> bool:
+def _asks_for_connections(job: ExportJob) -> bool:
     """Whether Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1."""
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
-def megatron_notes(job: ExportJob) -> tuple[str, ...]:
-    """What Megatron's arguments leave open, for all who hand a plan to Megatron."""
-    return noted("megatron_notes.jinja", job=job)
+def _said_by(job: ExportJob, *names: str) -> dict[str, Value]:
+    """Those of the flags that are figures of a plan, as it has them; none where it has not."""
+    known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
+    return {name: value for name, value in known.items() if value is not None}
 
 
-def plan_settings(job: ExportJob) -> Settings:
+def _arguments_text(settings: Settings) -> str:
+    """Each flag with its value, a line each; switches alone."""
+    lines = []
+    for name, value in settings.items():
+        words = value if isinstance(value, tuple) else (f"{value:g}" if isinstance(value, float) else str(value),)
+        lines.append(" ".join([flag_of(name), *(() if value is True else words)]) + "\n")
+    return "".join(lines)
+
+
+def _plan_settings(job: ExportJob) -> Settings:
     """Raises UsageError for a plan that Megatron has no arguments for."""
-    found = said_by(job, *(flag.name for flag in PLAN_FLAGS if flag.says))
+    found = _said_by(job, *(flag.name for flag in PLAN_FLAGS if flag.says))
     if job.expert_parallel is None:
         del found["expert_tensor_parallel_size"]
     if job.pipeline_ranks > 1:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
-    found |= dict(_recomputation(job)) | dict(context_settings(job))
+    found |= _recomputation(job) | _context_settings(job)
     return true_ones({flag.name: found[flag.name] for flag in PLAN_FLAGS if flag.name in found})
 
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather", ContextExchange.ALL_TO_ALL: "a2a"}
 
 
-def context_settings(job: ExportJob) -> Settings:
+def _context_settings(job: ExportJob) -> Settings:
     """How groups that share a sequence attend to all of it, where the workload says so. Raises UsageError for what no
     kernel does."""
     model = job.instance.model
@@ -124,7 +151,7 @@ def _recomputation(job: ExportJob) -> dict[str, Value]:
     return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": most}
 
 
-def overlap_settings(job: ExportJob) -> Settings:
+def _overlap_settings(job: ExportJob) -> Settings:
     """What the plan's times count as hidden, turned on."""
     software = job.software
     found: dict[str, Value] = {}
@@ -135,14 +162,14 @@ def overlap_settings(job: ExportJob) -> Settings:
     return true_ones(found)
 
 
-def precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
+def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     """Precision of products, of gradients as they are summed, and of the optimizer's state.
 
     Raises UsageError for bytes a parameter that no arguments give.
     """
     found: dict[str, Value] = {"fp16" if model.precision == "fp16" else "bf16": True}
     if model.precision == "fp8":
-        found |= {"fp8_format": "hybrid", "fp8_recipe": fp8_recipe(model)}
+        found |= {"fp8_format": "hybrid", "fp8_recipe": _fp8_recipe(model)}
     if model.weight_bytes != _WEIGHT_BYTES:
         raise UsageError(f"Megatron keeps weights in {_WEIGHT_BYTES:g} bytes, and the plan in {model.weight_bytes:g}")
     if model.gradient_bytes not in (2.0, 4.0):
@@ -167,7 +194,7 @@ def precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     return true_ones(found)
 
 
-def fp8_recipe(model: TrainedModel) -> str:
+def _fp8_recipe(model: TrainedModel) -> str:
     """How products of 8 bits are scaled: by blocks, or by tensors."""
     return "mxfp8" if model.scales_by_blocks else "tensorwise"
 
@@ -179,3 +206,191 @@ _OPTIMIZERS: dict[float, Settings] = {
     8.0: {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
 }
 """By bytes a parameter: fp32 weights and moments; moments in bf16."""
+
+
+_PRECISIONS = {
+    "bf16": "bf16_mixed",
+    "fp16": "fp16_mixed",
+    "tensorwise": "bf16_with_fp8_current_scaling_mixed",
+    "mxfp8": "bf16_with_mxfp8_mixed",
+}
+
+
+def export_bridge(job: ExportJob) -> Export:
+    """``piper_plan.py``. Raises UsageError for a plan that Megatron has no fields for, or what is no decoder."""
+    model = job.instance.model
+    planned: dict[str, object] = {"num_layers": job.blocks}
+    precision, rank = None, 0
+    if model is not None:
+        shape = require_decoder(model)
+        planned |= _bridge_model(shape)
+        precision, rank = _bridge_precision(job, model), model.lora_rank
+        if rank and shape.experts is not None:
+            raise UsageError("Megatron-Bridge adapts no routers (LoRA), and the plan counts adapters of these, too")
+    script = rendered(
+        "megatron_bridge.py.jinja",
+        planned=_literals(planned),
+        fields=_literals(_bridge_fields(job)),
+        precision=precision,
+        half_gradients=model is not None and model.gradient_bytes == 2.0 and model.precision != "fp16",
+        adapter_rank=rank,
+        overlaps=job.hides_tensor_exchanges and job.sequence_parallel,
+    )
+    connections = f"{_CONNECTIONS}=1 " if _asks_for_connections(job) else ""
+    command = (
+        f"{connections}{job.torchrun} YOUR-SCRIPT.py  # which calls piper_plan.apply(cfg) before pretrain(cfg, ...)"
+    )
+    return Export({"piper_plan.py": script}, command, noted("megatron_notes.jinja", job=job, unsaid=[], bridge=True))
+
+
+def require_decoder(model: TrainedModel) -> DecoderShape:
+    """Whose blocks a layout can place. Raises UsageError for other models."""
+    shape, named = decoder_shape(model), model.config.get("model_type")
+    if shape is None:
+        raise UsageError(f"the plan's layouts are of decoders of text; {named} is none")
+    if any(not isinstance(part, (Attention, LatentAttention, DeltaNet)) for part in shape.mixing):
+        raise UsageError(f"Megatron takes no layout for a model with state spaces or convolutions ({named})")
+    return shape
+
+
+def _bridge_fields(job: ExportJob) -> dict[str, object]:
+    """Of the config, with what the plan does not ask for: a recipe may have that of another layout."""
+    settings = _plan_settings(job) | _overlap_settings(job)
+    usual: dict[str, object] = {
+        "expert_model_parallel_size": 1,
+        "microbatch_group_size_per_virtual_pipeline_stage": job.pipeline_ranks,
+    }
+    found: dict[str, object] = {}
+    for flag in PLAN_FLAGS:
+        value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind is Kind.SWITCH else None))
+        if isinstance(value, tuple):
+            value = list(value)
+        if flag.name != "seq_length" or value is not None:
+            found |= dict.fromkeys(flag.fields, value)
+    return found | {"model.virtual_pipeline_model_parallel_size": job.schedule.v if job.schedule.v > 1 else None}
+
+
+def _bridge_model(shape: DecoderShape) -> dict[str, object]:
+    """What tells one model from another, in fields that all of Bridge's recipes have."""
+    config = shape.config
+    found: dict[str, object] = {
+        "hidden_size": config.hidden_size,
+        "num_attention_heads": config.num_attention_heads,
+    }
+    if (experts := shape.experts) is not None:
+        found |= {
+            "num_moe_experts": experts.count,
+            "moe_router_topk": experts.per_token,
+            "moe_ffn_hidden_size": experts.inner,
+        }
+    else:
+        found["ffn_hidden_size"] = config.inner
+    return found
+
+
+def _bridge_precision(job: ExportJob, model: TrainedModel) -> str:
+    """By Megatron-Bridge's name of it."""
+    _precision_settings(job, model)  # refuses what Megatron cannot keep
+    if model.optimizer_bytes != TrainedModel.optimizer_bytes:
+        raise UsageError(
+            f"{model.optimizer_bytes:g} bytes of optimizer state a parameter, where Megatron-Bridge's recipes keep "
+            f"{TrainedModel.optimizer_bytes:g}"
+        )
+    return _PRECISIONS[_fp8_recipe(model) if model.precision == "fp8" else model.precision]
+
+
+def _literals(values: Mapping[str, object]) -> list[tuple[str, str]]:
+    return [(name, f'"{value}"' if isinstance(value, str) else repr(value)) for name, value in values.items()]
+
+
+def export_flagscale(job: ExportJob) -> Export:
+    """``system.yaml`` and ``experiment.yaml``, to be merged into the task's own.
+
+    Raises UsageError for what FlagScale has no setting for.
+    """
+    if job.pieces.predictors:
+        raise UsageError(
+            "FlagScale's hetero_pipeline_layer_split counts decoder layers alone, and this model predicts further "
+            "tokens (one whose config has num_nextn_predict_layers = 0 does not)"
+        )
+    counts = job.first_recomputed
+    if counts is None:
+        raise UsageError(
+            "FlagScale recomputes the first layers of each stage in full, or none; this plan does otherwise"
+        )
+    split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
+    hetero: dict[str, object] = {
+        "enable_hetero": True,
+        "hetero_pipeline_layer_split": split,
+        "hetero_process_meshes": [getattr(job, name) or 1 for name in MESH],
+        "hetero_device_types": [_DEVICE],
+        "hetero_current_device_type": _DEVICE,
+        "standalone_embedding_stage": False,
+    }
+    system: dict[str, object] = {
+        **_said_by(job, *DIVIDED, "sequence_parallel"),
+        "use_distributed_optimizer": job.optimizer_shards > 1,
+        **_context_settings(job),
+        **_overlap_settings(job),
+        **({} if job.instance.model is None else _precision_settings(job, job.instance.model)),
+        "hetero": hetero,
+    }
+    if job.expert_parallel is not None:
+        system |= _said_by(job, "expert_model_parallel_size", "expert_tensor_parallel_size")
+        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.expert_tensor]
+    if any(counts):
+        system["recompute"] = {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            "recompute_num_layers": max(counts),
+            "recompute_granularity_per_stage_micro_batch": [[1, job.microbatches, int(count > 0)] for count in counts],
+            "recompute_method_per_stage_micro_batch": [[1, job.microbatches, 1] for _ in counts],
+            "recompute_num_layers_per_stage_micro_batch": [[1, job.microbatches, count] for count in counts],
+        }
+    model = {
+        **_said_by(job, "num_layers"),
+        **_flagscale_model(job),
+        **_said_by(job, "micro_batch_size", "global_batch_size", "seq_length"),
+    }
+    empty = [number for number, count in enumerate(split, start=1) if count == 0]
+    notes = noted("flagscale_notes.jinja", job=job, device=_DEVICE, empty=empty)
+    files = {
+        "system.yaml": yaml_text({"system": system, "model": model}),
+        "experiment.yaml": yaml_text({"experiment": _experiment(job)}),
+    }
+    command = (
+        f"{'HOSTFILE=... ' if job.nodes > 1 else ''}flagscale train ... with system.yaml's sections merged into the "
+        "task's train configuration, and experiment.yaml's into the one above it"
+    )
+    return Export(files, command, notes)
+
+
+_DEVICE = "GPU"
+
+
+def _experiment(job: ExportJob) -> dict[str, object]:
+    """How many processes there are on which nodes. OmegaConf refuses to go on without HOSTFILE."""
+    runner: dict[str, object] = {
+        "backend": "torchrun", "nnodes": job.nodes, "nproc_per_node": job.processes_per_node,
+    }  # fmt: skip
+    if job.nodes > 1:
+        runner["hostfile"] = "${oc.env:HOSTFILE}"
+    if _asks_for_connections(job):
+        return {"runner": runner, "envs": {_CONNECTIONS: 1}}
+    return {"runner": runner}
+
+
+def _flagscale_model(job: ExportJob) -> Settings:
+    """The model's arguments, which FlagScale takes by Megatron's names; empty where nobody knows the model."""
+    model = job.instance.model
+    if model is None:
+        return {}
+    if model.lora_rank:
+        raise UsageError(
+            "the export for FlagScale writes no adapters (LoRA), and this plan has some; Megatron-Bridge's does "
+            "(--to megatron-bridge)"
+        )
+    settings = model_settings(require_megatron_model(model))
+    if settings.get("moe_shared_expert_gate"):
+        raise UsageError("Megatron in FlagScale (0.15) has no gate of shared experts, and this model has one")
+    return settings

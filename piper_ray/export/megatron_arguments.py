@@ -1,16 +1,20 @@
-"""Megatron's launch arguments as somebody runs them: the stages, by a layout or by older flags, and all degrees."""
+"""Megatron's launch arguments as somebody runs them: the stages, by a layout or by older flags, and all degrees.
+
+The same is read as fields of a Megatron-Bridge recipe or config, and as FlagScale's meshes.
+"""
 
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
-from piper_ray.export.megatron_flags import COSTLY_FLAGS, READ_FLAGS, Kind, PlanFlag, flag_of
-from piper_ray.export.megatron_layout import pieces_of_letters, read_string, with_ends
+from piper_ray.export.megatron_flags import DIVIDED, MESH, READ_FLAGS, RENAMED_FIELDS, Kind, PlanFlag, flag_of
+from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, command_words, positive, ranks_started
 from piper_ray.model.errors import UsageError
@@ -20,8 +24,25 @@ from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"
 
+_COSTLY = tuple(map(flag_of, (
+    "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy",
+    "outer_dp_sharding_strategy", "num_distributed_optimizer_instances", "distribute_saved_activations",
+    "cpu_offloading", "optimizer_cpu_offload", "encoder_", "tensor_parallel_num_weight_shards",
+    "expert_tensor_parallel_num_weight_shards", "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
+    "max_seqlen_per_dp_cp_rank", "overlap_moe_expert_parallel_comm", "moe_layer_recompute",
+)))  # fmt: skip
+"""Flags, or how they begin, that change what a run takes and that plans do not hold."""
+
+HARMLESS_FLAGS = frozenset({
+    "comm_overlap", "eval_global_batch_size", "eval_micro_batch_size", "eval_context_parallel_size",
+    "check_weight_hash_across_dp_replicas_interval", "delta_offload_bytes_across_pp_ranks", "tp_comm_overlap_ag",
+    "tp_comm_overlap_cfg", "tp_comm_overlap_rs", "rl_inference_tensor_model_parallel_size",
+    "rl_inference_pipeline_model_parallel_size", "rl_inference_expert_model_parallel_size",
+    "rl_inference_expert_tensor_model_parallel_size",
+})  # fmt: skip
+"""Arguments whose names are like those of a plan's and that decide nothing of how a model is trained."""
+
 _OF_THE_MODEL = (*MODEL_NUMBERS, "fp8_format")
-_COSTLY = tuple(map(flag_of, COSTLY_FLAGS))
 _DEFAULT_MODULE = "core_attn"
 """What Megatron computes again where selective recomputation names no modules."""
 
@@ -233,3 +254,126 @@ def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> 
         )
     counts = [count // chunks for _ in range(chunks) for count in of_rank]
     return with_ends(counts, pieces.predictors, embedding=bool(embedding), loss=bool(loss))
+
+
+_LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
+"""Of a layout string, by a Bridge layout's words."""
+
+_SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
+_CHANGED = re.compile(r"cfg\.[\w.]+ *[-+*/|%]+=.*")
+
+
+def is_recipe(text: str) -> bool:
+    """Whether it sets fields of a Megatron-Bridge config, in Python."""
+    return _SETTING.search(text) is not None
+
+
+def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
+    values: dict[str, object] = {}
+    if (changed := _CHANGED.search(text)) is not None:
+        raise UsageError(f"{changed[0]}: expected a value that need not be worked out")
+    for found in _SETTING.finditer(text):
+        name, value = found["name"], found["value"].strip()
+        values[name] = _value(value)
+        if values[name] is None and value != "None" and _argument(name) in READ_FLAGS:
+            raise UsageError(f"cfg.{name} = {value}: expected a value that need not be worked out")
+    return read_fields(values, pieces, instance)
+
+
+def _value(text: str) -> object:
+    """None for what has to be worked out."""
+    try:
+        return ast.literal_eval(text.partition("#")[0] if '"' not in text and "'" not in text else text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+
+
+def read_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Of a config's fields by their own names, without those of its sections. Raises UsageError."""
+    named = {_argument(name): value for name, value in values.items()}
+    layout = named.get("pipeline_model_parallel_layout")
+    if isinstance(layout, list):
+        named["pipeline_model_parallel_layout"] = _layout_text(layout)
+    if layout is not None:
+        named.pop("num_virtual_stages_per_pipeline_rank", None)  # follows from the layout
+    read = read_values(named, pieces, instance)
+    return replace(read, names=frozenset(name for name in values if _argument(name) in READ_FLAGS))
+
+
+def _argument(field: str) -> str:
+    """Its name among Megatron-LM's arguments."""
+    return RENAMED_FIELDS.get(field, field)
+
+
+def _layout_text(layout: Sequence[object]) -> str:
+    stages = []
+    for number, stage in enumerate(layout):
+        names = stage if isinstance(stage, list) else [stage]
+        unknown = [name for name in names if not isinstance(name, str) or name not in _LETTERS]
+        if unknown:
+            known = ", ".join(_LETTERS)
+            raise UsageError(f"pipeline_model_parallel_layout[{number}]: {unknown[0]!r}; expected one of {known}")
+        stages.append("".join(_LETTERS[str(name)] for name in names))
+    return "|".join(stages)
+
+
+_FLAGSCALE = "FlagScale system"
+_MESHES, _SPLIT = "hetero_process_meshes", "hetero_pipeline_layer_split"
+_RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
+_SECTIONS_DEEP = 4
+
+
+def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:
+    """Of a YAML whose sections have Megatron's names: FlagScale's, or a Megatron-Bridge config's. None for another."""
+    values = _flat(document)
+    if not values.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size"}:
+        return None
+    if values.get(_MESHES) is None:
+        return read_fields(values, pieces, instance)
+    return _of_meshes(values, pieces, instance)
+
+
+def _flat(document: Mapping[str, object], depth: int = _SECTIONS_DEEP) -> dict[str, object]:
+    """What stands in all sections, by its own name."""
+    found: dict[str, object] = {}
+    for name, value in document.items():
+        if not isinstance(value, Mapping):
+            found[str(name)] = value
+        elif depth > 1:
+            found |= _flat(value, depth - 1)
+    return found
+
+
+def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """Layers of each stage by count, recomputation by stage. Raises UsageError."""
+    mesh = values[_MESHES]
+    if not _are_counts(mesh) or len(mesh) != len(MESH):
+        raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {mesh}; expected one mesh: [t, cp, ep, dp, pp]")
+    said = dict(zip(MESH, mesh, strict=True))
+    for name in DIVIDED:
+        if values.get(name, size := said[READ_FLAGS[name].says]) != size:
+            raise UsageError(f"{_FLAGSCALE}: {name}: {values[name]}, but {_MESHES} has {size}")
+    ranks, split = said["pipeline_ranks"], values.get(_SPLIT)
+    if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
+        raise UsageError(f"{_FLAGSCALE}: {_SPLIT}: {split}; expected {ranks} numbers, {pieces.blocks} together")
+    common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
+    read = read_values(common, pieces, instance, with_ends(split, pieces.predictors))
+    run_as = replace(read.run_as, data_parallel=said["data_parallel"], expert_parallel=said["expert_parallel"])
+    if (counts := values.get(_RECOMPUTED)) is not None:
+        if not isinstance(counts, list) or len(counts) != ranks or not all(_is_one_span(x) for x in counts):
+            raise UsageError(
+                f"{_FLAGSCALE}: {_RECOMPUTED}: {counts}; expected {ranks} lists such as [1, 16, 2]: the same for all "
+                "microbatches"
+            )
+        run_as = replace(run_as, recomputation=Recomputation.FULL, recomputed_layers=tuple(x[2] for x in counts))
+    return replace(read, run_as=run_as, names=frozenset(values.keys() & READ_FLAGS.keys()))
+
+
+def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(one) is int and one >= least for one in value)
+
+
+def _is_one_span(value: object) -> TypeGuard[list[int]]:
+    """One setting for all microbatches: ``[1, 16, 2]``."""
+    return _are_counts(value, least=0) and len(value) == 3

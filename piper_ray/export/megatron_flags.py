@@ -5,14 +5,11 @@ Names and meanings are those of Megatron-LM 0.16 to 0.20; the fields are those o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from piper_ray.export.job import ExportJob
-
 Value = bool | int | float | str | tuple[str, ...]
-Settings = Mapping[str, Value]
+Settings = dict[str, Value]
 """Arguments by their names in Python (``tensor_model_parallel_size``). A switch is there and true, or not there."""
 
 
@@ -108,44 +105,12 @@ RENAMED_FIELDS = {
 }
 """Names of arguments by those of fields that are called otherwise."""
 
-COSTLY_FLAGS = (
-    "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy",
-    "outer_dp_sharding_strategy", "num_distributed_optimizer_instances", "distribute_saved_activations",
-    "cpu_offloading", "optimizer_cpu_offload", "encoder_", "tensor_parallel_num_weight_shards",
-    "expert_tensor_parallel_num_weight_shards", "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
-    "max_seqlen_per_dp_cp_rank", "overlap_moe_expert_parallel_comm", "moe_layer_recompute",
-)  # fmt: skip
-"""Arguments, or how they begin, that change what a run takes and that plans do not hold."""
-
-HARMLESS_FLAGS = frozenset({
-    "comm_overlap", "eval_global_batch_size", "eval_micro_batch_size", "eval_context_parallel_size",
-    "check_weight_hash_across_dp_replicas_interval", "delta_offload_bytes_across_pp_ranks", "tp_comm_overlap_ag",
-    "tp_comm_overlap_cfg", "tp_comm_overlap_rs", "rl_inference_tensor_model_parallel_size",
-    "rl_inference_pipeline_model_parallel_size", "rl_inference_expert_model_parallel_size",
-    "rl_inference_expert_tensor_model_parallel_size",
-})  # fmt: skip
-"""Arguments whose names are like those of a plan's and that decide nothing of how a model is trained."""
+DIVIDED = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+MESH = ("tensor_parallel", "context_parallel", "expert_parallel", "data_parallel", "pipeline_ranks")
+"""What FlagScale's meshes divide, by arguments; and their figures in order, by their names in an ``ExportJob`` and in
+``RunAs``."""
 
 
-def said_by(job: ExportJob, *names: str) -> dict[str, Value]:
-    """Those of the flags that are figures of a plan, as it has them; none where it has not."""
-    known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
-    return {name: value for name, value in known.items() if value is not None}
-
-
-def true_ones(settings: Mapping[str, Value]) -> Settings:
+def true_ones(settings: Settings) -> Settings:
     """Without switches that are off."""
     return {name: value for name, value in settings.items() if value is not False}
-
-
-def words_of(settings: Settings) -> list[list[str]]:
-    """Each flag with its value, a line each; switches alone."""
-    found = []
-    for name, value in settings.items():
-        if value is True:
-            found.append([flag_of(name)])
-        elif isinstance(value, tuple):
-            found.append([flag_of(name), *value])
-        elif value is not False:
-            found.append([flag_of(name), f"{value:g}" if isinstance(value, float) else str(value)])
-    return found

@@ -6,7 +6,8 @@ Read as megatron-core 0.16 reads them, and told where they are wrong; each stage
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from piper_ray.model import limits
@@ -22,82 +23,58 @@ _BORDER = "|"
 
 def parse_layout(text: str) -> tuple[str, ...]:
     """The stages, front to back. Raises UsageError that names the place of what is wrong."""
-    unrolled = _Reader(text).sequence(inside=False)
-    return tuple(unrolled.split(_BORDER))
+    bare = text.replace(",", "")  # commas count for nothing
+    places = [place for place, character in enumerate(text, start=1) if character != ","]
+
+    def fault(at: int, what: str) -> UsageError:
+        return UsageError(f"layout {_shown(text)}: character {places[at]} {what}")
+
+    return tuple(_unrolled(bare, 0, len(bare), fault).split(_BORDER))
 
 
-class _Reader:
-    """Characters one after the other; commas count for nothing."""
+_ITEM = re.compile(r"(?P<part>[EtLm|]|\((?P<group>[^()]*)\))(?P<times>\*(?P<count>[0-9]*))?")
+_Fault = Callable[[int, str], UsageError]
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
 
-    def sequence(self, *, inside: bool) -> str:
-        """Up to the end, or to the closing parenthesis."""
-        found: list[str] = []
-        length = 0
-        start = self._at
-        while (character := self._next()) is not None:
-            if character == ")":
-                if not inside:
-                    raise self._fault("closes no parenthesis")
-                if not length:
-                    raise self._fault("closes an empty group")
-                return "".join(found)
-            if character == "(":
-                if inside:
-                    raise self._fault("opens a group within a group, which Megatron does not read")
-                part = self.sequence(inside=True)
-                count = self._count()
-                if count is None:
-                    raise self._fault("ends a group that is not repeated; expected )*n")
-                if self._peek() == "*":
-                    raise self._fault("ends a group that is repeated twice")
-                part *= self._bounded(count, len(part), length)
-            elif character in _PIECES or character == _BORDER:
-                count = self._count()
-                part = character * self._bounded(1 if count is None else count, 1, length)
-            else:
-                known = ", ".join(_PIECES + _BORDER)
-                raise self._fault(f"is {character!r}; expected one of {known}, *n after one of them, or (...)*n")
-            found.append(part)
-            length += len(part)
-        if inside:
-            self._at = start
-            raise self._fault("opens a group that is not closed")
-        return "".join(found)
+def _unrolled(bare: str, begin: int, end: int, fault: _Fault) -> str:
+    """Its items from one place to another, each as often as it says."""
+    found = ""
+    at = begin
+    while at < end:
+        item = _ITEM.match(bare, at, end)
+        if item is None:
+            raise _no_item(bare, at, end, fault)
+        part, last = item["part"], item.end("part") - 1
+        if item["group"] is not None:
+            part = _unrolled(bare, at + 1, last, fault)
+            if not part:
+                raise fault(last, "closes an empty group")
+            if item["times"] is None:
+                raise fault(last, "ends a group that is not repeated; expected )*n")
+        at = item.end()
+        if item["count"] == "":
+            raise fault(at - 1, "is not followed by a number")
+        if item["group"] is not None and bare.startswith("*", at):
+            raise fault(at - 1, "ends a group that is repeated twice")
+        count = int((item["count"] or "1")[:20])
+        if len(found) + count * len(part) > 2 * limits.LAYERS:
+            raise fault(at - 1, f"repeats to more than {limits.LAYERS:,} layers")
+        found += part * count
+    return found
 
-    def _peek(self) -> str | None:
-        while self._at < len(self._text) and self._text[self._at] == ",":
-            self._at += 1
-        return self._text[self._at] if self._at < len(self._text) else None
 
-    def _next(self) -> str | None:
-        character = self._peek()
-        self._at += character is not None
-        return character
-
-    def _count(self) -> int | None:
-        """Of a ``*n`` that follows; None without."""
-        if self._peek() != "*":
-            return None
-        self._at += 1
-        digits = ""
-        while (character := self._peek()) is not None and character in "0123456789":
-            digits += character
-            self._at += 1
-        if not digits:
-            raise self._fault("is not followed by a number")
-        return int(digits[:20])
-
-    def _bounded(self, count: int, size: int, length: int) -> int:
-        if length + count * size > 2 * limits.LAYERS:
-            raise self._fault(f"repeats to more than {limits.LAYERS:,} layers")
-        return count
-
-    def _fault(self, what: str) -> UsageError:
-        return UsageError(f"layout {_shown(self._text)}: character {self._at} {what}")
+def _no_item(bare: str, at: int, end: int, fault: _Fault) -> UsageError:
+    """What stands where an item is due."""
+    if bare[at] == ")":
+        return fault(at, "closes no parenthesis")
+    if bare[at] == "(":
+        until = next((place for place in range(at + 1, end) if bare[place] in "()"), end)
+        _unrolled(bare, at + 1, until, fault)  # raises where something is wrong before
+        if until < end:
+            return fault(until, "opens a group within a group, which Megatron does not read")
+        return fault(at, "opens a group that is not closed")
+    known = ", ".join(_PIECES + _BORDER)
+    return fault(at, f"is {bare[at]!r}; expected one of {known}, *n after one of them, or (...)*n")
 
 
 def check_layout(stages: tuple[str, ...], text: str, pieces: ModelPieces, ranks: int) -> None:

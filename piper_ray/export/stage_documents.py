@@ -22,7 +22,7 @@ from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.exported_files import LISTS, STAGES
-from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.run.job import pass_lists
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Count, Open, read_schedule
@@ -85,12 +85,12 @@ def export_yaml(job: ExportJob) -> Export:
                 {
                     "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
                     "configuration": stage.tmpc_ids[layer],
-                    "recomputation": recomputed[layer].id,
+                    "recomputation": job.recomputation_of(layer).id,
                 }
                 for layer in job.in_order(stage.layers)
             ],
         }
-        for rank, stage, recomputed in zip(job.rank_of_stage, job.plan.stages, job.recomputed_layers, strict=True)
+        for rank, stage in zip(job.rank_of_stage, job.plan.stages, strict=True)
     ]
     document = {
         "model": job.instance.name,
@@ -100,19 +100,15 @@ def export_yaml(job: ExportJob) -> Export:
         "gathered_tensors_kept": job.setting.gathered,
         **_said(job, "optimizer_shards"),
         "shared_by_replicas": job.setting.sharding.name.lower(),
-        "offload": any(tmpc.mode.offload for of_stage in job.tmpcs for tmpc in of_stage),
+        "offload": job.setting.offload,
         "microbatches_per_replica": job.microbatches,
         **_said(job, "microbatch_samples", "global_batch_samples", "tokens_per_sample"),
         **_trained(job.instance.model),
         "stages": stages,
     }
-    notes = []
     nameless = [layer.id for layer in job.instance.layers if not layer.path]
-    if nameless:
-        notes.append(f"{len(nameless)} layers have no path, such as layer {nameless[0]}: they are named by their ids")
-    if job.tied_over_ranks:
-        notes.append(f"{job.tied_text}: whoever runs the plan keeps them alike")
-    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", tuple(notes))
+    notes = noted("yaml_notes.jinja", job=job, nameless=nameless)
+    return Export({"plan.yaml": yaml_text(document)}, "none: plan.yaml is for a launcher of your own", notes)
 
 
 def _trained(model: TrainedModel | None) -> dict[str, object]:
@@ -133,7 +129,7 @@ def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, o
     a path lacks."""
     calls = calls_of(job.instance)
     stages: list[dict[str, object]] = []
-    for number, (stage, recomputed) in enumerate(zip(job.plan.stages, job.recomputed_layers, strict=True)):
+    for number, stage in enumerate(job.plan.stages):
         layers = job.in_order(stage.layers)
         for layer in layers:
             found = job.instance.layer_by_id[layer]
@@ -148,7 +144,7 @@ def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, o
                 "pipeline_rank": job.rank_of_stage[number],
                 "modules": [job.instance.layer_by_id[layer].path for layer in layers],
                 "calls": [calls[layer] for layer in layers],
-                "recomputed": [recomputed[layer] == Recomputation.FULL for layer in layers],
+                "recomputed": [job.recomputation_of(layer) == Recomputation.FULL for layer in layers],
             }
         )
     return {
@@ -265,14 +261,8 @@ def actions_csv(job: ExportJob) -> str:
             f"a list of {passes:,} passes is more than torch is given here; expected at most {_MOST_PASSES:,}: "
             "fewer microbatches, or a larger data-parallel degree"
         )
-    lines = []
-    for rank, actions in enumerate(flush_lists(job.schedule, job.pipeline_ranks, job.microbatches)):
-        stages = job.schedule.stages_of_rank(rank, job.pipeline_ranks)
-        lines.append(
-            ",".join(
-                f"{stages[chunk]}{ActionKind(kind).name}{microbatch}" for kind, chunk, microbatch in actions.tolist()
-            )
-        )
+    lists = pass_lists(job.schedule, job.pipeline_ranks, job.microbatches)
+    lines = (",".join(f"{stage}{kind.name}{k}" for kind, stage, k in passes) for passes in lists)
     return "\n".join(lines) + "\n"
 
 

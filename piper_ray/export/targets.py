@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from io import StringIO
 
 from piper_ray.export.deepspeed import export_deepspeed, require_trainable
 from piper_ray.export.files import RANKS, Export, Target, noted, rendered
-from piper_ray.export.flagscale import export_flagscale
 from piper_ray.export.job import ExportJob, make_job
-from piper_ray.export.megatron import export_megatron, require_pretrained
-from piper_ray.export.megatron_bridge import export_bridge, require_decoder
+from piper_ray.export.megatron import (
+    export_bridge,
+    export_flagscale,
+    export_megatron,
+    require_decoder,
+    require_pretrained,
+)
 from piper_ray.export.megatron_model import require_megatron_model
 from piper_ray.export.stage_documents import export_torch, export_yaml, require_own_products
 from piper_ray.export.torchtitan import export_torchtitan
@@ -23,7 +26,7 @@ from piper_ray.model.mode import Sharding
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_lines, rank_places
+from piper_ray.runtimes.runtime import RUNTIMES, RankPlace, Runtime, RuntimeName, rank_lines, rank_places
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
 
@@ -43,26 +46,25 @@ def _any_model(model: TrainedModel) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say."""
+    """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say.
+
+    groups: whether some replicas can share the optimizer's state; elsewhere all do, or none."""
 
     runtime: Runtime
     write: Callable[[ExportJob], Export]
     require: Callable[[TrainedModel], object] = _any_model
+    groups: bool = False
 
 
 _FORMS = {
     Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_pretrained),
     Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
-    Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model),
+    Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model, groups=True),
     Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch, require_own_products),
     Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed, require_trainable),
     Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
-    Target.YAML: _Form(_ANY_RUNTIME, export_yaml),
+    Target.YAML: _Form(_ANY_RUNTIME, export_yaml, groups=True),
 }
-
-
-_SHARING_IN_GROUPS = frozenset({Target.TORCHTITAN, Target.YAML})
-"""Where some replicas can share the optimizer's state; elsewhere all do, or none."""
 
 
 def exportable(model: TrainedModel, target: Target) -> str | None:
@@ -86,7 +88,7 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     simulation = simulate(instance, plan, schedule)
     excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
     too_much = (f"more memory is needed than there is: {text}" for text in excess)
-    of_all = noted("notes.jinja", job=job, groups=target in _SHARING_IN_GROUPS, plural=plural)
+    of_all = noted("notes.jinja", job=job, groups=form.groups, plural=plural)
     notes = (*too_much, *written.notes, *of_all)
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
@@ -110,13 +112,11 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
 
 
 def _ranks_csv(job: ExportJob) -> str:
-    lines = StringIO()
-    lines.write("rank,node,local_rank,pipeline_rank,stages,replica,context,shard\n")
+    lines = [",".join(RankPlace._fields)]
     for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.context_parallel):
-        stages = " ".join(map(str, place.stages))
-        lines.write(f"{place.rank},{place.node},{place.local_rank},{place.pipeline_rank},{stages},")
-        lines.write(f"{place.replica},{place.context},{place.shard}\n")
-    return lines.getvalue()
+        fields = place._asdict() | {"stages": " ".join(map(str, place.stages))}
+        lines.append(",".join(map(str, fields.values())))
+    return "\n".join(lines) + "\n"
 
 
 def _readme(job: ExportJob, target: Target, export: Export) -> str:

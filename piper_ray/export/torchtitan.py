@@ -27,10 +27,10 @@ _HEADS = (_HEAD, "output")
 """torchtitan's name today, and until 0.2."""
 
 
-def module_names(pieces: ModelPieces, stages: Sequence[Sequence[int]]) -> list[list[str]]:
-    """``[["tok_embeddings", "layers.0"], ..., ["norm", "lm_head"]]`` from the pieces of each stage."""
+def module_names(pieces: ModelPieces, stage: Sequence[int]) -> list[str]:
+    """``["tok_embeddings", "layers.0"]`` or ``["norm", "lm_head"]``, from the pieces of a stage."""
     names = {0: [_EMBEDDING], pieces.head: [_NORM, _HEAD]}
-    return [[name for piece in stage for name in names.get(piece, [f"layers.{piece - 1}"])] for stage in stages]
+    return [name for piece in stage for name in names.get(piece, [f"layers.{piece - 1}"])]
 
 
 def own_division(
@@ -67,43 +67,32 @@ def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = ""
     """The pieces of each stage. Raises InputError with every name that is none, or the first that is out of order."""
     if not isinstance(parts, list) or not parts or not all(isinstance(part, list) and part for part in parts):
         raise InputError(source, [Fault(path, "is no list of lists of module names, none of them empty")])
-    expected = [name for part in module_names(pieces, [range(pieces.head + 1)]) for name in part]
-    piece_of = {_EMBEDDING: 0, _NORM: pieces.head, _HEAD: pieces.head}
-    found = [
-        (f"{path}[{number}][{index}]", number, _HEAD if name in _HEADS else name)
-        for number, part in enumerate(parts)
-        for index, name in enumerate(part)
-    ]
-    known = set(expected)
+    piece_of = {name: piece for piece in range(pieces.head + 1) for name in module_names(pieces, [piece])}
+    expected = list(piece_of)
+    named = [[_HEAD if name in _HEADS else name for name in part] for part in parts]
+    found = [(f"{path}[{i}][{j}]", name) for i, part in enumerate(named) for j, name in enumerate(part)]
     faults = [
         Fault(
             where, f"{name!r} is no module here; expected {_EMBEDDING}, layers.0 to {expected[-3]}, {_NORM} or {_HEAD}"
         )
-        for where, _, name in found
-        if not isinstance(name, str) or name not in known
+        for where, name in found
+        if not isinstance(name, str) or name not in piece_of
     ]
     if faults:
         raise InputError(source, faults)
-    for (where, _, name), wanted in zip(found, expected, strict=False):
+    for (where, name), wanted in zip(found, expected, strict=False):
         if name != wanted:
             raise InputError(source, [Fault(where, f"{name} stands where {wanted} is due")])
-    if len(found) != len(expected):
-        where, what = (path, f"ends where {expected[len(found)]} is due")
-        if len(found) > len(expected):
-            where, what = found[len(expected)][0], f"{found[len(expected)][2]} comes after the last module"
-        raise InputError(source, [Fault(where, what)])
-    if found[-1][1] != found[-2][1]:
+    if len(found) < len(expected):
+        raise InputError(source, [Fault(path, f"ends where {expected[len(found)]} is due")])
+    if len(found) > len(expected):
+        where, name = found[len(expected)]
+        raise InputError(source, [Fault(where, f"{name} comes after the last module")])
+    if len(named[-1]) == 1:
         raise InputError(
             source, [Fault(found[-1][0], f"{_HEAD} is in another part than {_NORM}; plans keep them whole")]
         )
-    stages: list[list[int]] = [[] for _ in parts]
-    for _, number, name in found:
-        piece = piece_of.get(str(name), -1)
-        if piece < 0:
-            piece = int(str(name).removeprefix("layers.")) + 1
-        if piece not in stages[number]:
-            stages[number].append(piece)
-    return tuple(map(tuple, stages))
+    return tuple(tuple(dict.fromkeys(piece_of[name] for name in part)) for part in named)
 
 
 _SOURCE = "torchtitan layout"
@@ -205,7 +194,7 @@ def _parallelism(job: ExportJob) -> dict[str, object]:
         found |= {
             "pipeline_parallel_schedule": TORCH_NAMES[job.schedule.name],
             "pipeline_parallel_microbatch_size": job.microbatch_samples,
-            "module_fqns_per_model_part": module_names(job.pieces, job.pieces_of_stages),
+            "module_fqns_per_model_part": [module_names(job.pieces, stage) for stage in job.pieces_of_stages],
         }
         if job.schedule.name not in ONE_STAGE:
             found["pipeline_parallel_schedule_csv"] = "schedule.csv"

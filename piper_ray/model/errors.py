@@ -83,6 +83,9 @@ class InputError(PiperRayError):
             lines.append(f"  ... and {count - self.SHOWN} more")
         super().__init__("\n".join(lines))
 
+    def __reduce__(self) -> tuple[type[InputError], tuple[str, Sequence[Fault]]]:
+        return type(self), (self.source, self.faults)
+
 
 class InfeasibleError(PiperRayError):
     """No plan exists under the given devices, memory and restrictions.

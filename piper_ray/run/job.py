@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from piper_ray.model import arguments
 from piper_ray.model.cores import share_of_cores
-from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, PiperRayError, UsageError
+from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import plural, time_text
 from piper_ray.model.schedule import Schedule
-from piper_ray.model.units import as_tuple, convert_fields
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.formats.plans import PlannedDocument
 
@@ -57,131 +56,11 @@ class LayerJob:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What the ranks of a run are told.
-
-    stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
-
-    model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
-    others, of which ``warm_up`` are the warm-up's. threads: of each rank, on a CPU.
-
-    >>> import piper_ray
-    >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
-    >>> measured.job.replicas  # doctest: +SKIP
-    """
-
-    model: str
-    arguments: Mapping[str, object]
-    inputs: tuple[str, ...]
-    stages: tuple[tuple[LayerJob, ...], ...]
-    schedule: Schedule
-    replicas: int
-    microbatches: int
-    microbatch: int
-    device: str
-    sharing: Replicas
-    steps: int
-    warm_up: int
-    threads: int
-
-    def __post_init__(self) -> None:
-        convert_fields(self, as_tuple, "inputs", "stages")
-
-    @property
-    def places(self) -> int:
-        """p: ranks of one pipeline."""
-        return len(self.stages) // self.schedule.v
-
-    @property
-    def ranks(self) -> int:
-        """p d: rank r d + i is replica i of place r."""
-        return self.places * self.replicas
-
-    @property
-    def steps_before(self) -> int:
-        """Those that are not measured: the optimizer makes its state in the first one, memory is followed until the end
-        of the second, and then there are those of the warm-up."""
-        return 2 + self.warm_up
-
-    @property
-    def microbatches_of_replica(self) -> int:
-        """m: replica i runs microbatches i, i + d, i + 2d and so on."""
-        return self.microbatches // self.replicas
-
-    def stages_of(self, rank: int) -> tuple[int, ...]:
-        """What a rank holds, by chunk."""
-        return self.schedule.stages_of_rank(rank // self.replicas, self.places)
-
-    def name_of(self, rank: int) -> str:
-        """``rank 1 (stage 2, replica 1)``."""
-        stages = self.stages_of(rank)
-        text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
-        return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
-
-
-def pass_lists(job: Job) -> list[list[Pass]]:
-    """For each place its passes in order: kind, stage, microbatch of the replica's own.
-
-    Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
-    """
-    found = []
-    for place, actions in enumerate(flush_lists(job.schedule, job.places, job.microbatches_of_replica)):
-        stages = job.schedule.stages_of_rank(place, job.places)
-        found.append([(ActionKind(kind), stages[chunk], k) for kind, chunk, k in actions.tolist()])
-    return found
-
-
-@dataclass(frozen=True)
-class PipelinePlan:
-    """What torch's pipelines need to know of a plan, whoever made it: a job, or an exported folder.
-
-    stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order.
-    replicas: d. sharing: how replicas share their work. weight_type: PyTorch's name of the weights' type; empty where
-    nobody says.
-    """
-
-    stages: tuple[tuple[LayerJob, ...], ...]
-    passes: tuple[tuple[Pass, ...], ...]
-    replicas: int
-    sharing: Replicas
-    weight_type: str = ""
-
-    @classmethod
-    def of(cls, job: Job) -> PipelinePlan:
-        """Raises UsageError where the schedule cannot run so many microbatches on so many ranks."""
-        return cls(job.stages, tuple(map(tuple, pass_lists(job))), job.replicas, job.sharing)
-
-    @property
-    def places(self) -> int:
-        """p: ranks of one pipeline."""
-        return len(self.passes)
-
-    @property
-    def ranks(self) -> int:
-        """p d: rank r d + i is replica i of place r."""
-        return self.places * self.replicas
-
-    @property
-    def microbatches(self) -> int:
-        """m, of a replica."""
-        return 1 + max(k for passes in self.passes for _, _, k in passes)
-
-    @property
-    def splits(self) -> bool:
-        """Whether a backward pass is done in two parts."""
-        return any(kind is ActionKind.I for passes in self.passes for kind, _, _ in passes)
-
-    def stages_of(self, place: int) -> list[int]:
-        """What a place holds, ascending."""
-        return sorted({stage for _, stage, _ in self.passes[place]})
-
-
-@dataclass(frozen=True)
 class JobOptions:
-    """How a plan is run. microbatches, microbatch: in place of the plan's own. Raises UsageError for what makes no
-    sense.
+    """How a plan is run. Raises UsageError for what makes no sense.
 
-    model, arguments, inputs, device, sharing, steps, warm_up: see ``Job``.
+    model, arguments: of the factory; inputs: as ``profile`` takes them. microbatches: N; microbatch: samples of one;
+    None: the plan's own. steps: measured ones, after those of the ``warm_up`` and two more.
     """
 
     model: str
@@ -225,6 +104,117 @@ def _plain(key: str, value: object) -> object:
     raise UsageError(f"argument {key} of the model: {arguments.shown(value)} is no number, text, or container of those")
 
 
+@dataclass(frozen=True)
+class Job(JobOptions):
+    """What the ranks of a run are told.
+
+    stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
+
+    model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
+    others, of which ``warm_up`` are the warm-up's. threads: of each rank, on a CPU.
+
+    >>> import piper_ray
+    >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
+    >>> measured.job.replicas  # doctest: +SKIP
+    """
+
+    microbatches: int
+    microbatch: int
+    stages: tuple[tuple[LayerJob, ...], ...]
+    schedule: Schedule
+    replicas: int
+    threads: int
+
+    @property
+    def places(self) -> int:
+        """p: ranks of one pipeline."""
+        return len(self.stages) // self.schedule.v
+
+    @property
+    def ranks(self) -> int:
+        """p d: rank r d + i is replica i of place r."""
+        return self.places * self.replicas
+
+    @property
+    def steps_before(self) -> int:
+        """Those that are not measured: the optimizer makes its state in the first one, memory is followed until the end
+        of the second, and then there are those of the warm-up."""
+        return 2 + self.warm_up
+
+    @property
+    def microbatches_of_replica(self) -> int:
+        """m: replica i runs microbatches i, i + d, i + 2d and so on."""
+        return self.microbatches // self.replicas
+
+    def stages_of(self, rank: int) -> tuple[int, ...]:
+        """What a rank holds, by chunk."""
+        return self.schedule.stages_of_rank(rank // self.replicas, self.places)
+
+    def name_of(self, rank: int) -> str:
+        """``rank 1 (stage 2, replica 1)``."""
+        stages = self.stages_of(rank)
+        text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
+        return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
+
+
+def pass_lists(schedule: Schedule, places: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
+    """For each place its passes in order: kind, stage, microbatch. microbatches: of a replica.
+
+    Raises UsageError where the schedule cannot run so many microbatches on so many ranks.
+    """
+    found = []
+    for place, actions in enumerate(flush_lists(schedule, places, microbatches)):
+        stages = schedule.stages_of_rank(place, places)
+        found.append(tuple((ActionKind(kind), stages[chunk], k) for kind, chunk, k in actions.tolist()))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class PipelinePlan:
+    """What torch's pipelines need to know of a plan, whoever made it: a job, or an exported folder.
+
+    stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order.
+    replicas: d. sharing: how replicas share their work. weight_type: PyTorch's name of the weights' type; empty where
+    nobody says.
+    """
+
+    stages: tuple[tuple[LayerJob, ...], ...]
+    passes: tuple[tuple[Pass, ...], ...]
+    replicas: int
+    sharing: Replicas
+    weight_type: str = ""
+
+    @classmethod
+    def of(cls, job: Job) -> PipelinePlan:
+        """Raises UsageError where the schedule cannot run so many microbatches on so many ranks."""
+        passes = pass_lists(job.schedule, job.places, job.microbatches_of_replica)
+        return cls(job.stages, passes, job.replicas, job.sharing)
+
+    @property
+    def places(self) -> int:
+        """p: ranks of one pipeline."""
+        return len(self.passes)
+
+    @property
+    def ranks(self) -> int:
+        """p d: rank r d + i is replica i of place r."""
+        return self.places * self.replicas
+
+    @property
+    def microbatches(self) -> int:
+        """m, of a replica."""
+        return 1 + max(k for passes in self.passes for _, _, k in passes)
+
+    @property
+    def splits(self) -> bool:
+        """Whether a backward pass is done in two parts."""
+        return any(kind is ActionKind.I for passes in self.passes for kind, _, _ in passes)
+
+    def stages_of(self, place: int) -> list[int]:
+        """What a place holds, ascending."""
+        return sorted({stage for _, stage, _ in self.passes[place]})
+
+
 def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Job:
     """Raises UsageError for a plan that torch's pipelines cannot run, with the reason."""
     microbatches = options.microbatches or plan.microbatches
@@ -257,22 +247,16 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
             f"schedule {schedule.name.value} puts {schedule.v} stages on each rank; the plan has {len(plan.stages)}, "
             f"which {schedule.v} does not divide"
         )
-    job = Job(
-        model=options.model,
-        arguments=options.arguments,
-        inputs=options.inputs,
-        stages=_layers(plan),
-        schedule=schedule,
-        replicas=degrees[0],
-        microbatches=microbatches,
-        microbatch=microbatch,
-        device=options.device,
-        sharing=options.sharing,
-        steps=options.steps,
-        warm_up=options.warm_up,
-        threads=_threads(plan, len(plan.stages) // schedule.v * degrees[0]),
-    )
-    pass_lists(job)  # raises where there is none
+    planned: dict[str, Any] = {
+        "microbatches": microbatches,
+        "microbatch": microbatch,
+        "stages": _layers(plan),
+        "schedule": schedule,
+        "replicas": degrees[0],
+        "threads": _threads(plan, len(plan.stages) // schedule.v * degrees[0]),
+    }
+    job = Job(**(vars(options) | planned))
+    PipelinePlan.of(job)  # raises where there is none
     return job
 
 
@@ -408,38 +392,11 @@ class Run:
         )
 
 
-_KINDS: dict[str, type[PiperRayError]] = {
-    kind.__name__: kind for kind in (UsageError, InputError, LimitError, ClusterError, PiperRayError)
-}
-
-
 @dataclass(frozen=True)
 class Failure:
     """What a rank tells its launcher where something went wrong.
 
-    kind: name of an error's class. own: the rank's own fault; False: it lost the others, who may have one."""
+    error: what the launcher raises. own: the rank's own fault; False: it lost the others, who may have one."""
 
-    kind: str
-    message: str
-    source: str
-    faults: tuple[tuple[str, str], ...]
-    own: bool
-
-    @classmethod
-    def of(cls, error: PiperRayError) -> Failure:
-        """An error that is told as it is."""
-        kind = next(name for name, known in _KINDS.items() if isinstance(error, known))
-        if isinstance(error, InputError):
-            return cls(kind, "", error.source, tuple((fault.path, fault.message) for fault in error.faults), own=True)
-        return cls(kind, str(error), "", (), own=True)
-
-    @classmethod
-    def lost(cls, message: str) -> Failure:
-        """The rank could not go on: as a rule since another one did not."""
-        return cls(ClusterError.__name__, message, "", (), own=False)
-
-    def error(self) -> PiperRayError:
-        """What the launcher raises."""
-        if self.kind == InputError.__name__:
-            return InputError(self.source, [Fault(*fault) for fault in self.faults])
-        return _KINDS[self.kind](self.message)
+    error: PiperRayError
+    own: bool = True

@@ -139,9 +139,9 @@ def _at_fault(job: Job, folder: Path, processes: list[subprocess.Popen[bytes]]) 
                 return ClusterError(f"{what}{_log_text(folder, rank)}")
         for failure in failures.values():
             if failure.own:
-                return failure.error()
+                return failure.error
         if time.monotonic() > due_s:
-            return next(iter(failures.values())).error()
+            return next(iter(failures.values())).error
         time.sleep(_POLL_S)
 
 

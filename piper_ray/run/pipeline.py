@@ -12,6 +12,7 @@ lists are then those that were planned and simulated, m < p included, and 1F1B i
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -280,18 +281,13 @@ def _traced(spec: str, plan: PipelinePlan, model: TrainableModel) -> TracedModel
     what = f"is in the plan, and {name} has no such module; expected the model that was planned"
     if faults := [Fault(path, what) for path in paths if path not in known]:
         raise InputError(spec, faults)
-    return traced_model(spec, model, [_literal(path) for path in paths])
+    return traced_model(spec, model, [glob.escape(path) for path in paths])
 
 
 def _border_bytes(plan: PipelinePlan, stage: int, border: Border) -> float:
     """What torch keeps of each microbatch to receive inputs and gradients into."""
-    bytes_of_one = border.received_bytes + (border.sent_bytes if stage < len(plan.stages) - 1 else 0)
-    return float(bytes_of_one * plan.microbatches)
-
-
-def _literal(path: str) -> str:
-    """A path as a pattern that matches it alone."""
-    return "".join(f"[{character}]" if character in "*?[" else character for character in path)
+    kept = [*border.received, *(border.sent if stage < len(plan.stages) - 1 else ())]
+    return float(plan.microbatches * sum(tensor.nbytes for tensor in kept))
 
 
 def sums_by_hand(plan: PipelinePlan) -> bool:

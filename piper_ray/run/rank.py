@@ -21,6 +21,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -32,54 +33,40 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from piper_ray.model.errors import Fault, InputError, LimitError, PiperRayError, UsageError
+from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, PiperRayError, UsageError
 from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
 
 
-class PeakMemory:
-    """A context in which the peak is followed. Tensors that are there before count on a CPU if they are ``held``.
-
-    Counted are the storages of what operations give, from then until nobody has them any more: not what an operation
-    needs inside. Operations take longer meanwhile.
-    """
+class _AllocatedBytes:
+    """As the allocator of a GPU tells them."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._live = None if device.type == "cuda" else _LiveBytes()
 
     def __enter__(self) -> None:
-        if self._live is None:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            self._live.__enter__()
+        self.forget_peak()
 
     def __exit__(self, *error: object) -> None:
-        if self._live is not None:
-            self._live.__exit__(*error)
+        pass
 
     def held(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are there."""
-        if self._live is not None:
-            for tensor in tensors:
-                self._live.count(tensor)
+        pass
 
     def forget_peak(self) -> None:
-        """The peak counts from here; what is there stays counted."""
-        if self._live is None:
-            torch.cuda.reset_peak_memory_stats(self._device)
-        else:
-            self._live.forget_peak()
+        torch.cuda.reset_peak_memory_stats(self._device)
 
     @property
-    def peak_bytes(self) -> float:
-        """So far."""
-        return float(torch.cuda.max_memory_allocated(self._device) if self._live is None else self._live.peak_bytes)
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._device)
 
 
 class _LiveBytes(TorchDispatchMode):
+    """Of the storages of what operations give, from then until nobody has them any more: not what an operation needs
+    inside. Operations take longer meanwhile."""
+
     def __init__(self) -> None:
         super().__init__()
         self.peak_bytes = 0
@@ -90,26 +77,27 @@ class _LiveBytes(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        for leaf in pytree.tree_leaves(result):
-            if isinstance(leaf, torch.Tensor):
-                self.count(leaf)
+        self.held(leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor))
         return result
 
-    def count(self, tensor: torch.Tensor) -> None:
-        if isinstance(tensor, DTensor):
-            tensor = tensor.to_local()
-        if tensor.device.type == "meta":
-            return
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._storages and self._storages[key][0]() is not None:
-            return
-        size = storage.nbytes()
-        self._storages[key] = weakref.ref(storage, lambda gone: self._gone(key, gone)), size
-        self._live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+    def held(self, tensors: Iterable[torch.Tensor]) -> None:
+        """These are there."""
+        for tensor in tensors:
+            if isinstance(tensor, DTensor):
+                tensor = tensor.to_local()
+            if tensor.device.type == "meta":
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in self._storages and self._storages[key][0]() is not None:
+                continue
+            size = storage.nbytes()
+            self._storages[key] = weakref.ref(storage, partial(self._gone, key)), size
+            self._live_bytes += size
+            self.peak_bytes = max(self.peak_bytes, self._live_bytes)
 
     def forget_peak(self) -> None:
+        """The peak counts from here; what is there stays counted."""
         self.peak_bytes = self._live_bytes
 
     def _gone(self, key: int, gone: weakref.ref[Any]) -> None:
@@ -117,6 +105,11 @@ class _LiveBytes(TorchDispatchMode):
         self._live_bytes -= size
         if held is gone:
             del self._storages[key]
+
+
+def peak_memory(device: torch.device) -> _AllocatedBytes | _LiveBytes:
+    """A context in which the peak is followed. Tensors that are there before count on a CPU if they are ``held``."""
+    return _AllocatedBytes(device) if device.type == "cuda" else _LiveBytes()
 
 
 _CPU = torch.device("cpu")
@@ -172,7 +165,7 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     torch.manual_seed(dist.get_rank())
     parameters = training.pipeline.parameters()
     optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE) if parameters else None
-    memory = PeakMemory(device)
+    memory = peak_memory(device)
     with memory:
         for module in training.pipeline.modules.values():
             memory.held([*module.parameters(), *module.buffers()])
@@ -229,7 +222,7 @@ def _gathered(
         stages=job.stages_of(rank),
         replica=rank % job.replicas,
         stretches=tuple(steps[job.steps_before + shown].stretches),
-        peak_memory_bytes=peak_bytes,
+        peak_memory_bytes=float(peak_bytes),
         border_bytes=border_bytes,
     )
     runs: list[RankRun | None] = [None] * ranks
@@ -288,14 +281,14 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
     cause = _cause(error)
     if isinstance(cause, torch.OutOfMemoryError):
         what = f"{name}: the device's memory is not enough; expected a smaller --microbatch-size"
-        return Failure.of(LimitError(what))
+        return Failure(LimitError(what))
     if isinstance(cause, PiperRayError):
-        return Failure.of(cause)
+        return Failure(cause)
     if not isinstance(error, PassFailed):
-        return Failure.lost(f"{name}: {words_of(error)}")
+        return Failure(ClusterError(f"{name}: {words_of(error)}"), own=False)
     where = place_of(cause)
     words = words_of(cause) + (f" ({where})" if where else "")
-    return Failure.of(InputError(job.model, [Fault(f"{name}: {error}", words)]))
+    return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 
 
 def _cause(error: BaseException) -> BaseException:

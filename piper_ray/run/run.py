@@ -16,9 +16,11 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.run.job import Job, JobOptions, Replicas, Run, job_of
+from piper_ray.run.launch import launch
 from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.run import simulate
 from piper_ray.workloads.formats.load import Source, instance_of, load_plan, plan_claims, planned
+from piper_ray.workloads.formats.plans import plan_document
 from piper_ray.workloads.measure.arguments import PARAMETERS
 
 if TYPE_CHECKING:
@@ -55,8 +57,6 @@ def run(
     >>> import piper_ray
     >>> piper_ray.run("models.py:small_gpt", "plan.json", "workload.toml", steps=5)  # doctest: +SKIP
     """
-    from piper_ray.run.launch import launch
-
     options = JobOptions(
         model=model,
         arguments=arguments_of_model or {},
@@ -75,23 +75,16 @@ def run(
 
 @dataclass(frozen=True)
 class Promise:
-    """step_s: of a batch; None: nobody says. simulation: where the plan's instance is at hand. measured_threads: those
-    that its times were measured with, None: nobody says. load: of this machine, before anything is started."""
+    """What a ``Run`` is held against, by the names of its fields. load: of this machine, before anything is started."""
 
-    step_s: float | None
+    promised_s: float | None
     simulation: Simulation | None
     measured_threads: int | None
     load: float | None
 
     def given_to(self, run: Run) -> Run:
         """The run with the promise beside it."""
-        return replace(
-            run,
-            promised_s=self.step_s,
-            simulation=self.simulation,
-            measured_threads=self.measured_threads,
-            load=self.load,
-        )
+        return replace(run, **vars(self))
 
 
 def prepared(
@@ -127,15 +120,9 @@ def _document(plan: Plan | Source, instance: Instance | None) -> tuple[Source, S
     if isinstance(plan, Plan):
         if instance is None:
             raise UsageError("a Plan does not say which modules its layers are; expected its instance too")
-        return _complete(plan, instance), StepTerms(), None
+        return plan_document(instance, plan, None), StepTerms(), None
     if not isinstance(plan, (str, os.PathLike, Mapping)):
         raise UsageError(f"plan must be a Plan, a path or a document, not {arguments.shown(plan)}")
     claims = plan_claims(plan)
-    document = plan if instance is None else _complete(load_plan(plan, instance), instance)
+    document = plan if instance is None else plan_document(instance, load_plan(plan, instance), None)
     return document, claims.step, claims.schedule
-
-
-def _complete(plan: Plan, instance: Instance) -> dict[str, object]:
-    from piper_ray.workloads.formats.plans import plan_document
-
-    return plan_document(instance, plan, None)

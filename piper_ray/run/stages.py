@@ -257,16 +257,6 @@ class Border:
     written: frozenset[int]
     idle: bool
 
-    @property
-    def received_bytes(self) -> int:
-        """Of a microbatch."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.received)
-
-    @property
-    def sent_bytes(self) -> int:
-        """Of a microbatch."""
-        return sum(tensor.numel() * tensor.element_size() for tensor in self.sent)
-
 
 def borders_of(
     spec: str,

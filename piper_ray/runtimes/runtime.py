@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from piper_ray.model.constraints import (
     Constraint,
@@ -265,8 +266,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
 }
 
 
-@dataclass(frozen=True)
-class RankPlace:
+class RankPlace(NamedTuple):
     """All from 0. stages: of the plan, its chunk nearest the input first. replica: of d. context: of the groups
     that share a sequence. shard: of a group's t."""
 

@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import _validate_schedule
 import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
-from piper_ray.run.job import Job, JobOptions, LayerJob, pass_lists
+from piper_ray.run.job import Job, JobOptions, LayerJob, PipelinePlan
 from piper_ray.run.pipeline import torch_table
 from piper_ray.run.run import Promise, prepared
 from piper_ray.simulate.actions import ActionKind
@@ -50,7 +50,7 @@ def plan(degrees: tuple[int, ...] = (1, 1), t: int = 1, ways: str = "ppff") -> p
 
 def made(given: Any, known: piper_ray.Instance | None = None, **options: Any) -> tuple[Job, float | None]:
     found, promise = prepared_of(given, known, **options)
-    return found, promise.step_s
+    return found, promise.promised_s
 
 
 def prepared_of(given: Any, known: piper_ray.Instance | None = None, **options: Any) -> tuple[Job, Promise]:
@@ -209,8 +209,8 @@ def test_torch_accepts_every_table(name: ScheduleName) -> None:
             microbatches=microbatches,
             chunks=chunks,
         )
-        placed = _validate_schedule(torch_table(pass_lists(wanted)), places, stages, microbatches)
+        placed = _validate_schedule(torch_table(PipelinePlan.of(wanted).passes), places, stages, microbatches)
         assert placed == {stage: place for place in range(places) for stage in wanted.stages_of(place)}
-        for place, passes in enumerate(pass_lists(wanted)):
+        for place, passes in enumerate(PipelinePlan.of(wanted).passes):
             forwards = sorted((stage, k) for kind, stage, k in passes if kind is ActionKind.F)
             assert forwards == sorted(product(wanted.stages_of(place), range(microbatches)))

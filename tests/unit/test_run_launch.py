@@ -51,8 +51,8 @@ _CODES = {
     "3": "raise SystemExit(3)",
     "signal": "import os; os.kill(os.getpid(), 11)",
 }
-LOST = Failure.lost("rank 0 (stage 1): RuntimeError: connection closed by peer")
-OWN = Failure.of(InputError("model.py:build", [Fault("rank 1 (stage 2): the forward pass", "ValueError: no")]))
+LOST = Failure(ClusterError("rank 0 (stage 1): RuntimeError: connection closed by peer"), own=False)
+OWN = Failure(InputError("model.py:build", [Fault("rank 1 (stage 2): the forward pass", "ValueError: no")]))
 
 
 def test_a_rank_with_an_error_of_its_own_goes_before_those_that_lost_it(
@@ -114,7 +114,7 @@ def test_where_all_have_lost_the_others_the_first_is_told(
 )
 def test_errors_travel_as_they_are(error: PiperRayError) -> None:
     sent: Failure = pickle.loads(pickle.dumps(told(JOB, 1, error)))
-    again = sent.error()
+    again = sent.error
     assert (type(again), str(again), again.exit_code) == (type(error), str(error), error.exit_code)
     assert sent.own
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from piper_ray.run.rank import PeakMemory
+from piper_ray.run.rank import peak_memory
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -17,7 +17,7 @@ def mebibytes(count: float) -> torch.Tensor:
 
 
 def test_the_peak_is_that_of_what_is_there_at_once() -> None:
-    memory = PeakMemory(CPU)
+    memory = peak_memory(CPU)
     with memory:
         first = mebibytes(4)
         second = mebibytes(8)
@@ -31,7 +31,7 @@ def test_the_peak_is_that_of_what_is_there_at_once() -> None:
 
 def test_views_and_what_is_held_count_once() -> None:
     held = mebibytes(4)
-    memory = PeakMemory(CPU)
+    memory = peak_memory(CPU)
     with memory:
         memory.held([held, held[10:]])
         _ = held.view(-1, 2)
@@ -44,7 +44,7 @@ def test_what_autograd_keeps_is_there_until_the_backward_pass() -> None:
     def peak_mib(*, recompute: bool) -> float:
         layers = nn.ModuleList(nn.Sequential(*(nn.Tanh() for _ in range(4))) for _ in range(4))
         x = torch.randn(MIB // 4, requires_grad=True)
-        memory = PeakMemory(CPU)
+        memory = peak_memory(CPU)
         with memory:
             for layer in layers:
                 x = checkpoint(layer, x, use_reentrant=False) if recompute else layer(x)
