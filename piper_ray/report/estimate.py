@@ -11,6 +11,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, range_text, size_text, time_text
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
+from piper_ray.report.templates import template
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
@@ -43,40 +44,17 @@ from piper_ray.workloads.formats.workload_writer import type_keys
 
 def file_text(result: Estimate, command: str) -> str:
     """The workload as TOML under a header that says how to make it again and how to read it."""
-    return workload_text(result.instance, header_lines(result, command))
-
-
-def header_lines(result: Estimate, command: str) -> list[str]:
-    """How the workload was made and what its figures are."""
-    setting, gpu = result.setting, result.setting.gpu
-    gradient_bytes = setting.training.gradient_bytes
-    trained = "trained " if _adapted(result) else ""
-    found, reserve = size_text(gpu.device_bytes, 3), size_text(setting.reserve_bytes, 3)
-    return [
-        f"{result.architecture.name} on {result.devices:,} GPUs ({gpu.name}), estimated by formulas and not measured:",
-        f"  {command}",
-        "(`--explain LAYER` shows how a figure comes about.)",
-        *result.calibration.told,
-        "",
-        f"{_parameters_text(result)}. A microbatch: {result.architecture.sample};",
-        f"{result.instance.microbatches:,} microbatches are a batch.",
-        "",
-        "TMPCs: plain; sp: sequence parallelism besides tensor parallelism; full: the backward pass computes the whole",
-        f"layer again; selective: norms and activation functions, or the parts that follow it{_options_text(result)}.",
-        "time_s         forward and backward pass of a microbatch on t GPUs, recomputation and exchanges included",
-        "forward_s      the forward pass of it; weight_s: products of the backward pass that give gradients of weights",
-        f"weights        what data parallelism synchronises: gradients, {gradient_bytes:g} bytes a {trained}parameter",
-        "activation     what a microbatch in flight keeps",
-        f"fixed          weights, gradients and optimizer state, {_state_bytes_text(result)}",
-        f"inputs         a GPU's share of a tensor over t = {setting.largest_degree}",
-        "forward_sync, backward_sync: its larger share at a smaller t, and gathering the shares within the node",
-        f"memory         {found} that programs find, less {reserve} for CUDA's context, communicators and",
-        f"               fragments, and less {size_text(setting.workspace_bytes, 3)} for one layer's backward pass",
-        *(
-            f"{'links' if link.devices else 'bandwidth':<13}  {_both_ways(link)} in and out together: {text} each way"
-            for link, text in reversed(list(zip(result.instance.cluster.links, _link_texts(result), strict=True)))
-        ),
-    ]
+    modes = [mode for of_kind in result.modes.values() for mode in of_kind]
+    header = template(__package__, "estimate_header.txt.jinja").render(
+        result=result,
+        command=command,
+        parameters=_parameters_text(result),
+        adapted=_adapted(result),
+        shards=max(mode.optimizer_shards for mode in modes),
+        offload=any(mode.offload for mode in modes),
+        links=list(zip(result.instance.cluster.links, _link_texts(result), strict=True)),
+    )
+    return workload_text(result.instance, header.splitlines())
 
 
 def summary_lines(result: Estimate) -> list[str]:
@@ -134,25 +112,6 @@ def _adapted(result: Estimate) -> bool:
     return architecture.trained_parameters < architecture.parameters
 
 
-def _state_bytes_text(result: Estimate) -> str:
-    training = result.setting.training
-    of_trained = training.gradient_bytes + training.optimizer_bytes
-    if _adapted(result):
-        return f"{training.weight_bytes:g} bytes a parameter and {of_trained:g} more a trained one"
-    return f"{training.weight_bytes + of_trained:g} bytes a parameter"
-
-
-def _options_text(result: Estimate) -> str:
-    modes = [mode for of_kind in result.modes.values() for mode in of_kind]
-    shards = max(mode.optimizer_shards for mode in modes)
-    text = (
-        f"; zero{shards}: optimizer state over {shards} replicas, in stages of as many replicas or more"
-        if shards > 1
-        else ""
-    )
-    return text + ("; offload: activations in host memory" if any(mode.offload for mode in modes) else "")
-
-
 def _links_line(result: Estimate) -> str:
     """Each link's rate, and what the planner has for it: B counts what comes in and what goes out."""
     links = list(zip(result.instance.cluster.links, _link_texts(result), strict=True))
@@ -188,20 +147,21 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     """
     kind = _find(result, layer)
     numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
-    yield f"{kind.name} ({kind.key}): layers {range_text(numbers)} of {result.architecture.name}"
-    yield from _symbols(result, kind)
-    yield ""
-    yield from _rules(result)
-    yield ""
-    yield f"Parameters: {kind.parameters:,}"
-    for operator in kind.operators:
-        if kind.value(operator.parameters):
-            yield f"  {_term(operator.name, operator.parameters, kind)}{_share(kind, operator.parameters_split)}"
-    recomputed = hardware_flop(kind, Recomputation.FULL)
-    again = f"; {flop_text(recomputed)} with full recomputation" if kind.recomputable else ""
-    yield f"Work of a microbatch, forward and backward: {flop_text(model_flop(kind))}{again}"
-    yield ""
-    yield from _saved(kind)
+    yield from (
+        template(__package__, "estimate_layer.txt.jinja")
+        .render(
+            result=result,
+            kind=kind,
+            layers=range_text(numbers),
+            symbols=_used_symbols(kind),
+            flop=flop_text(model_flop(kind)),
+            recomputed_flop=flop_text(hardware_flop(kind, Recomputation.FULL)),
+            whole_sequence=Split.SEQUENCE,
+            number_text=number_text,
+            substituted=substituted,
+        )
+        .splitlines()
+    )
     for divided in dict.fromkeys(map(_divided, result.modes[kind.key])):
         yield ""
         yield from _passes(result, kind.on(divided.degree), divided)
@@ -251,7 +211,8 @@ def _find(result: Estimate, layer: str) -> LayerKind:
     )
 
 
-def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:
+def _used_symbols(kind: LayerKind) -> dict[str, float]:
+    """With their values: those that stand in a formula of the kind."""
     used = {
         word
         for operator in kind.operators
@@ -263,54 +224,11 @@ def _symbols(result: Estimate, kind: LayerKind) -> Iterator[str]:
         )
         for word in formula.split()
     }
-    for symbol, value in kind.symbols.items():
-        if symbol in used:
-            yield f"  {symbol} = {number_text(value)}  {result.architecture.legend.get(symbol, '')}".rstrip()
-
-
-def _rules(result: Estimate) -> Iterator[str]:
-    gpu, setting, software = result.setting.gpu, result.setting, result.setting.stack.software
-    ring = f"{given_size_text(gpu.link_bytes_per_s)}/s{' x (t-1)' if gpu.mesh else ''} x {gpu.link_fraction:g}"
-    memory = f"{given_size_text(gpu.memory_bytes_per_s)}/s x {gpu.memory_fraction:g}"
-    yield f"On {gpu.name}:"
-    yield (
-        f"  product m x k by k x n: 2 m k n / ({gpu.matrix_flop_per_s:.4g} FLOP/s x share), share = "
-        f"{gpu.matrix_fraction:g} m/(m+{gpu.edge:g}) n/(n+{gpu.edge:g}) k/(k+{gpu.depth_edge:g});"
-    )
-    yield f"    not less than 2 (m k + k n + m n) bytes / ({memory}); backward: once for each operand"
-    yield f"  other work: bytes / ({memory})"
-    yield f"  all-reduce over {gpu.link}: 2 (t-1) x (bytes / t / ({ring}) + {time_text(gpu.link_latency_s, 1)})"
-    yield f"With {software.name}:"
-    yield (
-        f"  each exchange {time_text(software.message_s, 2)} a message; {software.forward_overlap:.0%} of the forward "
-        f"and {software.backward_overlap:.0%} of the backward pass's hide beside products"
-    )
-    yield f"  the host launches an operator in {time_text(software.host_s, 2)}: a pass takes no less than that"
-    half_b = f"{given_size_text(setting.bytes_per_s)}/s / 2"
-    yield f"  gathering shares on the other side of an edge: half of that, x {half_b} to be bytes of B"
-    yield f"  memory: {size_text(gpu.device_bytes)} that programs find, of {given_size_text(gpu.memory_bytes)};"
-    yield f"    left free for CUDA's context, communicators and fragments: {size_text(setting.reserve_bytes)};"
-    yield f"    set aside for one layer's backward pass: {size_text(setting.workspace_bytes)}"
+    return {symbol: value for symbol, value in kind.symbols.items() if symbol in used}
 
 
 def _term(name: str, formula: str, kind: LayerKind) -> str:
     return f"{name}: {formula} = {substituted(formula, kind.symbols)} = {kind.value(formula):,.0f}"
-
-
-def _share(kind: LayerKind, split: Split) -> str:
-    if not kind.tensor_parallel:
-        return ""
-    return {Split.TENSOR: ", 1/t on each", Split.SEQUENCE: ", 1/t on each with sp", Split.WHOLE: ""}[split]
-
-
-def _saved(kind: LayerKind) -> Iterator[str]:
-    yield "Kept by a microbatch for its backward pass, bytes:"
-    for operator in kind.operators:
-        for saved in operator.saved:
-            again = f"; made again by {' or '.join(saved.again)}" if saved.again else ""
-            yield f"  {_term(operator.name, saved.bytes, kind)}{_share(kind, saved.split)}{again}"
-    if kind.recomputable:
-        yield f"  {_term('full keeps only', kind.checkpoint, kind)}{_share(kind, Split.SEQUENCE)}"
 
 
 def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from piper_ray.model.figures import (
@@ -39,6 +37,7 @@ from piper_ray.report.page.tables import (
 from piper_ray.report.plots.timeline import timeline_element
 from piper_ray.report.simulated import findings
 from piper_ray.report.summary import instance_lines, schedule_line
+from piper_ray.report.templates import template
 from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
@@ -66,9 +65,9 @@ def page_html(subject: Subject) -> str:
     name = printable(instance.name) or "workload"
     stages = len(found.plan.stages)
     by_stage, by_rank = stage_groups(found), rank_groups(found)
-    return _template("page.html.jinja").render(
+    return template(__package__, "page.html.jinja").render(
         title=f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
-        style=Markup(_resource("page.css")),
+        style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         facts=[line.split(None, 1) for line in (*instance_lines(instance), schedule_line(simulation.schedule))],
         figures=key_figures(subject),
         faults=[printable(fault) for fault in found.faults],
@@ -175,7 +174,7 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
     ]
     rate = instance.cluster.holding(simulation.devices).bandwidth_bytes_per_s
     inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in instance.cluster.links[:-1]]
-    sentences = _template("assumptions.txt.jinja").render(
+    sentences = template(__package__, "assumptions.txt.jinja").render(
         plan=plan,
         schedule=simulation.schedule,
         options=simulation.options,
@@ -185,22 +184,5 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         unsplit=any(passes.weight_s is None for passes in chosen),
         bandwidth=f"{given_size_text(rate)}/s",
         groups=", ".join(inner),
-        plural=plural,
-        time_text=time_text,
     )
     return tuple(sentences.splitlines())
-
-
-@cache
-def _template(name: str) -> Template:
-    """Texts are escaped in HTML alone."""
-    environment = Environment(
-        autoescape=name.endswith("html.jinja"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    # Places after each + where a name of several parts may go on in another line.
-    environment.filters["breakable"] = lambda text: Markup("+<wbr>").join(text.split("+"))
-    return environment.from_string(_resource(name))
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
