@@ -21,7 +21,16 @@ def template(package: str, name: str) -> Template:
     environment = Environment(
         autoescape=name.endswith("html.jinja"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    writers = (figures.time_text, figures.size_text, figures.given_size_text, figures.memory_text, figures.plural)
+    writers = (
+        figures.given_size_text,
+        figures.memory_text,
+        figures.percent_text,
+        figures.plural,
+        figures.rate_text,
+        figures.share_text,
+        figures.size_text,
+        figures.time_text,
+    )
     environment.filters.update({writer.__name__: writer for writer in writers})
     environment.filters["breakable"] = lambda text: Markup("+<wbr>").join(text.split("+"))
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
