@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
 from pathlib import Path
 
-from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from piper_ray.model.figures import (
     given_size_text,
-    percent_text,
     plural,
     printable,
-    rate_text,
-    share_text,
-    size_text,
-    time_text,
 )
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
@@ -26,7 +18,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
 from piper_ray.report.page.pictures import COLOURS, memory_picture, placement
-from piper_ray.report.page.subject import Subject, Valued
+from piper_ray.report.page.subject import Subject
 from piper_ray.report.page.tables import (
     comparison_table,
     count_text,
@@ -39,24 +31,10 @@ from piper_ray.report.page.tables import (
 from piper_ray.report.plots.timeline import timeline_element
 from piper_ray.report.simulated import findings
 from piper_ray.report.summary import instance_lines, schedule_line
+from piper_ray.report.templates import template
 from piper_ray.simulate.result import Simulation
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One of the figures on top. value: itself, in s, bytes, or as a share. more: what it comes to otherwise, a figure
-    with a name if that is not empty."""
-
-    name: str
-    head: str
-    value: float
-    text: str
-    more: str = ""
-    more_name: str = ""
-    more_value: float = 0.0
-    warns: bool = False
 
 
 def page_html(subject: Subject) -> str:
@@ -66,11 +44,12 @@ def page_html(subject: Subject) -> str:
     name = printable(instance.name) or "workload"
     stages = len(found.plan.stages)
     by_stage, by_rank = stage_groups(found), rank_groups(found)
-    return _template("page.html.jinja").render(
+    return template(__package__, "page.html.jinja").render(
         title=f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
-        style=Markup(_resource("page.css")),
+        style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         facts=[line.split(None, 1) for line in (*instance_lines(instance), schedule_line(simulation.schedule))],
-        figures=key_figures(subject),
+        subject=subject,
+        rates=speed_document(instance.batch, simulation.time_per_sample_s),
         faults=[printable(fault) for fault in found.faults],
         findings=[printable(text) for text in findings(simulation)],
         placement=placement(instance, simulation),
@@ -96,64 +75,6 @@ def write_page(subject: Subject, path: Path) -> None:
     write_atomically(path, page_html(subject))
 
 
-def key_figures(subject: Subject) -> list[KeyFigure]:
-    """The step as it was proved, promised and simulated, and what is left unused."""
-    found = subject.valued
-    instance, simulation = found.instance, found.simulation
-    bound_s, promised_s = subject.lower_bound_s, simulation.promised_s
-    kept = simulation.keeps_promise is not False
-    shown = []
-    if bound_s is not None:
-        shown.append(_step("Proved: no plan is faster", "lower_bound", instance.batch.step_s(bound_s), bound_s))
-    if promised_s is not None:
-        shown.append(_step("Promised step", "promised", promised_s, found.value_s))
-    shown.append(_step("Simulated step", "", simulation.step_s, simulation.time_per_sample_s, warns=not kept))
-    if subject.gap is not None:
-        of = "simulated" if promised_s is None else "promised"
-        shown.append(KeyFigure("gap", "Gap", subject.gap, percent_text(subject.gap), f"{of} against proved"))
-    if promised_s is not None and promised_s > 0.0:
-        slower = simulation.step_s / promised_s - 1.0
-        text = "kept" if kept else f"{share_text(slower)} slower"
-        shown.append(KeyFigure("slower", "Promise", slower, text, "simulated against promised", warns=not kept))
-    peak_bytes = simulation.peak_memory_bytes
-    return [
-        *shown,
-        KeyFigure("bubble_share", "Idle", simulation.bubble_share, share_text(simulation.bubble_share)),
-        KeyFigure(
-            "peak_memory_bytes",
-            "Peak memory",
-            peak_bytes,
-            size_text(peak_bytes),
-            f"of {size_text(simulation.memory_limit_bytes)} a device",
-            warns=bool(simulation.memory_violations),
-        ),
-        KeyFigure(
-            "devices", "Devices", simulation.devices, f"{simulation.devices:,}", f"of {found.instance.devices:,}"
-        ),
-        *_rates(found),
-    ]
-
-
-def _step(head: str, name: str, step_s: float, time_per_sample_s: float, *, warns: bool = False) -> KeyFigure:
-    """name: in front of the names of both figures, as in ``lower_bound_step_s``."""
-    prefix = f"{name}_" if name else ""
-    more = f"{time_text(time_per_sample_s)}/microbatch"
-    per_microbatch = f"{prefix}s" if name == "lower_bound" else f"{prefix}time_per_sample_s"
-    return KeyFigure(f"{prefix}step_s", head, step_s, time_text(step_s), more, per_microbatch, time_per_sample_s, warns)
-
-
-def _rates(found: Valued) -> list[KeyFigure]:
-    rates = speed_document(found.instance.batch, found.simulation.time_per_sample_s)
-    names = ("samples_per_s", "tokens_per_s") if rates["samples_per_s"] is not None else ("microbatches_per_s",)
-    shown = []
-    for name in names:
-        rate = rates[name]
-        if isinstance(rate, float):
-            head = name.removesuffix("_per_s").title() + "/s"
-            shown.append(KeyFigure(name, head, rate, rate_text(rate), "simulated"))
-    return shown
-
-
 def _origin(subject: Subject) -> str:
     claims = subject.claims
     if claims.planner is not None:
@@ -175,7 +96,7 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
     ]
     rate = instance.cluster.holding(simulation.devices).bandwidth_bytes_per_s
     inner = [f"{given_size_text(x.bandwidth_bytes_per_s)}/s within {x.devices}" for x in instance.cluster.links[:-1]]
-    sentences = _template("assumptions.txt.jinja").render(
+    sentences = template(__package__, "assumptions.txt.jinja").render(
         plan=plan,
         schedule=simulation.schedule,
         options=simulation.options,
@@ -185,22 +106,5 @@ def assumptions(instance: Instance, plan: Plan, simulation: Simulation) -> tuple
         unsplit=any(passes.weight_s is None for passes in chosen),
         bandwidth=f"{given_size_text(rate)}/s",
         groups=", ".join(inner),
-        plural=plural,
-        time_text=time_text,
     )
     return tuple(sentences.splitlines())
-
-
-@cache
-def _template(name: str) -> Template:
-    """Texts are escaped in HTML alone."""
-    environment = Environment(
-        autoescape=name.endswith("html.jinja"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    # Places after each + where a name of several parts may go on in another line.
-    environment.filters["breakable"] = lambda text: Markup("+<wbr>").join(text.split("+"))
-    return environment.from_string(_resource(name))
-
-
-def _resource(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Generic, TypeVar
 
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
-from piper_ray.report.page.subject import Subject, Valued
+from piper_ray.report.page.subject import Compared, Subject, Valued
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
@@ -33,22 +34,31 @@ class Cell:
     warns: bool = False
 
 
+Row = TypeVar("Row")
+
+
 @dataclass(frozen=True)
-class PageColumn:
-    """name: what machines know its cells by. help: a sentence."""
+class PageColumn(Generic[Row]):
+    """name: what machines know its cells by. cell: that of a row. help: a sentence."""
 
     name: str
     head: str
+    cell: Callable[[Row], Cell]
     numeric: bool = True
     help: str = ""
 
 
 @dataclass(frozen=True)
-class PageTable:
+class PageTable(Generic[Row]):
     """Each row has a cell for each column."""
 
-    columns: tuple[PageColumn, ...]
+    columns: tuple[PageColumn[Row], ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+    @classmethod
+    def of(cls, columns: Iterable[PageColumn[Row]], rows: Iterable[Row]) -> PageTable[Row]:
+        declared = tuple(columns)
+        return cls(declared, tuple(tuple(column.cell(row) for column in declared) for row in rows))
 
 
 Group = Sequence[int]
@@ -84,62 +94,60 @@ def stage_groups(found: Valued) -> list[Group]:
     )
 
 
-@dataclass(frozen=True)
-class _FigureColumn:
-    """A column of figures: its values, how they are written, the largest where they are drawn as bars, and the numbers
-    of those that warn."""
+def _spreads(
+    values: Sequence[float],
+    text: Callable[[float], str],
+    largest: float | None = None,
+    over: frozenset[int] = frozenset(),
+) -> Callable[[Group], Cell]:
+    """Cells of a figure: one, or from the least to the largest of a group.
 
-    column: PageColumn
-    values: Sequence[float]
-    text: Callable[[float], str]
-    largest: float | None = None
-    over: frozenset[int] = frozenset()
+    largest: of the column, where its figures are drawn as bars. over: numbers of those that warn.
+    """
 
-    def cell(self, group: Group) -> Cell:
-        """One figure, or from the least to the largest."""
-        values = [self.values[number] for number in group]
-        return _spread(values, self.text, bar=self.largest, warns=not self.over.isdisjoint(group))
+    def cell(group: Group) -> Cell:
+        of_group = [values[number] for number in group]
+        low, high = min(of_group), max(of_group)
+        share = high / largest if largest else None
+        warns = not over.isdisjoint(group)
+        from_text, to_text = (_unbroken(text(value)) for value in (low, high))
+        if from_text == to_text:
+            return Cell(to_text, high if low == high else None, share, warns)
+        return Cell(f"{from_text} to {to_text}", None, share, warns)
+
+    return cell
 
 
-def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable:
+def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
     """A row for each group of stages: which layers, how many devices, and what a microbatch takes."""
-    figures = _forecast_figures(found) if found.evaluation is None else _valued_figures(found, found.evaluation)
+    stages = found.plan.stages
+    data_parallel, tensor_parallel = zip(
+        *((stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages), strict=True
+    )
+
+    def layers(group: Group) -> Cell:
+        text = layers_text(found.instance, tuple(chain(*(stages[n].layers for n in group))), _LAYERS_WIDTH)
+        # Names may be longer than the column is wide: only a count stays with the word in front of it.
+        return Cell(_COUNT.sub(rf"{NO_BREAK}\1", text.replace(NO_BREAK, " ")))
+
+    def tmpcs(group: Group) -> Cell:
+        kinds = Counter(printable(stages[n].tmpc_ids[layer]) for n in group for layer in stages[n].layers)
+        return Cell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items()))
+
+    costs = _forecast_columns(found) if found.evaluation is None else _valued_columns(found, found.evaluation)
     columns = [
-        PageColumn("stage", "stage"),
-        PageColumn("layers", "layers", numeric=False),
-        PageColumn("tmpcs", "TMPCs", numeric=False, help="How each layer runs on the t devices of a replica"),
-        PageColumn("d", "d", help="Data-parallel degree: replicas of the stage"),
-        PageColumn("t", "t", help="Tensor-parallel degree: devices of a replica"),
-        PageColumn("devices", "devices"),
-        *(figure.column for figure in figures),
+        PageColumn("stage", "stage", _numbers(1)),
+        PageColumn("layers", "layers", layers, numeric=False),
+        PageColumn("tmpcs", "TMPCs", tmpcs, numeric=False, help="How each layer runs on the t devices of a replica"),
+        PageColumn("d", "d", _spreads(data_parallel, str), help="Data-parallel degree: replicas of the stage"),
+        PageColumn("t", "t", _spreads(tensor_parallel, str), help="Tensor-parallel degree: devices of a replica"),
+        PageColumn("devices", "devices", _sums([stage.devices for stage in stages])),
+        *costs,
     ]
-    if found.evaluation is not None:
-        columns.append(PageColumn("binds", "binds", numeric=False, help="What limits the stage: time, memory, or both"))
-    return PageTable(tuple(columns), tuple(_stage_row(found, group, figures) for group in rows))
+    return PageTable.of(columns, rows)
 
 
-def _stage_row(found: Valued, group: Group, figures: Sequence[_FigureColumn]) -> tuple[Cell, ...]:
-    stages = [found.plan.stages[number] for number in group]
-    layers = tuple(layer for stage in stages for layer in stage.layers)
-    kinds = Counter(printable(stage.tmpc_ids[layer]) for stage in stages for layer in stage.layers)
-    # Names may be longer than the column is wide: only a count stays with the word in front of it.
-    named = _COUNT.sub(rf"{NO_BREAK}\1", layers_text(found.instance, layers, _LAYERS_WIDTH).replace(NO_BREAK, " "))
-    cells = [
-        _numbered(group, 1),
-        Cell(named),
-        Cell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items())),
-        _spread([stage.data_parallel_degree for stage in stages], str),
-        _spread([stage.tensor_parallel_degree for stage in stages], str),
-        _sum_or_each([stage.devices for stage in stages]),
-        *(figure.cell(group) for figure in figures),
-    ]
-    if found.evaluation is not None:
-        binds = Counter(name for number in group for name in found.evaluation.stages[number].binding)
-        cells.append(Cell(", ".join(sorted(binds)), warns=bool(binds)))
-    return tuple(cells)
-
-
-def _forecast_figures(found: Valued) -> list[_FigureColumn]:
+def _forecast_columns(found: Valued) -> list[PageColumn[Group]]:
     """Of a plan that breaks a rule."""
     simulation = found.simulation
     forward = [stage.forward_s for stage in simulation.stages]
@@ -153,32 +161,38 @@ def _forecast_figures(found: Valued) -> list[_FigureColumn]:
     of_one = "pass of one microbatch on one replica, without transfers"
     most = "The most microbatches at once on one replica"
     return [
-        _FigureColumn(PageColumn("forward_s", "forward", help=f"Forward {of_one}"), forward, seconds, longest_s),
-        _FigureColumn(PageColumn("backward_s", "backward", help=f"Backward {of_one}"), backward, seconds, longest_s),
-        _FigureColumn(PageColumn("in_flight", "in flight", help=most), in_flight, _whole),
+        PageColumn("forward_s", "forward", _spreads(forward, seconds, longest_s), help=f"Forward {of_one}"),
+        PageColumn("backward_s", "backward", _spreads(backward, seconds, longest_s), help=f"Backward {of_one}"),
+        PageColumn("in_flight", "in flight", _spreads(in_flight, _whole), help=most),
     ]
 
 
-def _valued_figures(found: Valued, evaluation: Evaluation) -> list[_FigureColumn]:
+def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Group]]:
     stages, limit_bytes = evaluation.stages, found.instance.memory_bytes
     slowest_s = max(stage.time_s for stage in stages)
-    seconds = time_scale(slowest_s).with_unit
     memory = [stage.memory_bytes for stage in stages]
     sizes = size_scale(max(limit_bytes, *memory)).with_unit
-    in_flight = [stage.in_flight_microbatches for stage in stages]
+
+    def seconds(name: str, largest_s: float | None = None) -> Callable[[Group], Cell]:
+        return _spreads([getattr(stage, name) for stage in stages], time_scale(slowest_s).with_unit, largest_s)
+
+    def binds(group: Group) -> Cell:
+        names = sorted({name for number in group for name in stages[number].binding})
+        return Cell(", ".join(names), warns=bool(names))
+
+    in_flight = _spreads([stage.in_flight_microbatches for stage in stages], _whole)
+    shares = _spreads([x / limit_bytes for x in memory], share_text)
     time = "Of a microbatch: compute, communication and resync, divided by d"
     resync = "A microbatch's share of summing gradients over the replicas"
-    kept = "Microbatches that a replica keeps in flight"
     return [
-        _FigureColumn(PageColumn("time_s", "time", help=time), [stage.time_s for stage in stages], seconds, slowest_s),
-        _FigureColumn(PageColumn("compute_s", "compute"), [stage.compute_s for stage in stages], seconds),
-        _FigureColumn(PageColumn("communication_s", "comm."), [stage.communication_s for stage in stages], seconds),
-        _FigureColumn(PageColumn("resync_s", "resync", help=resync), [stage.resync_s for stage in stages], seconds),
-        _FigureColumn(PageColumn("in_flight", "in flight", help=kept), in_flight, _whole),
-        _FigureColumn(PageColumn("memory_bytes", "memory", help="On each device"), memory, sizes),
-        _FigureColumn(
-            PageColumn("memory_share", "%", help="Of a device's memory"), [x / limit_bytes for x in memory], share_text
-        ),
+        PageColumn("time_s", "time", seconds("time_s", slowest_s), help=time),
+        PageColumn("compute_s", "compute", seconds("compute_s")),
+        PageColumn("communication_s", "comm.", seconds("communication_s")),
+        PageColumn("resync_s", "resync", seconds("resync_s"), help=resync),
+        PageColumn("in_flight", "in flight", in_flight, help="Microbatches that a replica keeps in flight"),
+        PageColumn("memory_bytes", "memory", _spreads(memory, sizes), help="On each device"),
+        PageColumn("memory_share", "%", shares, help="Of a device's memory"),
+        PageColumn("binds", "binds", binds, numeric=False, help="What limits the stage: time, memory, or both"),
     ]
 
 
@@ -187,114 +201,105 @@ def rank_groups(found: Valued) -> list[Group]:
     return groups([rank.stages for rank in found.simulation.ranks])
 
 
-def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable:
+def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
     """A row for each group of ranks: where their time goes, and their memory."""
     simulation = found.simulation
     ranks, limit_bytes = simulation.ranks, simulation.memory_limit_bytes
     length_s = simulation.length_s
 
+    def stages(group: Group) -> Cell:
+        return Cell(_shortened(range_text({stage + 1 for number in group for stage in ranks[number].stages})))
+
     def share(value: float) -> str:
         return share_text(value / length_s) if length_s > 0 else "-"
+
+    def shares(name: str, largest_s: float | None = None) -> Callable[[Group], Cell]:
+        return _spreads([getattr(rank, name) for rank in ranks], share, largest_s)
 
     peak = [rank.peak_memory_bytes for rank in ranks]
     unused = [limit_bytes - size for size in peak]
     sizes = size_scale(max(limit_bytes, *peak)).with_unit
     over = frozenset(number for number, size in enumerate(unused) if size < -1e-9 * limit_bytes)
-    times = (
-        ("compute_s", "compute", "Passes and the optimizer, without transfers", length_s),
-        ("communication_s", "comm.", "Transfers that hold up passes, and all-reduce", None),
-        ("waiting_s", "waiting", "Nothing to do while what is next is on its way", None),
-        ("bubble_s", "bubble", "Nothing to do otherwise", None),
-    )
-    of_peak = PageColumn("peak_memory_bytes", "peak memory", help="On each device")
+    devices = _sums([rank.devices for rank in ranks])
+    of_devices = "Each rank stands for the t devices of a replica, which go in step"
+    of_compute = "Passes and the optimizer, without transfers"
+    of_transfers = "Transfers that hold up passes, and all-reduce"
     of_unused = "Of a device's memory; less than nothing where it does not do"
-    figures = [
-        *(
-            _FigureColumn(PageColumn(name, head, help=text), [getattr(rank, name) for rank in ranks], share, largest)
-            for name, head, text, largest in times
-        ),
-        _FigureColumn(of_peak, peak, sizes, over=over),
-        _FigureColumn(PageColumn("unused_bytes", "unused", help=of_unused), unused, sizes, over=over),
+    columns = [
+        PageColumn("rank", "rank", _numbers(0)),
+        PageColumn("stages", "stages", stages, numeric=False),
+        PageColumn("devices", "devices", devices, help=of_devices),
+        PageColumn("compute_s", "compute", shares("compute_s", length_s), help=of_compute),
+        PageColumn("communication_s", "comm.", shares("communication_s"), help=of_transfers),
+        PageColumn("waiting_s", "waiting", shares("waiting_s"), help="Nothing to do while what is next is on its way"),
+        PageColumn("bubble_s", "bubble", shares("bubble_s"), help="Nothing to do otherwise"),
+        PageColumn("peak_memory_bytes", "peak memory", _spreads(peak, sizes, over=over), help="On each device"),
+        PageColumn("unused_bytes", "unused", _spreads(unused, sizes, over=over), help=of_unused),
     ]
-    columns = (
-        PageColumn("rank", "rank"),
-        PageColumn("stages", "stages", numeric=False),
-        PageColumn("devices", "devices", help="Each rank stands for the t devices of a replica, which go in step"),
-        *(figure.column for figure in figures),
-    )
-    found_rows = []
-    for group in rows:
-        stages = sorted({stage + 1 for number in group for stage in ranks[number].stages})
-        devices = _sum_or_each([ranks[number].devices for number in group])
-        cells = (figure.cell(group) for figure in figures)
-        found_rows.append((_numbered(group, 0), Cell(_shortened(range_text(stages))), devices, *cells))
-    return PageTable(columns, tuple(found_rows))
+    return PageTable.of(columns, rows)
 
 
-def comparison_table(subject: Subject) -> PageTable:
+def comparison_table(subject: Subject) -> PageTable[Compared]:
     """This plan first, then the others."""
-    columns = (
-        PageColumn("planner", "planner", numeric=False),
-        PageColumn("step_s", "simulated step"),
-        PageColumn("relative", "relative", help="Its step over this plan's"),
-        PageColumn("stages", "stages"),
-        PageColumn("devices", "devices"),
-        PageColumn("bubble_share", "idle"),
-        PageColumn("peak_memory_bytes", "peak memory", help="Of the rank that holds most, on each device"),
-        PageColumn("note", "its plan", numeric=False),
-    )
-    own = subject.valued
-    runs = [own.simulation, *(x.simulation for x in subject.compared if x.simulation is not None)]
-    longest_s = max(run.step_s for run in runs)
-    times = time_scale(longest_s)
-    sizes = size_scale(max(run.peak_memory_bytes for run in runs))
+    own = subject.valued.simulation
+    plans = [Compared("this plan", "", own), *subject.compared]
+    runs = [x.simulation for x in plans if x.simulation is not None]
+    longest_s, own_s = max(run.step_s for run in runs), own.step_s
+    times = time_scale(longest_s).with_unit
+    sizes = size_scale(max(run.peak_memory_bytes for run in runs)).with_unit
 
-    def row(name: str, run: Simulation | None, note: str) -> tuple[Cell, ...]:
-        if run is None:
-            return (Cell(name), *[Cell("-")] * 6, Cell(note, warns=True))
-        peak_bytes = run.peak_memory_bytes
-        ratio = run.step_s / own.simulation.step_s if own.simulation.step_s > 0 else None
+    def figures(of: Callable[[Simulation], Cell]) -> Callable[[Compared], Cell]:
+        return lambda one: Cell("-") if one.simulation is None else of(one.simulation)
+
+    def step(run: Simulation) -> Cell:
         share = run.step_s / longest_s if longest_s > 0 else None
-        return (
-            Cell(name),
-            Cell(_unbroken(times.with_unit(run.step_s)), run.step_s, share),
-            Cell("-" if ratio is None else f"{ratio:.3f}", ratio),
-            Cell(f"{len(run.stages):,}", len(run.stages)),
-            Cell(f"{run.devices:,}", run.devices),
-            Cell(_unbroken(share_text(run.bubble_share)), run.bubble_share),
-            Cell(_unbroken(sizes.with_unit(peak_bytes)), peak_bytes, warns=bool(run.memory_violations)),
-            Cell(note),
-        )
+        return Cell(_unbroken(times(run.step_s)), run.step_s, share)
 
-    rows = [row("this plan", own.simulation, "")]
-    rows += [row(x.planner, x.simulation, printable(x.note)) for x in subject.compared]
-    return PageTable(columns, tuple(rows))
+    def relative(run: Simulation) -> Cell:
+        return Cell(f"{run.step_s / own_s:.3f}", run.step_s / own_s) if own_s > 0 else Cell("-")
 
+    def peak(run: Simulation) -> Cell:
+        peak_bytes = run.peak_memory_bytes
+        return Cell(_unbroken(sizes(peak_bytes)), peak_bytes, warns=bool(run.memory_violations))
 
-def _numbered(group: Group, first: int) -> Cell:
-    numbers = [number + first for number in group]
-    if len(numbers) == 1:
-        return Cell(str(numbers[0]), numbers[0])
-    return Cell(_shortened(range_text(numbers)))
-
-
-def _spread(
-    values: Sequence[float], text: Callable[[float], str], *, bar: float | None = None, warns: bool = False
-) -> Cell:
-    """One figure, or from the least to the largest."""
-    least, largest = min(values), max(values)
-    share = largest / bar if bar else None
-    from_text, to_text = (_unbroken(text(value)) for value in (least, largest))
-    if from_text == to_text:
-        return Cell(to_text, largest if least == largest else None, share, warns)
-    return Cell(f"{from_text} to {to_text}", None, share, warns)
+    stages = figures(lambda run: Cell(f"{len(run.stages):,}", len(run.stages)))
+    devices = figures(lambda run: Cell(f"{run.devices:,}", run.devices))
+    idle = figures(lambda run: Cell(_unbroken(share_text(run.bubble_share)), run.bubble_share))
+    of_peak = "Of the rank that holds most, on each device"
+    columns: list[PageColumn[Compared]] = [
+        PageColumn("planner", "planner", lambda one: Cell(one.planner), numeric=False),
+        PageColumn("step_s", "simulated step", figures(step)),
+        PageColumn("relative", "relative", figures(relative), help="Its step over this plan's"),
+        PageColumn("stages", "stages", stages),
+        PageColumn("devices", "devices", devices),
+        PageColumn("bubble_share", "idle", idle),
+        PageColumn("peak_memory_bytes", "peak memory", figures(peak), help=of_peak),
+        PageColumn(
+            "note", "its plan", lambda one: Cell(printable(one.note), warns=one.simulation is None), numeric=False
+        ),
+    ]
+    return PageTable.of(columns, plans)
 
 
-def _sum_or_each(values: Sequence[int]) -> Cell:
-    if len(values) == 1:
-        return Cell(f"{values[0]:,}", values[0])
-    each = f"{len(values)}{NO_BREAK}x{NO_BREAK}{values[0]:,}" if len(set(values)) == 1 else f"{sum(values):,} of all"
-    return Cell(each, sum(values))
+def _numbers(first: int) -> Callable[[Group], Cell]:
+    def cell(group: Group) -> Cell:
+        text = _shortened(range_text(number + first for number in group))
+        return Cell(text, group[0] + first if len(group) == 1 else None)
+
+    return cell
+
+
+def _sums(values: Sequence[int]) -> Callable[[Group], Cell]:
+    """Cells of one count, or of what a group has together."""
+
+    def cell(group: Group) -> Cell:
+        of_group = [values[number] for number in group]
+        if len(of_group) == 1:
+            return Cell(f"{of_group[0]:,}", of_group[0])
+        alike = f"{len(of_group)}{NO_BREAK}x{NO_BREAK}{of_group[0]:,}"
+        return Cell(alike if len(set(of_group)) == 1 else f"{sum(of_group):,} of all", sum(of_group))
+
+    return cell
 
 
 def _unbroken(text: str) -> str:
@@ -309,6 +314,6 @@ def _shortened(text: str, width: int = 24) -> str:
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
-def count_text(table: PageTable, what: str, count: int) -> str:
+def count_text(table: PageTable[Group], what: str, count: int) -> str:
     """What a grouped table says of itself."""
     return f"{plural(count, what)} in {plural(len(table.rows), 'row')}"
