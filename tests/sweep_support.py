@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from piper_ray import dump
-from piper_ray.sweep.columns import ORDER, RUN_COLUMNS
+from piper_ray.sweep.columns import ORDER
 from piper_ray.sweep.dataset import read_dataset
 from tests.instances import equal_chain, two_towers
 
@@ -33,6 +33,20 @@ planner = "piper-published"
 """129 points: some infeasible, and one whose table is over the limit."""
 
 SMALL_POINTS = 129
+
+RUN_COLUMNS = (
+    "seconds",
+    "lattice_s",
+    "stage_costs_s",
+    "search_s",
+    "evaluations",
+    "attempts",
+    "spread",
+    "host",
+    "runtime",
+    "finished_at",
+)
+"""What tells of the run: all other columns are the same whenever and wherever a point is solved."""
 
 
 def write_small(folder: Path, text: str = SMALL) -> Path:

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from types import FrameType, TracebackType
-from typing import Any, Generic, TypeVar, final
+from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
+from typing import Any, TypeVar, final
 
 from piper_ray.cli.process import end_loading
 from piper_ray.model.stop import Stop, StopSearch
@@ -46,6 +47,50 @@ _Answer = TypeVar("_Answer")
 
 
 @final
+class Signals:
+    """Signals of this process as bytes of a pipe, while the context lasts, so that whoever waits for something else can
+    wait for them too. For the main thread. But for SIGCHLD those that the process was started to ignore, as under nohup
+    or in the background of a script, stay ignored.
+
+    handler: called besides, by Python. handlers: what was there before, by signal.
+    """
+
+    def __init__(self, numbers: Iterable[int], handler: Callable[[int, FrameType | None], None]) -> None:
+        self._numbers = numbers
+        self._handler = handler
+
+    def __enter__(self) -> Signals:
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self._wakeup_before = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
+        before = {number: signal.getsignal(number) for number in self._numbers}
+        self.handlers: dict[int, Any] = {
+            number: was
+            for number, was in before.items()
+            if number == signal.SIGCHLD or was not in (signal.SIG_IGN, None)
+        }
+        for number in self.handlers:
+            signal.signal(number, self._handler)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        os.close(self.reader)
+        os.close(self.writer)
+
+    def wait(self, timeout_s: float | None) -> bytes:
+        """The signals since the last call, once there is one or the time is up."""
+        ready, _, _ = select.select([self.reader], [], [], timeout_s)
+        return os.read(self.reader, 4096) if ready else b""
+
+
+def noted(number: int, frame: FrameType | None) -> None:
+    """For ``Signals``: the byte in the pipe is all there is to do."""
+
+
+@final
 class Interrupts:
     """Of this process, while the context lasts; in any other than the main thread there are none.
 
@@ -59,41 +104,26 @@ class Interrupts:
         self._raising = False
         self._raised = False
         self._stop: Stop[Any] | None = None
-        self._handlers: dict[int, Any] = {}
+        self._signals = Signals(STOPPING, self._handle)
 
     def __enter__(self) -> Interrupts:
         self._listens = threading.current_thread() is threading.main_thread()
         if self._listens:
-            # What the process was started to ignore, as under nohup, stays ignored.
-            self._handlers = {number: signal.getsignal(number) for number in STOPPING}
-            self._handlers = {
-                number: was for number, was in self._handlers.items() if was not in (signal.SIG_IGN, None)
-            }
-            self._reader, self._writer = os.pipe()
-            os.set_blocking(self._writer, False)
+            self._signals.__enter__()
             self._watcher = threading.Thread(target=self._watch, name="piper-ray-signals", daemon=True)
             self._watcher.start()
-            self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-            for number in self._handlers:
-                signal.signal(number, self._handle)
             self._unraisable_before = sys.unraisablehook
             sys.unraisablehook = self._unraisable
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """After a signal all stays as it is: the process has to end, and in time."""
-        if not self._listens or self.number in self._handlers:
+        if not self._listens or self.number in self._signals.handlers:
             return
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
         sys.unraisablehook = self._unraisable_before
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.write(self._writer, bytes([_END]))
+        os.write(self._signals.writer, bytes([_END]))
         self._watcher.join()
-        os.close(self._reader)
-        os.close(self._writer)
+        self._signals.__exit__()
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
@@ -137,25 +167,41 @@ class Interrupts:
         Raises KeyboardInterrupt after a signal if there is nothing yet. From here on a signal raises nothing, so that
         the answer can be written.
         """
+        from concurrent.futures import Future, wait
+
         end_loading()
         self._raising = False
-        running = _Running(work)
+        stop: Stop[_Answer] = Stop()
         # A cluster that is let go may take the process with it, and goes with the process anyhow.
-        running.stop.rest = threading.Event().wait
-        self._stop = running.stop
+        stop.rest = threading.Event().wait
+        self._stop = stop
         if self.number is not None:
-            running.stop.request()
-        running.start()
-        while not running.done.wait(_POLL_S):
-            if self.number is not None and time.monotonic() - self._came_at_s > _patience_s(running.stop):
-                self._give_up(running.stop)
-                return _required(running.stop.answer())
-        if running.error is None:
-            return _required(running.answer)
-        so_far = None if self.number is None else running.stop.answer()
+            stop.request()
+        running: Future[_Answer | None] = Future()
+
+        def run_work() -> None:
+            try:
+                try:
+                    answer = work(stop)
+                except StopSearch:
+                    running.set_result(stop.answer())
+                else:
+                    running.set_result(answer)
+            except BaseException as error:  # noqa: BLE001 - the main thread raises it
+                running.set_exception(error)
+
+        threading.Thread(target=run_work, name="piper-ray-work", daemon=True).start()
+        while not wait([running], _POLL_S).done:
+            if self.number is not None and time.monotonic() - self._came_at_s > _patience_s(stop):
+                self._give_up(stop)
+                return _required(stop.answer())
+        error = running.exception()
+        if error is None:
+            return _required(running.result())
+        so_far = None if self.number is None else stop.answer()
         if so_far is None:
-            raise running.error
-        self.tell(running.error)  # whatever else was told to end may have been needed
+            raise error
+        self.tell(error)  # whatever else was told to end may have been needed
         return so_far
 
     def _give_up(self, stop: Stop[Any]) -> None:
@@ -185,10 +231,10 @@ class Interrupts:
 
     def _watch(self) -> None:
         while True:
-            number = os.read(self._reader, 1)[0]
+            number = os.read(self._signals.reader, 1)[0]
             if number == _END:
                 return
-            if number in self._handlers:
+            if number in self._signals.handlers:
                 break
         self.stop(number)
         time.sleep(END_WITHIN_S)
@@ -197,30 +243,6 @@ class Interrupts:
                 if os.isatty(stream):
                     os.write(stream, SHOW_CURSOR)
         os._exit(self.exit_code or 128 + number)
-
-
-class _Running(Generic[_Answer]):
-    """Work in a thread that does not keep the process from ending."""
-
-    def __init__(self, work: Callable[[Stop[_Answer]], _Answer]) -> None:
-        self.stop: Stop[_Answer] = Stop()
-        self.done = threading.Event()
-        self.answer: _Answer | None = None
-        self.error: BaseException | None = None
-        self._work = work
-
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="piper-ray-work", daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.answer = self._work(self.stop)
-        except StopSearch:
-            self.answer = self.stop.answer()
-        except BaseException as error:  # noqa: BLE001 - the main thread raises it
-            self.error = error
-        finally:
-            self.done.set()
 
 
 def _patience_s(stop: Stop[Any]) -> float:

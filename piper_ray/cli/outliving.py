@@ -14,28 +14,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
-import struct
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from piper_ray.cli.interrupts import SHOW_CURSOR, STOPPING
+from piper_ray.cli.interrupts import SHOW_CURSOR, STOPPING, Signals, noted
 from piper_ray.model.errors import ClusterError, PiperRayError
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from piper_ray.engine.backends.ray.services import Services
 
 SUPERVISED = "PIPER_RAY_SUPERVISED"
 """In the environment of a child that is started again when it dies: its answer is in its checkpoint."""
 
-_ANSWER, _INPUT, _SERVICES, _WHOLE = b"a", b"i", b"s", b"w"
-_HEAD = struct.Struct(">cQ")
-"""What is told of, and in how many bytes, pickled."""
+_ANSWER, _INPUT, _SERVICES, _WHOLE = "answer", "input", "services", "whole"
+"""What is told of."""
 
-_AT_ONCE = 2**16
 _ANSWERS_WITHIN_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -43,7 +41,7 @@ _PR_SET_PDEATHSIG = 1
 class Left:
     """What a child has left that was ended from outside. cause: in words; exit_code: what to end with."""
 
-    def __init__(self, told: Mapping[bytes, bytes], cause: str, exit_code: int) -> None:
+    def __init__(self, told: Mapping[str, bytes], cause: str, exit_code: int) -> None:
         self.cause, self.exit_code = cause, exit_code
         self._told = told
 
@@ -60,7 +58,7 @@ class Left:
 
 
 _left: Left | None = None
-_to_parent: int | None = None
+_to_parent: Connection | None = None
 _lock = threading.Lock()
 
 
@@ -111,19 +109,21 @@ def may_be_ended(arguments: Collection[str], environment: Mapping[str, str]) -> 
 def outlive() -> None:
     """Returns in the child; in the parent only if the child was ended from outside, else the process ends with it."""
     global _to_parent, _left  # noqa: PLW0603 - of the process
+    from multiprocessing import Pipe
+
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    reader, writer = os.pipe()
+    reader, writer = Pipe(duplex=False)
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        os.close(reader)
+        reader.close()
         _end_with(parent)
         _to_parent = writer
         return
-    os.close(writer)
+    writer.close()
     told, ended, status = _watched(child, reader)
-    os.close(reader)
+    reader.close()
     if _WHOLE in told or not _is_from_outside(status):
         _end_like(status)
     with contextlib.suppress(OSError):
@@ -132,17 +132,15 @@ def outlive() -> None:
     _left = Left(told, *_explained(told, ended, status))
 
 
-def _tell(kind: bytes, value: object) -> None:
+def _tell(kind: str, value: object) -> None:
     if _to_parent is None:
         return
     import pickle
 
-    content = pickle.dumps(value)
+    # Pickled by itself: the parent looks into it, and loads what it is of, only when it is needed.
+    message = kind, pickle.dumps(value)
     with _lock, contextlib.suppress(OSError):  # without a parent this process ends, too
-        for data in (_HEAD.pack(kind, len(content)), content):
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(_to_parent, rest) :]
+        _to_parent.send(message)
 
 
 def _value(content: bytes | None) -> Any:
@@ -160,60 +158,36 @@ def _end_with(parent: int) -> None:
         os._exit(PiperRayError.exit_code)
 
 
-def _watched(child: int, reader: int) -> tuple[dict[bytes, bytes], list[str], int]:
-    """Until the child has ended: what it told of, which services ended, in turn, and its status as of ``waitpid``."""
-    told: dict[bytes, bytes] = {}
+def _watched(child: int, reader: Connection) -> tuple[dict[str, bytes], list[str], int]:
+    """Until the child has ended: what it told of, which services ended, in turn, and its status as of ``waitpid``.
+
+    Signals are passed on. A terminal's go to both, and so come twice, which changes nothing.
+    """
+    from multiprocessing.connection import wait
+
+    told: dict[str, bytes] = {}
     services: dict[int, str] = {}  # by what becomes readable at their end
     ended: list[str] = []
-    unread = bytearray()
-    with _passed_on(child):
+    with Signals(STOPPING, noted) as signals:
         while True:
-            ready, _, _ = select.select([reader, *services], [], [])
-            for descriptor in ready:
-                if descriptor in services:
-                    ended.append(services.pop(descriptor))
-                    os.close(descriptor)
+            ready = wait([reader, signals.reader, *services])
+            for number in signals.wait(0.0):
+                os.kill(child, number)
+            for descriptor in [each for each in ready if each in services]:
+                ended.append(services.pop(descriptor))
+                os.close(descriptor)
             if reader not in ready:
                 continue
-            data = os.read(reader, _AT_ONCE)
-            if not data:
+            try:
+                kind, told[kind] = reader.recv()
+            except (EOFError, OSError):  # of a message that is cut off
                 break
-            unread += data
-            for kind, content in _whole_messages(unread):
-                told[kind] = content
-                if kind == _SERVICES:
-                    watched, gone = _ends_of(content)
-                    services |= watched
-                    ended += gone
-        # A signal that is passed on must not go to a process that has its pid by then.
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+            if kind == _SERVICES:
+                watched, gone = _ends_of(told[kind])
+                services |= watched
+                ended += gone
         _, status = os.waitpid(child, 0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     return told, ended, status
-
-
-@contextlib.contextmanager
-def _passed_on(child: int) -> Iterator[None]:
-    """A terminal's signals go to both, and so come twice, which changes nothing."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    for number, handler in before.items():
-        if handler != signal.SIG_IGN:
-            signal.signal(number, lambda number, _frame: os.kill(child, number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _whole_messages(unread: bytearray) -> Iterator[tuple[bytes, bytes]]:
-    """Takes them off the front."""
-    while len(unread) >= _HEAD.size:
-        kind, size = _HEAD.unpack_from(unread)
-        if len(unread) < _HEAD.size + size:
-            return
-        yield kind, bytes(unread[_HEAD.size : _HEAD.size + size])
-        del unread[: _HEAD.size + size]
 
 
 def _ends_of(content: bytes) -> tuple[dict[int, str], list[str]]:
@@ -243,7 +217,7 @@ def _end_like(status: int) -> NoReturn:
     os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status))
 
 
-def _explained(told: Mapping[bytes, bytes], ended: list[str], status: int) -> tuple[str, int]:
+def _explained(told: Mapping[str, bytes], ended: list[str], status: int) -> tuple[str, int]:
     """In words what ended the child, and the exit code for that."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)

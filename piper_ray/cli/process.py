@@ -119,6 +119,22 @@ class _Descriptor(io.RawIOBase):
         return os.isatty(self._descriptor)
 
 
+@contextlib.contextmanager
+def others_on_stderr(wanted: bool) -> Iterator[None]:
+    """What other processes and libraries print on stdout meanwhile, Ray's among them, goes to stderr."""
+    if not wanted:
+        yield
+        return
+    sys.stdout.flush()
+    saved = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 1)
+        os.close(saved)
+
+
 _VARIABLES: Mapping[str, str] = {"OPENBLAS_NUM_THREADS": "1", "PYDANTIC_DISABLE_PLUGINS": "1"}
 """Read as numpy and pydantic are loaded. What the user has set stays, and no process that the command starts inherits
 ours."""

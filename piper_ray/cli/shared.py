@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import piper_ray
 from piper_ray import AllReduce, Contract, Instance, Plan, Recompute, Restrictions, SolveOptions, StepTerms
@@ -115,14 +114,6 @@ class ScheduleOptions:
         return known if known is not None and asked == known.name else Schedule.of(asked)
 
 
-class PerStage(str, Enum):
-    """The rules of ``Recompute`` that are about stages."""
-
-    ALL_OR_NONE = Recompute.ALL_OR_NONE.value
-    FIRST_K = Recompute.FIRST_K.value
-    ONE_FOR_ALL = Recompute.ONE_FOR_ALL.value
-
-
 @dataclass(frozen=True)
 class RestrictionOptions:
     """What plans must keep."""
@@ -139,7 +130,7 @@ class RestrictionOptions:
     stages: int | None = option("P", "Plans of so many stages only; of so many ranks where these hold several.")
     use_all_devices: bool = flag("Plans that leave no device over only: d t p = K.")
     tensor_parallel: str | None = option("T,T,...", "Tensor-parallel degrees that may be, as 1,2,4,8.")
-    per_stage_recompute: PerStage | None = option(
+    per_stage_recompute: Literal["all-or-none", "first-k", "one-for-all"] | None = option(
         "RULE",
         "What runtimes can be told of recomputation, as --recompute has it too: all-or-none of each stage; first-k, "
         "each stage the first k of its layers, with a k of its own; or one-for-all, one setting for all.",
@@ -166,7 +157,7 @@ class RestrictionOptions:
         if self.use_all_devices:
             found.append(constraints.AllDevices())
         if self.per_stage_recompute is not None:
-            found.append(constraints.RecomputeRule(Recompute(self.per_stage_recompute.value)))
+            found.append(constraints.RecomputeRule(Recompute(self.per_stage_recompute)))
         if self.keep_order:
             found.append(constraints.KeepOrder())
         if self.sustained:

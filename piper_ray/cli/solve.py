@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -14,7 +15,6 @@ import piper_ray
 from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
 from piper_ray.cli import outliving
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
-from piper_ray.cli.cluster import ClusterOptions, going_on, left_solution, others_on_stderr, tell_of, told
 from piper_ray.cli.for_runtime import (
     RuntimeOptions,
     RuntimeSolve,
@@ -24,7 +24,8 @@ from piper_ray.cli.for_runtime import (
     write_alternatives,
 )
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import given, option
+from piper_ray.cli.options import flag, given, option
+from piper_ray.cli.process import others_on_stderr
 from piper_ray.cli.shared import (
     ContractOption,
     JsonOption,
@@ -37,11 +38,13 @@ from piper_ray.cli.shared import (
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
 if TYPE_CHECKING:
+    from piper_ray.engine.evaluation.backend import Backend
     from piper_ray.simulate.result import Simulation
 
 
@@ -120,6 +123,91 @@ class PlanOutput:
     """Where the plan goes."""
 
     out: Path | None = option("FILE", "Write the plan to FILE: upstream's JSON and our figures.", "-o", "--out")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Where a solve runs, and where its state is kept."""
+
+    address: str | None = option(
+        "ADDR",
+        "Solve on the Ray cluster at ADDR (host:port, or auto); local starts a Ray on this machine. Without it the "
+        "threads of this process do the work.",
+        envvar="RAY_ADDRESS",
+    )
+    workers: int | None = option("W", "Ray workers, spread over the machines; one on each machine if not given.")
+    cpus_per_worker: int | None = option(
+        "C", "Cores, and so threads, of each Ray worker; all of its machine's, or its share of them, if not given."
+    )
+    without_workers: Literal["continue", "wait"] = option(
+        "RULE",
+        "When the last Ray worker is lost: continue in the driver, or wait for a new one.",
+        default="continue",
+    )
+    checkpoint: str | None = option(
+        "DIR-or-URI",
+        "Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
+    )
+    supervise: bool = flag("Start the solve again when it dies, from where it was. Needs --checkpoint.")
+
+    @contextmanager
+    def backend(self, threads: int | None) -> Iterator[Backend | None]:
+        """The cluster; None without an address. Raises UsageError for options that do not go together."""
+        if not self.address:
+            if self.workers is not None:
+                raise UsageError("--workers needs --address: the Ray cluster whose workers they are, or local")
+            yield None
+            return
+        from piper_ray.engine.backends import ray
+        from piper_ray.engine.backends.ray import services
+
+        if outliving.has_parent():
+            services.observe(outliving.tell_of_services)
+        backend = ray.RayBackend(
+            self.address,
+            workers=self.workers,
+            cpus_per_worker=self.cpus_per_worker,
+            threads=threads,
+            without_workers=ray.WithoutWorkers(self.without_workers),
+        )
+        with closing(backend):
+            yield backend
+
+
+def told(listener: Listener, stop: Stop[Solution]) -> Listener:
+    """The listener, which tells the parent of each better answer too. stop: knows the answer so far."""
+    if not outliving.has_parent():
+        return listener
+
+    def tell(event: Event) -> None:
+        listener(event)
+        if isinstance(event, (IncumbentFound, EvaluationFinished, DegreesSearched)):
+            so_far = stop.answer()
+            if so_far is not None:
+                tell_of(so_far)
+
+    return tell
+
+
+def tell_of(solution: Solution) -> None:
+    """To the parent, without what takes long to count."""
+    if outliving.has_parent():
+        outliving.tell(replace(solution, stats=replace(solution.stats, pairs=None)))
+
+
+def left_solution(heritage: outliving.Left, checkpoint: str | None) -> Solution:
+    """The last of a process that was ended. Ends this one with what happened if there is none."""
+    found: Solution | None = heritage.answer
+    if found is None:
+        say(f"{heritage.cause}; nothing had been found yet{going_on(checkpoint)}")
+        raise typer.Exit(heritage.exit_code)
+    is_final = found.status in (Status.OPTIMAL, Status.INFEASIBLE)
+    return found if is_final else replace(found, stopped_by=StoppedBy.PROCESS_LOST)
+
+
+def going_on(checkpoint: str | None) -> str:
+    """How, in words."""
+    return "" if checkpoint is None else "; the same command goes on from the checkpoint"
 
 
 def solve(

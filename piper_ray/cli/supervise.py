@@ -12,20 +12,16 @@ alone, which passes SIGINT, SIGTERM and SIGHUP on, each once. Ctrl-Z stops the s
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import FrameType, TracebackType
-from typing import final
 
 import typer
 
-from piper_ray.cli.interrupts import STOPPING
+from piper_ray.cli.interrupts import STOPPING, Signals, noted
 from piper_ray.cli.outliving import SUPERVISED
 from piper_ray.cli.process import end_loading
 from piper_ray.model.errors import ClusterError, PiperRayError
@@ -81,7 +77,7 @@ def supervise(
     end_loading()
     known: set[str] = set()
     deaths = 0
-    with _Signals() as signals:
+    with Signals((*STOPPING, signal.SIGCHLD), noted) as signals:
         while True:
             code, stopped = _run([*command, *arguments], signals)
             if stopped or (code >= 0 and code not in _DEATHS):
@@ -97,13 +93,16 @@ def supervise(
                 f"in {pause_s:g} s",
                 err=True,
             )
-            stop = signals.stop_within(pause_s)
+            stop = _stop_within(signals, pause_s)
             if stop is not None:
                 return 128 + stop
 
 
-def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
-    """The return code, as of Popen, and whether a signal was passed on."""
+def _run(command: Sequence[str], signals: Signals) -> tuple[int, bool]:
+    """The return code, as of Popen, and whether a signal was passed on.
+
+    The child is reaped and signalled here alone: no signal can go to a pid that is no longer its own.
+    """
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command]
     stopped = False
@@ -121,53 +120,16 @@ def _run(command: Sequence[str], signals: _Signals) -> tuple[int, bool]:
             child.wait()
 
 
-@final
-class _Signals:
-    """SIGINT, SIGTERM, SIGHUP and SIGCHLD as bytes of a pipe, so that the process waits for them and for nothing else.
-
-    A child is thus reaped and signalled in one place: no signal can go to a pid that is no longer the child's.
-    """
-
-    def __enter__(self) -> _Signals:
-        self._reader, self._writer = os.pipe()
-        os.set_blocking(self._reader, False)
-        os.set_blocking(self._writer, False)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        # What the supervisor was started to ignore, as under nohup or in the background of a script, stays ignored.
-        numbers = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
-        self._before = {number: signal.signal(number, _noted) for number in (*numbers, signal.SIGCHLD)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def wait(self, timeout_s: float | None) -> bytes:
-        """The signals since the last call, once there is one or the time is up."""
-        select.select([self._reader], [], [], timeout_s)
-        with contextlib.suppress(BlockingIOError):
-            return os.read(self._reader, 4096)
-        return b""
-
-    def stop_within(self, pause_s: float) -> int | None:
-        """A signal to stop, as soon as there is one; None when the time is up."""
-        end = time.monotonic() + pause_s
-        while True:
-            left_s = end - time.monotonic()
-            for number in self.wait(max(left_s, 0.0)):
-                if number in STOPPING:
-                    return number
-            if left_s <= 0.0:
-                return None
-
-
-def _noted(number: int, frame: FrameType | None) -> None:
-    """The byte in the pipe is all there is to do."""
+def _stop_within(signals: Signals, pause_s: float) -> int | None:
+    """A signal to stop, as soon as there is one; None when the time is up."""
+    end = time.monotonic() + pause_s
+    while True:
+        left_s = end - time.monotonic()
+        for number in signals.wait(max(left_s, 0.0)):
+            if number in STOPPING:
+                return number
+        if left_s <= 0.0:
+            return None
 
 
 def _saved(checkpoint: str) -> set[str]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import typer
 
 from piper_ray.cli import outliving
-from piper_ray.cli.cluster import others_on_stderr
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, option
+from piper_ray.cli.process import others_on_stderr
 from piper_ray.cli.telling import note, say, working
 from piper_ray.model.errors import EXIT_INTERRUPTED, ClusterError, DatasetDamaged, UsageError
 from piper_ray.model.stop import Stop

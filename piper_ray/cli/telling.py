@@ -28,7 +28,7 @@ def note(text: str) -> None:
 
 def kernels_told() -> AbstractContextManager[None]:
     """Kernels that are compiled meanwhile are told of, and what is amiss with those on disk."""
-    return observed(compiling=lambda: note("compiling kernels: up to half a minute"), note=note)
+    return observed(note)
 
 
 @contextmanager

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -27,13 +26,6 @@ if TYPE_CHECKING:
     from piper_ray.workloads.measure.store import Store
 
 
-class Device(str, Enum):
-    """What --device takes."""
-
-    CPU = "cpu"
-    CUDA = "cuda"
-
-
 @dataclass(frozen=True)
 class FactoryOptions:
     """The function that makes the model."""
@@ -44,7 +36,7 @@ class FactoryOptions:
         "torch.nn.Module, or a pair of it and example inputs (a tensor, a tuple, or a dict of keywords). If it takes "
         "`microbatch` or `tensor_parallel` it gets them.",
     )
-    device: Device = option(None, "Where to measure.", default=Device.CPU)
+    device: Literal["cpu", "cuda"] = option(None, "Where to measure.", default="cpu")
     arg: list[str] | None = option("KEY=VALUE", "An argument of the factory; can be given several times.")
     inputs: list[str] | None = option(
         "SHAPE[:DTYPE[:LIMIT]]",
@@ -111,7 +103,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
 
     request = ProfileRequest(
         microbatch=asked.microbatch,
-        device=factory.device.value,
+        device=factory.device,
         layers=asked.layers or (),
         inputs=[parse_input(text) for text in factory.inputs or ()],
         degrees=degrees,
@@ -172,13 +164,6 @@ def _degrees(text: str | None) -> tuple[int, ...]:
 _OF_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
-class Sharing(str, Enum):
-    """What --replicas takes."""
-
-    DDP = "ddp"
-    FULLY_SHARD = "fully-shard"
-
-
 @dataclass(frozen=True)
 class RankFactoryOptions(FactoryOptions):
     """The function that makes the model on each rank."""
@@ -189,7 +174,9 @@ class RankFactoryOptions(FactoryOptions):
         "output and the inputs; else outputs are summed. An iterator in place of the example inputs gives each "
         "microbatch.",
     )
-    device: Device = option(None, "Where ranks compute: cores over gloo, or a GPU each over NCCL.", default=Device.CPU)
+    device: Literal["cpu", "cuda"] = option(
+        None, "Where ranks compute: cores over gloo, or a GPU each over NCCL.", default="cpu"
+    )
 
 
 @dataclass(frozen=True)
@@ -202,8 +189,8 @@ class RunOptions:
     )
     steps: int = option("COUNT", "Measured steps.", default=20, min=1)
     warm_up: int = option("COUNT", "Steps before those.", default=3, min=0)
-    replicas: Sharing = option(
-        None, "How replicas of a stage share their work: torch's DDP, or its fully_shard.", default=Sharing.DDP
+    replicas: Literal["ddp", "fully-shard"] = option(
+        None, "How replicas of a stage share their work: torch's DDP, or its fully_shard.", default="ddp"
     )
     schedule: ScheduleName | None = option("NAME", "In place of the plan's own; one that flushes each batch.")
     chunks: int | None = option("V", "Stages of the plan on each rank, with --schedule.")
@@ -237,8 +224,8 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
         inputs=tuple(factory.inputs or ()),
         microbatches=asked.microbatches,
         microbatch=asked.microbatch,
-        device=factory.device.value,
-        sharing=Replicas(asked.replicas.value),
+        device=factory.device,
+        sharing=Replicas(asked.replicas),
         steps=asked.steps,
         warm_up=asked.warm_up,
     )

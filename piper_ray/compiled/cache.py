@@ -31,7 +31,6 @@ import llvmlite
 import llvmlite.binding
 import numba
 import numba.core.runtime
-from numba.core.caching import _Cache
 from numba.core.compiler import CompileResult, compile_result
 from numba.core.serialize import dumps
 
@@ -120,8 +119,9 @@ _result: Callable[..., CompileResult] = compile_result
 
 
 @final
-class KernelCache(_Cache):
-    """The entries of one function. folders: looked through in turn, and the first that can be written gets new ones.
+class KernelCache:
+    """The entries of one function, as numba's dispatchers ask for them. folders: looked through in turn, and the first
+    that can be written gets new ones.
 
     kind: of ``KernelCompiler``: tells apart those that are compiled in another way.
     """
@@ -132,35 +132,20 @@ class KernelCache(_Cache):
         names = Path(function.__code__.co_filename).stem, function.__qualname__, kind
         self._stem = ".".join(filter(None, names))
         self._claimed: list[int] = []
-        self._enabled = True
-
-    @property
-    def cache_path(self) -> str:
-        return str(self._folders[0])
-
-    def enable(self) -> None:
-        self._enabled = True
-
-    def disable(self) -> None:
-        self._enabled = False
-
-    def flush(self) -> None:
-        """Entries are never out of date: their folder is named after the sources."""
+        self.cache_path = str(folders[0])
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
-        if self._enabled:
-            _runtime.initialize(target_context)
-            key = self._key(sig, target_context.codegen())
-            found = self._found(key, target_context)
-            if found is None:
-                self._claimed.append(_number(key))
-                if claim(self._folders, self._claimed[-1]):
-                    found = self._found(key, target_context)
-            if found is not None:
-                return found
-        tell(COMPILING)
-        return None
+        _runtime.initialize(target_context)
+        key = self._key(sig, target_context.codegen())
+        found = self._found(key, target_context)
+        if found is None:
+            self._claimed.append(int(_digest(key)[:15], 16))
+            if claim(self._folders, self._claimed[-1]):
+                found = self._found(key, target_context)
+        if found is None:
+            tell(COMPILING)
+        return found
 
     def release(self) -> None:
         """What was compiled, or could not be, is there for others."""
@@ -182,8 +167,6 @@ class KernelCache(_Cache):
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """What no folder takes is left to the next process to compile, which observers are told."""
-        if not self._enabled:
-            return
         key = self._key(sig, data.codegen)
         body = _dumps((key, data._reduce()))
         entry = hashlib.sha256(body).digest() + body
@@ -207,11 +190,6 @@ class KernelCache(_Cache):
 
 def _digest(key: Key) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
-
-
-def _number(key: Key) -> int:
-    """For a claim."""
-    return int(_digest(key)[:15], 16)
 
 
 def _content(path: Path) -> tuple[Key, tuple[Any, ...]] | None:

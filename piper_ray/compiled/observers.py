@@ -4,54 +4,36 @@ no kernel can listen too."""
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from functools import cache
 
 from piper_ray.model.events import Compiling, Listener, Note
 
+COMPILING = "compiling kernels: up to half a minute"
+"""What observers hear when a kernel really has to be compiled."""
 
-@dataclass
-class _Observer:
-    compiling: Callable[[], None]
-    note: Callable[[str], None]
-    told: set[str] = field(default_factory=set)
-
-
-_observers: list[_Observer] = []
-_telling = threading.Lock()
-COMPILING = ""
-"""Told once to each observer, as each note is."""
+_observers: list[Callable[[str], None]] = []
 
 
 @contextlib.contextmanager
-def observed(compiling: Callable[[], None], note: Callable[[str], None]) -> Iterator[None]:
-    """Calls ``compiling`` when the first kernel really has to be compiled meanwhile, by any thread of this process, and
-    ``note`` with what is amiss with the kernels on disk. On the thread that compiles, each once."""
-    observer = _Observer(compiling, note)
-    with _telling:
-        _observers.append(observer)
+def observed(observer: Callable[[str], None]) -> Iterator[None]:
+    """Calls ``observer`` with COMPILING when the first kernel has to be compiled meanwhile, by any thread of this
+    process, and with what is amiss with the kernels on disk. On the thread that compiles, with each text once."""
+    once = cache(observer)  # numba's lock lets one thread at a time load and compile
+    _observers.append(once)
     try:
         yield
     finally:
-        with _telling:
-            _observers.remove(observer)
+        _observers.remove(once)
 
 
 def compiling_told(listener: Listener) -> AbstractContextManager[None]:
     """The same as events."""
-    return observed(compiling=lambda: listener(Compiling()), note=lambda text: listener(Note(text)))
+    return observed(lambda text: listener(Compiling() if text == COMPILING else Note(text)))
 
 
 def tell(text: str) -> None:
-    """text: a note, or COMPILING."""
-    with _telling:
-        untold = [observer for observer in _observers if text not in observer.told]
-        for observer in untold:
-            observer.told.add(text)
-    for observer in untold:
-        if text == COMPILING:
-            observer.compiling()
-        else:
-            observer.note(text)
+    """text: COMPILING, or what is amiss."""
+    for observer in _observers.copy():
+        observer(text)

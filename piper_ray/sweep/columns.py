@@ -1,4 +1,4 @@
-"""The columns of a sweep's dataset: its schema, which columns tell of the run and not of the answer, and its version.
+"""The columns of a sweep's dataset: its schema, the order of its rows, and its version.
 
 A dataset is a folder of Parquet files, ``workload=LABEL/part-*.parquet``, partitioned as Hive does; any reader of such
 folders takes it, the label being a column there. A row is a finished point:
@@ -102,20 +102,6 @@ SCHEMA = pa.schema(
     ],
     metadata={"piper_ray.sweep.schema_version": str(SCHEMA_VERSION)},
 )
-
-RUN_COLUMNS = (
-    "seconds",
-    "lattice_s",
-    "stage_costs_s",
-    "search_s",
-    "evaluations",
-    "attempts",
-    "spread",
-    "host",
-    "runtime",
-    "finished_at",
-)
-"""What tells of the run: all other columns are the same whenever and wherever a point is solved."""
 
 ORDER = (
     "planner",

@@ -36,10 +36,10 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
@@ -126,11 +126,6 @@ def schedule_named(text: str) -> Schedule:
         raise ValueError(f"{error} ({shown(text)})") from None
 
 
-def check_label(label: str) -> bool:
-    """Labels are folders of the dataset."""
-    return _LABEL.fullmatch(label) is not None
-
-
 def _named_schedule(text: str) -> str:
     schedule_named(text)
     return text
@@ -156,7 +151,7 @@ _Axis = Annotated[Annotated[_Value, Tag(ONE)] | Annotated[list[_Value], _Some, T
 class Grid(Closed):
     """Every combination of its values."""
 
-    workloads: _Axis[str] | None = Field(default=None, description="labels of [workloads]")
+    workload: _Axis[str] | None = Field(default=None, alias="workloads", description="labels of [workloads]")
     devices: _Axis[_Devices] | None = Field(default=None, description=_DEVICES_WORDS)
     microbatches: _Axis[_Batches] | None = Field(default=None, description=_MICROBATCHES_WORDS)
     memory: _Axis[SizeWithUnit] | None = Field(default=None, description=f"{_SIZE_WORDS}, or a list of them")
@@ -166,8 +161,12 @@ class Grid(Closed):
     recompute: _Axis[_Recompute] = Field(
         default=Recompute.AUTO.value, description=f"{_RECOMPUTE_WORDS}, or a list of them"
     )
-    schedules: _Axis[_Schedule] | None = Field(default=None, description=f"{_SCHEDULE_WORDS}, or a list of them")
-    planners: _Axis[_Planner] = Field(default=EXACT, description=f"{_PLANNER_WORDS}, or a list of them")
+    schedule: _Axis[_Schedule] | None = Field(
+        default=None, alias="schedules", description=f"{_SCHEDULE_WORDS}, or a list of them"
+    )
+    planner: _Axis[_Planner] = Field(
+        default=EXACT, alias="planners", description=f"{_PLANNER_WORDS}, or a list of them"
+    )
 
 
 class ListedPoint(Closed):
@@ -210,20 +209,24 @@ _CLUSTER = {  # in the sweep's words, and in those of an instance
 }
 _PER_SECOND = {"memory": "", "bandwidth": "/s"}
 
-_Figures = tuple[Any, Any, Any, Any]
-"""K, N, M and B; None: the workload's own."""
+
+class _Draft(NamedTuple):
+    """A point. None: as the workload has it. What comes first changes slowest, so that neighbours share a lattice."""
+
+    workload: str
+    tensor_parallelism: bool
+    recompute: str
+    data_parallelism: bool
+    schedule: str | None
+    planner: str
+    devices: int | None
+    microbatches: int | None
+    memory: float | None
+    bandwidth: float | None
 
 
-class _Draft:
-    """A point whose cluster and schedule may still be the workload's own in parts."""
-
-    __slots__ = ("figures", "planner", "restrictions", "schedule", "workload")
-
-    def __init__(
-        self, workload: str, planner: str, figures: _Figures, restrictions: Restrictions, schedule: str | None
-    ) -> None:
-        self.workload, self.planner, self.figures, self.restrictions = workload, planner, figures, restrictions
-        self.schedule = None if schedule is None else schedule_named(schedule)
+_Axes = list[list[Any]]
+"""The values of each field of ``_Draft``, of which every combination is a point."""
 
 
 def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None) -> Sweep:  # noqa: ARG005
@@ -247,13 +250,19 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
         faults.at("name", f"not a text ({shown(name)}); expected a text")
     workloads = _read_workloads(document.get("workloads"), faults)
     options = faults.model(SweepOptions, document.get("options", {}), "options")
-    grids = _read_grids(document.get("grid", []), workloads, faults)
-    listed = _read_points(document.get("points", []), workloads, faults)
+    listed = document.get("points", [])
+    if not isinstance(listed, list):
+        faults.at("points", f"not a list ({shown(listed)}); expected [[points]]")
+        listed = []
+    tables = [
+        *_read_tables(Grid, document.get("grid", []), "grid", workloads, faults),
+        *_read_tables(ListedPoint, listed, "points", workloads, faults),
+    ]
     if "grid" not in document and "points" not in document:
         faults.at("", "no points; expected [grid] or [[points]]")
     if faults:
         raise InputError(source, faults.found)
-    drafts = [*(draft for grid in grids for draft in _expanded(grid, tuple(workloads))), *map(_listed, listed)]
+    drafts = [_Draft(*values) for axes in tables for values in product(*axes)]
     used = {draft.workload for draft in drafts}
     folder = Path(source).parent
     graphs = {
@@ -282,7 +291,7 @@ def _read_workloads(table: object, faults: Faults) -> dict[str, NamedWorkload]:
     found: dict[str, NamedWorkload] = {}
     for label, value in table.items():
         path = path_of("workloads", label)
-        if not check_label(label):
+        if _LABEL.fullmatch(label) is None:  # it names a folder of the dataset
             faults.at(path, "cannot name a folder; expected letters, digits and any of . _ + - as a label")
         workload = faults.model(NamedWorkload, {"path": value} if isinstance(value, str) else value, path)
         # A faulty one still counts as there: one fault should not bring others.
@@ -290,51 +299,32 @@ def _read_workloads(table: object, faults: Faults) -> dict[str, NamedWorkload]:
     return found
 
 
-def _read_grids(value: object, workloads: Mapping[str, object], faults: Faults) -> list[Grid]:
-    tables = list(enumerate(value)) if isinstance(value, list) else [(None, value)]
-    grids: list[Grid] = []
-    for index, table in tables:
-        path = "grid" if index is None else f"grid[{index}]"
-        grid = faults.model(Grid, table, path)
-        if grid is None:
+def _read_tables(
+    kind: type[Grid | ListedPoint], value: object, key: str, workloads: Mapping[str, object], faults: Faults
+) -> list[_Axes]:
+    """Of one table, or of a list of them."""
+    found: list[_Axes] = []
+    for index, table in enumerate(value) if isinstance(value, list) else [(None, value)]:
+        path = key if index is None else f"{key}[{index}]"
+        read = faults.model(kind, table, path)
+        if read is None:
             continue
-        for label in _values(grid.workloads):
-            _check_workload(label, workloads, f"{path}.workloads", faults)
-        for name in _PER_SECOND:
-            _note_doubtful(_values(getattr(grid, name)), path, name, faults)
-        size = math.prod(len(axis) for axis in _axes(grid, tuple(workloads)))
+        for label in _values(read.workload):
+            if workloads and label not in workloads:
+                place = f"{path}.{kind.model_fields['workload'].alias or 'workload'}"
+                faults.at(place, f"unknown ({quoted(label)}); expected one of {', '.join(workloads)}")
+        for name, per_second in _PER_SECOND.items():
+            doubts = (doubtful(size, per_second, with_units=True) for size in _values(getattr(read, name)))
+            if (doubt := next(filter(None, doubts), None)) is not None:
+                faults.note(f"{path}.{name}", doubt)
+        axes = [_values(getattr(read, name)) or [None] for name in _Draft._fields]
+        if read.workload is None:
+            axes[0] = list(workloads)
+        size = math.prod(map(len, axes))
         if size > POINTS:
             faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
-        grids.append(grid)
-    return grids
-
-
-def _read_points(value: object, workloads: Mapping[str, object], faults: Faults) -> list[ListedPoint]:
-    if not isinstance(value, list):
-        faults.at("points", f"not a list ({shown(value)}); expected [[points]]")
-        return []
-    found = []
-    for index, table in enumerate(value):
-        point = faults.model(ListedPoint, table, f"points[{index}]")
-        if point is not None:
-            _check_workload(point.workload, workloads, f"points[{index}].workload", faults)
-            for name in _PER_SECOND:
-                _note_doubtful(_values(getattr(point, name)), f"points[{index}]", name, faults)
-            found.append(point)
+        found.append(axes)
     return found
-
-
-def _check_workload(label: str, workloads: Mapping[str, object], path: str, faults: Faults) -> None:
-    if workloads and label not in workloads:
-        faults.at(path, f"unknown ({quoted(label)}); expected one of {', '.join(workloads)}")
-
-
-def _note_doubtful(sizes: list[float], path: str, name: str, faults: Faults) -> None:
-    """Of an axis the first size that most likely lacks its unit."""
-    doubts = (doubtful(size, _PER_SECOND[name], with_units=True) for size in sizes)
-    doubt = next((doubt for doubt in doubts if doubt is not None), None)
-    if doubt is not None:
-        faults.note(f"{path}.{name}", doubt)
 
 
 def _values(value: Any) -> list[Any]:
@@ -343,40 +333,15 @@ def _values(value: Any) -> list[Any]:
     return [number for item in items for number in (item if isinstance(item, tuple) else (item,))]
 
 
-def _axes(grid: Grid, workloads: tuple[str, ...]) -> list[list[Any]]:
-    """Workload and restrictions change slowest: neighbours share a lattice."""
-    return [
-        _values(grid.workloads) or list(workloads),
-        _values(grid.tensor_parallelism),
-        _values(grid.recompute),
-        _values(grid.data_parallelism),
-        _values(grid.schedules) or [None],
-        _values(grid.planners),
-        *(_values(getattr(grid, name)) or [None] for name in _CLUSTER),
-    ]
-
-
-def _expanded(grid: Grid, workloads: tuple[str, ...]) -> Iterator[_Draft]:
-    for workload, tensor, recompute, data, schedule, planner, *figures in product(*_axes(grid, workloads)):
-        k, n, m, b = figures
-        yield _Draft(workload, planner, (k, n, m, b), Restrictions(tensor, data, Recompute(recompute)), schedule)
-
-
-def _listed(point: ListedPoint) -> _Draft:
-    restrictions = Restrictions(point.tensor_parallelism, point.data_parallelism, Recompute(point.recompute))
-    figures = (point.devices, point.microbatches, point.memory, point.bandwidth)
-    return _Draft(point.workload, point.planner, figures, restrictions, point.schedule)
-
-
 def _load(
     folder: Path, label: str, workload: NamedWorkload, drafts: list[_Draft], faults: Faults, on_note: OnNote
 ) -> Instance | None:
     """The workload. What every point gives need not be in its file."""
-    own = [draft.figures for draft in drafts if draft.workload == label]
+    own = [draft for draft in drafts if draft.workload == label]
     given = {
-        quantity: own[0][index]
-        for index, quantity in enumerate(_CLUSTER.values())
-        if all(figures[index] is not None for figures in own)
+        quantity: getattr(own[0], name)
+        for name, quantity in _CLUSTER.items()
+        if all(getattr(draft, name) is not None for draft in own)
     }
     place = path_of("workloads", label)
     try:
@@ -395,7 +360,20 @@ def _load(
 
 
 def _point(draft: _Draft, graph: Instance) -> Point:
-    own = [getattr(graph, quantity) for quantity in _CLUSTER.values()]
-    k, n, m, b = (mine if given is None else given for given, mine in zip(draft.figures, own, strict=True))
-    schedule = Schedule.first_of(draft.schedule, graph.schedule).settled
-    return Point(draft.workload, draft.planner, k, n, float(m), float(b), draft.restrictions, schedule)
+    figures = [
+        getattr(graph, quantity) if (given := getattr(draft, name)) is None else given
+        for name, quantity in _CLUSTER.items()
+    ]
+    restrictions = Restrictions(draft.tensor_parallelism, draft.data_parallelism, Recompute(draft.recompute))
+    asked = None if draft.schedule is None else schedule_named(draft.schedule)
+    devices, microbatches, memory_bytes, bandwidth_bytes_per_s = figures
+    return Point(
+        draft.workload,
+        draft.planner,
+        devices,
+        microbatches,
+        float(memory_bytes),
+        float(bandwidth_bytes_per_s),
+        restrictions,
+        Schedule.first_of(asked, graph.schedule).settled,
+    )

@@ -81,7 +81,7 @@ def run_sweep(
     storage = arguments.location("storage", storage)
     wanted = read_sweep(source, on_warning)
     with (
-        observed(compiling=lambda: on_warning("compiling kernels: up to half a minute"), note=on_warning),
+        observed(on_warning),
         Dataset.open(storage, wanted.name, resume=resume, on_warning=on_warning) as dataset,
         stop.ending(dataset.close),
     ):

@@ -24,7 +24,7 @@ import piper_ray
 from piper_ray.compiled import cache, jit
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler
-from piper_ray.compiled.observers import observed
+from piper_ray.compiled.observers import COMPILING, observed
 from tests.cli_cases import ROOT, run, write_small
 
 
@@ -51,12 +51,11 @@ def kept_in(folders: list[Path]) -> Any:
 
 def call(folders: list[Path], value: float = 14) -> Told:
     dispatcher = kept_in(folders)
-    compiled: list[bool] = []
-    notes: list[str] = []
-    with observed(compiling=lambda: compiled.append(True), note=notes.append):
+    told: list[str] = []
+    with observed(told.append):
         found = dispatcher(value)
-    assert len(compiled) <= 1
-    return Told(found, bool(compiled), notes)
+    assert told.count(COMPILING) <= 1
+    return Told(found, COMPILING in told, [text for text in told if text != COMPILING])
 
 
 def entry_of(folder: Path) -> Path:
@@ -252,11 +251,12 @@ def test_each_observer_is_told_once(tmp_path: Path) -> None:
     """And nobody else is."""
     told: list[str] = []
     folder = below_a_file(tmp_path)
-    with observed(compiling=lambda: told.append("outer"), note=lambda text: None):  # noqa: ARG005
+    with observed(told.append):
         call([folder], 14)
         call([folder], 0.5)
     call([folder], 14)
-    assert told == ["outer"]
+    assert told.count(COMPILING) == 1
+    assert len(told) == len(set(told)) == 2, "the other is that nothing can be kept"
 
 
 _PROCESS = """
@@ -371,11 +371,11 @@ def solved(schedule, **options):
     piper_ray.simulate("inputs/bert32-a100.toml", solution.plan, schedule)
 
 def then_compile_nothing(*uses):
-    compiled = []
-    with observed(compiling=lambda: compiled.append(True), note=print):
+    told = []
+    with observed(told.append):
         for use in uses:
             use()
-    assert not compiled, uses
+    assert not told, uses
 
 solved("2bw", threads=1)
 compile_kernels()  # workers take in states besides

@@ -19,9 +19,10 @@ from pyarrow import fs
 from piper_ray import CheckpointRefused, UsageError
 from piper_ray.storage.folder import PARTS, StateFile, checksum, open_folder
 from piper_ray.sweep import columns, dataset
-from piper_ray.sweep.columns import ORDER, RUN_COLUMNS, SCHEMA
+from piper_ray.sweep.columns import ORDER, SCHEMA
 from piper_ray.sweep.dataset import Dataset, read_dataset
 from tests.checkpoint_support import Clock, ObjectStore, ignored, unexpected
+from tests.sweep_support import RUN_COLUMNS
 from tests.sweep_support import dataset_row as row
 
 ROOT = Path(__file__).resolve().parents[2]
