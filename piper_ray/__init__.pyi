@@ -56,8 +56,8 @@ from piper_ray.model.passes import passes_of as passes_of
 from piper_ray.model.passes import with_passes as with_passes
 from piper_ray.workloads.formats.load import Source as Source
 from piper_ray.engine.frontier.ranges import Numbers as Numbers
-from piper_ray.workloads.formats import Form as Form
-from piper_ray.workloads.formats import InFlight as InFlight
+from piper_ray.model.forms import Form as Form
+from piper_ray.model.forms import InFlight as InFlight
 
 # what plans must keep
 from piper_ray.model.restrictions import Restrictions as Restrictions

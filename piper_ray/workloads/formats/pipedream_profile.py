@@ -22,10 +22,10 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from piper_ray.model import limits
+from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats.faults import Faults, quoted
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Quantities, read_cluster
-from piper_ray.workloads.formats.forms import InFlight
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
 
 TMPC_ID = "vanilla"

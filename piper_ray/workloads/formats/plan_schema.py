@@ -24,7 +24,7 @@ else:
 
 
 class _Documented(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(strict=True, frozen=True, defer_build=True, use_attribute_docstrings=True)
 
 
 class StageFigures(_Documented):
