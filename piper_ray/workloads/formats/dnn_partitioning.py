@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import count
 
 from pydantic import Field
@@ -300,21 +301,16 @@ def _sent_bytes(
 
 def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> list[int]:
     """The groups so that every arc runs forwards."""
-    successors: dict[int, set[int]] = {group: set() for group in sorted(groups)}
+    sorter = TopologicalSorter(dict.fromkeys(groups, ()))
     for tail, head in arcs:
-        successors[tail].add(head)
-    waiting = dict.fromkeys(successors, 0)
-    for heads in successors.values():
-        for head in heads:
-            waiting[head] += 1
-    ready = [group for group, count in reversed(waiting.items()) if count == 0]
+        sorter.add(head, tail)
+    sorter.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
+    while sorter.is_active():
+        ready += sorted(sorter.get_ready(), reverse=True)
         order.append(ready.pop())
-        for head in sorted(successors[order[-1]], reverse=True):
-            waiting[head] -= 1
-            if waiting[head] == 0:
-                ready.append(head)
+        sorter.done(order[-1])
     return order
 
 

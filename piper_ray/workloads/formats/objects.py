@@ -324,7 +324,7 @@ def _check_tmpc(
     found_before = len(faults.found)
     _check_fields(Tmpc, tmpc, path, faults)
     if (tmpc.forward_s is not None or tmpc.weight_s is not None) and len(faults.found) == found_before:
-        graph.check_passes(tmpc, lambda name: f"{path}.{'time_per_sample_s' if name == 'p' else name + '_s'}", faults)
+        graph.check_passes(tmpc, lambda name: f"{path}.{name}", faults)
     arriving, leaving = (None, None) if ends is None else ends
     _check_sync(tmpc.forward_sync_bytes, f"{path}.forward_sync_bytes", arriving, f"{{}} -> {layer}", faults)
     _check_sync(tmpc.backward_sync_bytes, f"{path}.backward_sync_bytes", leaving, f"{layer} -> {{}}", faults)

@@ -235,8 +235,6 @@ def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], fault
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
 """In the path of a chain: the number of its first layer, from which the others count on."""
 
-_PASS_KEYS = {"p": "time_s", "forward": "forward_s", "backward": "backward_s", "weight": "weight_s"}
-
 
 @dataclass(frozen=True)
 class ReadType:
@@ -386,7 +384,9 @@ def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Fau
             if (tmpc.forward_s is not None or tmpc.weight_s is not None) and (kind.key, index) not in wrong:
                 found_before = len(faults.found)
                 row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
-                check_passes(tmpc, lambda name, at=row_path: f"{at}.{_PASS_KEYS[name]}", faults)  # type: ignore[misc]
+                check_passes(
+                    tmpc, lambda name, at=row_path: f"{at}.{name.replace('time_per_sample_s', 'time_s')}", faults
+                )  # type: ignore[misc]
                 if len(faults.found) > found_before:
                     wrong.add((kind.key, index))
             for t in row.degrees:
