@@ -290,8 +290,6 @@ def test_writing_where_or_what_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_importing_what_commands_need_of_formats_brings_neither_numpy_nor_pydantic() -> None:
-    program = (
-        "import sys, piper_ray.cli.shared; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
-    )
+    program = "import sys, piper_ray.cli.shared; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

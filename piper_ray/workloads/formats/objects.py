@@ -8,7 +8,7 @@ figure, ``graph`` those of a graph and of a layer's TMPCs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -33,7 +33,7 @@ class _Rule(NamedTuple):
     note: Callable[[object, str, Faults], None]
 
 
-def _adapter_rule(holds: Callable[[object], bool], kind: object, expected: str) -> _Rule:
+def _adapter_rule(holds: Callable[[object], bool], kind: Any, expected: str) -> _Rule:
     """The rule that files have for this kind of number; it takes what can be made one, which is none here."""
     adapter: TypeAdapter[object] = TypeAdapter(kind)
 
@@ -186,9 +186,10 @@ def check_instance(instance: Instance) -> None:
         _COUNT_OR_NONE.note(instance.measured_threads, "measured_threads", faults)
     layers = _objects(instance.layers, Layer, "layers", faults)
     edges = _objects(instance.edges, Edge, "edges", faults)
-    sized = layers is not None and edges is not None
-    if sized and graph.check_size(len(layers), len(edges), faults, "layers", "edges"):
-        _check_graph(layers, edges, _objects(instance.tensors, Tensor, "tensors", faults) or (), faults)
+    if layers is not None and edges is not None:
+        tensors = _objects(instance.tensors, Tensor, "tensors", faults) or ()
+        if graph.check_size(len(layers), len(edges), faults, "layers", "edges"):
+            _check_graph(layers, edges, tensors, faults)
     for index, note in enumerate(_objects(instance.notes, str, "notes", faults) or ()):
         if note is not None:
             _note_text(note, f"notes[{index}]", faults)
