@@ -17,7 +17,7 @@ import typer
 from typer.models import OptionInfo
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s, parse_count
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_count
 
 Value = TypeVar("Value")
 

@@ -20,9 +20,9 @@ from piper_ray.cli.shared import StepOptions
 from piper_ray.cli.telling import kernels_told, note, working
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
+from piper_ray.model.units import parse_count
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
-from piper_ray.workloads.formats import parse_count
 
 if TYPE_CHECKING:
     from piper_ray import Instance, TrainedModel

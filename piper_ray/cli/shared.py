@@ -13,8 +13,9 @@ from piper_ray.cli.options import argument, flag, option, parse_degrees, parse_g
 from piper_ray.cli.outliving import left, stdin_text
 from piper_ray.cli.telling import note
 from piper_ray.model import constraints
+from piper_ray.model.forms import InFlight
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
-from piper_ray.workloads.formats import InFlight, load_text, parse_count, parse_seconds
+from piper_ray.model.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
     from piper_ray.workloads.formats.plans import PlanClaims
@@ -48,6 +49,8 @@ class WorkloadOptions:
 
     def load(self, devices: int | None = None) -> Instance:
         """devices: in place of all others. What the input's reader notes goes to stderr."""
+        from piper_ray.workloads.formats import load_text
+
         source = self.source
         read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
         instance = read(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from graphlib import TopologicalSorter
 from itertools import pairwise
 
 from piper_ray.model.arguments import did_you_mean
@@ -17,19 +18,15 @@ from piper_ray.model.plan import Plan, Stage
 def layers_in_order(instance: Instance) -> tuple[int, ...]:
     """Layer ids in the order of the file; where an edge runs backwards there, what it comes from goes first."""
     place = {layer.id: index for index, layer in enumerate(instance.layers)}
-    before, after = {}, {}
-    for layer, (sources, targets) in instance.neighbours.items():
-        before[layer], after[layer] = len(sources), targets
-    ready = [place[layer] for layer, count in before.items() if count == 0]
-    heapq.heapify(ready)
+    sorter = TopologicalSorter({layer: before for layer, (before, _) in instance.neighbours.items()})
+    sorter.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
-        layer = instance.layers[heapq.heappop(ready)].id
-        order.append(layer)
-        for target in after[layer]:
-            before[target] -= 1
-            if before[target] == 0:
-                heapq.heappush(ready, place[target])
+    while sorter.is_active():
+        for layer in sorter.get_ready():
+            heapq.heappush(ready, place[layer])
+        order.append(instance.layers[heapq.heappop(ready)].id)
+        sorter.done(order[-1])
     return tuple(order)
 
 

@@ -188,7 +188,7 @@ def _flag(text: str) -> bool:
 
 def _levels(text: str) -> tuple[Level, ...]:
     """``4x100GB/s+8x10GB/s``: groups of 4 devices, and 8 such groups."""
-    from piper_ray.workloads.formats import parse_bytes_per_s
+    from piper_ray.model.units import parse_bytes_per_s
 
     parts = [part.partition("x") for part in text.split("+")]
     return tuple(

@@ -46,6 +46,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from piper_ray.model import arguments, limits
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.errors import InputError, UsageError
+from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -57,7 +58,6 @@ from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import MANY, ONE, Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
-from piper_ray.workloads.formats.forms import InFlight
 
 POINTS = 1_000_000
 """At most, in one sweep."""

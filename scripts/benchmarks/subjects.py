@@ -9,7 +9,8 @@ from functools import partial
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import PAPERS_SCHEDULE
-from piper_ray.workloads.formats import load, parse_bytes, parse_bytes_per_s
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s
+from piper_ray.workloads.formats import load
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import Case, Row, fits
 from scripts.benchmarks.families import cells, chain, mixture, operators, towers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s
 from scripts.benchmarks.bench_solve import load_case
 from scripts.benchmarks.cases import BANDWIDTH, CASES, Case
 from scripts.benchmarks.families import tower_edges

@@ -16,7 +16,7 @@ import piper_ray
 from piper_ray.cli.app import app
 from piper_ray.model.figures import bytes_text, memory_text, size_above, size_option
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.workloads.formats import parse_bytes, parse_count, parse_seconds
+from piper_ray.model.units import parse_bytes, parse_count, parse_seconds
 from tests.cli_cases import ROOT, write_small
 from tests.report_cases import small_instance, small_plan
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.workloads.formats import InFlight, dump, load, load_plan, to_toml, to_upstream
+from piper_ray.workloads.formats import dump, load, load_plan, to_toml, to_upstream
 from tests.data import INCEPTION, INPUTS, PROFILES, WORKLOADS, goldens, profile_text
 
 PIPER = {"bert32a100": (37, 67, (1, 2, 4, 8)), "gnmt": (78, 104, (1,)), "resnet": (177, 193, (1,))}

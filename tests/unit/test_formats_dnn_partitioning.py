@@ -11,9 +11,9 @@ import pytest
 
 import piper_ray
 from piper_ray import InputError, Restrictions, UsageError, dump, load
+from piper_ray.model.forms import Form
 from piper_ray.model.instance import Tensor
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.workloads.formats import Form
 from piper_ray.workloads.formats.dnn_partitioning import strong_components
 from piper_ray.workloads.formats.pipedream_profile import in_flight_rule
 from tests.data import INCEPTION, PROFILES, profile_text

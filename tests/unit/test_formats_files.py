@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from piper_ray.model import limits
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.workloads.formats import dump, limits, load
+from piper_ray.workloads.formats import dump, load
 
 DOCUMENT = {
     "maxMemoryPerDevice": 1.0,
@@ -288,9 +289,7 @@ def test_writing_where_or_what_cannot_be_written(tmp_path: Path) -> None:
         dump(instance, tmp_path / "nowhere" / "out.json")
 
 
-def test_importing_the_package_of_formats_brings_neither_numpy_nor_pydantic() -> None:
-    program = (
-        "import sys, piper_ray.workloads.formats; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
-    )
+def test_importing_what_commands_need_of_formats_brings_neither_numpy_nor_pydantic() -> None:
+    program = "import sys, piper_ray.cli.shared; print(sorted({'numpy', 'pydantic', 'numba'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.formats import parse_bytes, parse_bytes_per_s
+from piper_ray.model.units import parse_bytes, parse_bytes_per_s
 
 
 @pytest.mark.parametrize(

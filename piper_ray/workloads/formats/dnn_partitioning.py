@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from itertools import count
 
 from pydantic import Field
@@ -300,21 +301,16 @@ def _sent_bytes(
 
 def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> list[int]:
     """The groups so that every arc runs forwards."""
-    successors: dict[int, set[int]] = {group: set() for group in sorted(groups)}
+    sorter = TopologicalSorter(dict.fromkeys(groups, ()))
     for tail, head in arcs:
-        successors[tail].add(head)
-    waiting = dict.fromkeys(successors, 0)
-    for heads in successors.values():
-        for head in heads:
-            waiting[head] += 1
-    ready = [group for group, count in reversed(waiting.items()) if count == 0]
+        sorter.add(head, tail)
+    sorter.prepare()
+    ready: list[int] = []
     order = []
-    while ready:
+    while sorter.is_active():
+        ready += sorted(sorter.get_ready(), reverse=True)
         order.append(ready.pop())
-        for head in sorted(successors[order[-1]], reverse=True):
-            waiting[head] -= 1
-            if waiting[head] == 0:
-                ready.append(head)
+        sorter.done(order[-1])
     return order
 
 
@@ -352,29 +348,14 @@ def strong_components(successors: Mapping[int, Iterable[int]]) -> dict[int, int]
 
 def losses(instance: Instance) -> list[str]:
     """What of ``instance`` this form cannot hold, in words."""
-    found = []
-    tmpcs = [(t, tmpc) for layer in instance.layers for t, listed in layer.tmpcs.items() for tmpc in listed]
-    if any(t > 1 for t, _ in tmpcs):
-        found.append("tensor parallelism (degrees above 1)")
-    if any(len(listed) > 1 for layer in instance.layers for listed in layer.tmpcs.values()):
-        found.append("the choice between several TMPCs of a layer")
-    if any(tmpc.id != TMPC_ID or tmpc.recompute for _, tmpc in tmpcs):
-        found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
-    if any(tmpc.shared_bytes for _, tmpc in tmpcs):
-        found.append("memory that replicas share out")
-    if any(tmpc.least_data_parallel_degree > 1 for _, tmpc in tmpcs):
-        found.append("the least data-parallel degrees of TMPCs")
-    if any(tmpc.weights_bytes for _, tmpc in tmpcs):
+    found = unwritten(instance)
+    tmpcs = [tmpc for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row]
+    if any(tmpc.weights_bytes for tmpc in tmpcs):
         found.append("weights to synchronise (parameterSize)")
-    if any(tmpc.activation_bytes for _, tmpc in tmpcs):
+    if any(tmpc.activation_bytes for tmpc in tmpcs):
         found.append("memory for each microbatch in flight (memoryUsageA)")
-    if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
-        found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
-    parted = sum(tmpc.forward_s is not None for _, tmpc in tmpcs)
-    if parted not in (0, len(tmpcs)):
+    if sum(tmpc.forward_s is not None for tmpc in tmpcs) not in (0, len(tmpcs)):
         found.append("how the time of some layers parts into a forward and a backward pass, and of others does not")
-    found += [] if all(tmpc.weight_s is None for _, tmpc in tmpcs) else ["weight gradients' share of backward passes"]
-    found += unwritten(instance)
     if _costs(instance) is None:
         found.append("tensors other than one that a layer sends to all layers after it, and each of these takes once")
     return found

@@ -15,6 +15,7 @@ from typing import NamedTuple, NoReturn
 from piper_ray.model import limits
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.storage.files import kind_unless_file
+from piper_ray.workloads.formats.faults import path_of, quoted, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -89,8 +90,6 @@ def parse_toml(source: str, text: str) -> Mapping[str, object]:
 
 def as_document(source: str, document: object) -> Mapping[str, object]:
     """``document`` if it is an object whose keys and values are texts that can be printed. Raises InputError."""
-    from piper_ray.workloads.formats.faults import quoted, shown
-
     if not isinstance(document, Mapping):
         refuse(source, "", f"holds {shown(document)}; expected an object")
     faults = []
@@ -125,8 +124,6 @@ def merged(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str
 
 def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
     """A fault for each key that some object of a parsed JSON document gives twice."""
-    from piper_ray.workloads.formats.faults import path_of
-
     return [
         Fault(path_of(place.path(), key), "duplicate key; expected each key once")
         for place, container in _containers(document)
@@ -143,8 +140,6 @@ class _Place(NamedTuple):
     depth: int
 
     def path(self) -> str:
-        from piper_ray.workloads.formats.faults import path_of
-
         parts: list[int | str] = []
         place = self
         while place.outer is not None:

@@ -72,13 +72,13 @@ RateWithUnit = Annotated[float, _POSITIVE, BeforeValidator(_parsed(partial(parse
 class Open(BaseModel):
     """Keys that no field names are passed over, as upstream's own reader does."""
 
-    model_config = ConfigDict(strict=True, frozen=True)
+    model_config = ConfigDict(strict=True, frozen=True, defer_build=True)
 
 
 class Closed(BaseModel):
     """A table of our own format: a key that no field names is a fault, most likely a misspelt one."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, defer_build=True, extra="forbid")
 
 
 @dataclass(frozen=True)

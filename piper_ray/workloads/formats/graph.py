@@ -4,9 +4,9 @@ layer must keep. Files and Python programs keep the same rules.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Tmpc
@@ -115,27 +115,13 @@ def check_tensors(tensors: Sequence[NamedTensor], ids: Iterable[int], faults: Fa
 
 def find_cycle(neighbours: Neighbours) -> list[int]:
     """The ids of one cycle in the direction of its edges, from its least id on; empty if there is none."""
-    waiting_for = {layer: len(before) for layer, before in neighbours.predecessors.items()}
-    ready = deque(layer for layer, count in waiting_for.items() if count == 0)
-    while ready:
-        for after in neighbours.successors[ready.popleft()]:
-            waiting_for[after] -= 1
-            if waiting_for[after] == 0:
-                ready.append(after)
-    stuck = {layer for layer, count in waiting_for.items() if count > 0}
-    if not stuck:
-        return []
-    # Every stuck layer has a stuck predecessor, so walking backwards must come round to a layer already passed.
-    position: dict[int, int] = {}
-    walk: list[int] = []
-    layer = min(stuck)
-    while layer not in position:
-        position[layer] = len(walk)
-        walk.append(layer)
-        layer = next(before for before in neighbours.predecessors[layer] if before in stuck)
-    cycle = walk[position[layer] :][::-1]
-    start = cycle.index(min(cycle))
-    return cycle[start:] + cycle[:start]
+    try:
+        TopologicalSorter(neighbours.predecessors).prepare()
+    except CycleError as error:
+        cycle: list[int] = error.args[1][:-1]
+        start = cycle.index(min(cycle))
+        return cycle[start:] + cycle[:start]
+    return []
 
 
 def _cycle_text(cycle: Sequence[int]) -> str:
@@ -168,21 +154,24 @@ def check_some_tmpc(rows: Iterable[object], path: str, faults: Faults) -> None:
 def check_passes(tmpc: Tmpc, path_to: Callable[[str], str], faults: Faults) -> None:
     """Note passes that do not make up p, and a share of the backward pass that is more than all of it.
 
-    The figures given are finite and >= 0. path_to: where that of "p", "forward", "backward" or "weight" stands.
+    The figures given are finite and >= 0. path_to: where a field of the TMPC stands.
     """
     p_s, forward_s, backward_s, weight_s = tmpc.time_per_sample_s, tmpc.forward_s, tmpc.backward_s, tmpc.weight_s
     if forward_s is None or backward_s is None:
         if weight_s is not None:
-            faults.at(path_to("weight"), "a share of a backward pass that is not given; expected the passes as well")
+            faults.at(path_to("weight_s"), "a share of a backward pass that is not given; expected the passes as well")
         return
     slack_s = PASSES_TOLERANCE * p_s
     if forward_s > p_s + slack_s or backward_s > p_s + slack_s:
-        name, part_s = ("forward", forward_s) if forward_s > backward_s else ("backward", backward_s)
+        name, part_s = ("forward_s", forward_s) if forward_s > backward_s else ("backward_s", backward_s)
         faults.at(path_to(name), f"{part_s!r}, more than both passes together ({p_s!r}); expected a part of it")
     elif abs(forward_s + backward_s - p_s) > slack_s:
-        faults.at(path_to("p"), f"{p_s!r}, but the passes take {forward_s!r} and {backward_s!r}; expected their sum")
+        faults.at(
+            path_to("time_per_sample_s"),
+            f"{p_s!r}, but the passes take {forward_s!r} and {backward_s!r}; expected their sum",
+        )
     elif weight_s is not None and weight_s > backward_s + slack_s:
-        faults.at(path_to("weight"), f"{weight_s!r}, more than the backward pass ({backward_s!r}); expected a share")
+        faults.at(path_to("weight_s"), f"{weight_s!r}, more than the backward pass ({backward_s!r}); expected a share")
 
 
 def check_sync_names(

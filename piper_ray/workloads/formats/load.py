@@ -9,35 +9,30 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import Fault, InputError, UsageError
+from piper_ray.model.forms import FORM_OF_SUFFIX, Form, InFlight
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.storage.files import write_atomically
-from piper_ray.workloads.formats.documents import (
-    advice,
-    as_document,
-    merged,
-    parse_json,
-    parse_toml,
-    read_text,
-    refuse,
-    repeated_keys,
+from piper_ray.workloads.formats import (
+    dnn_partitioning,
+    documents,
+    objects,
+    pipedream_profile,
+    plans,
+    upstream,
+    workload,
+    workload_writer,
 )
-from piper_ray.workloads.formats.forms import FORM_OF_SUFFIX, Form, InFlight
+from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.fields import Quantities
 
-if TYPE_CHECKING:
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.fields import Quantities
-    from piper_ray.workloads.formats.plans import MadeFor, PlanClaims, PlannedDocument
-
-    Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
-
-# The readers, and pydantic with them, are imported when something is read: `import piper_ray` stays light.
+Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
 Source = str | os.PathLike[str] | Mapping[str, object]
 
@@ -79,9 +74,9 @@ def load(
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
     if isinstance(source, Mapping):
-        return _from_document("input", as_document("input", source), overrides, "", chosen, None)
+        return _from_document("input", documents.as_document("input", source), overrides, "", chosen, None)
     path = _path_text(source)
-    return _from_text(path, read_text(path), overrides, chosen, Path(path).parent)
+    return _from_text(path, documents.read_text(path), overrides, chosen, Path(path).parent)
 
 
 def load_text(
@@ -100,7 +95,7 @@ def load_text(
     overrides = _overrides(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     chosen = None if in_flight is None else arguments.choice("in_flight", in_flight, InFlight)
     if not text.strip():
-        refuse(name, "", "empty; expected a workload")
+        documents.refuse(name, "", "empty; expected a workload")
     return _from_text(name, text, overrides, chosen, Path.cwd())
 
 
@@ -110,14 +105,11 @@ def _from_text(path: str, text: str, overrides: Quantities, chosen: InFlight | N
     if suffix not in (".json", ".toml", ".txt"):
         suffix = _sniff(text)
     if suffix != ".txt":
-        parse = parse_json if suffix == ".json" else parse_toml
+        parse = documents.parse_json if suffix == ".json" else documents.parse_toml
         return _from_document(path, parse(path, text), overrides, name, chosen, folder)
 
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.pipedream_profile import read_profile
-
     faults = Faults()
-    instance = read_profile(text, chosen or InFlight.TWO_VERSIONS, overrides, name, faults)
+    instance = pipedream_profile.read_profile(text, chosen or InFlight.TWO_VERSIONS, overrides, name, faults)
     return _checked_instance(path, instance, faults)
 
 
@@ -129,9 +121,7 @@ def instance_of(given: Instance | Source) -> Instance:
     """
     if isinstance(given, Instance):
         if not given.checked:
-            from piper_ray.workloads.formats.objects import check_instance
-
-            check_instance(given)
+            objects.check_instance(given)
         return given
     arguments.of_kind("instance", given, (str, bytes, os.PathLike, Mapping), "an Instance, or the path of an input")
     return load(given)
@@ -197,23 +187,15 @@ def _form(target: str, given: Form | str | None) -> Form:
 
 def _text(instance: Instance, target: str, form: Form) -> str:
     if form is Form.TOML:
-        from piper_ray.workloads.formats.workload_writer import to_toml
-
-        return to_toml(instance)
+        return workload_writer.to_toml(instance)
     if form is Form.PIPEDREAM:
-        from piper_ray.workloads.formats import pipedream_profile
-
         _refuse_losses(target, "a PipeDream profile", pipedream_profile.losses(instance))
         return pipedream_profile.to_profile(instance)
     if form is Form.DNN_PARTITIONING:
-        from piper_ray.workloads.formats import dnn_partitioning
-
         _refuse_losses(target, "an input of dnn-partitioning", dnn_partitioning.losses(instance))
         document = dnn_partitioning.to_dnn_partitioning(instance)
     else:
-        from piper_ray.workloads.formats.upstream import to_upstream
-
-        document = to_upstream(instance)
+        document = upstream.to_upstream(instance)
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -235,61 +217,50 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     >>> piper_ray.load_plan("plan.json", bert) == solution.plan
     True
     """
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plans import made_for_another, read_plan
-
     instance = instance_of(instance)
     path, document = _plan_document(source)
-    faults = Faults(repeated_keys(document))
-    read = read_plan(document, instance, faults)
+    faults = Faults(documents.repeated_keys(document))
+    read = plans.read_plan(document, instance, faults)
     if faults:
-        if "stages" not in document and "plan" not in document and (kind := advice(document)) is not None:
-            refuse(path, "", f"not a plan but {kind}")
-        made_for = made_for_another(document, instance)
+        if "stages" not in document and "plan" not in document and (kind := documents.advice(document)) is not None:
+            documents.refuse(path, "", f"not a plan but {kind}")
+        made_for = plans.made_for_another(document, instance)
         if made_for is not None and made_for.other_workload:
-            refuse(path, "", str(made_for))
+            documents.refuse(path, "", str(made_for))
     return _checked(path, read, faults)
 
 
-def plan_claims(source: Source) -> PlanClaims:
+def plan_claims(source: Source) -> plans.PlanClaims:
     """What a plan's document says beside the plan. Raises InputError."""
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plans import read_claims
-
     path, document = _plan_document(source)
     faults = Faults()
-    return _checked(path, read_claims(document, faults), faults)
+    return _checked(path, plans.read_claims(document, faults), faults)
 
 
-def plan_made_for(source: Source, instance: Instance) -> MadeFor | None:
+def plan_made_for(source: Source, instance: Instance) -> plans.MadeFor | None:
     """What a plan's document says that it was made for; None if that is this instance, or if it does not say."""
-    from piper_ray.workloads.formats.plans import made_for_another
-
-    return made_for_another(_plan_document(source)[1], instance)
+    return plans.made_for_another(_plan_document(source)[1], instance)
 
 
-def planned(source: Source) -> PlannedDocument:
+def planned(source: Source) -> plans.PlannedDocument:
     """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plans import read_planned
-
     path, document = _plan_document(source)
-    faults = Faults(repeated_keys(document))
-    return _checked(path, read_planned(document, faults), faults)
+    faults = Faults(documents.repeated_keys(document))
+    return _checked(path, plans.read_planned(document, faults), faults)
 
 
 def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
     if isinstance(source, Mapping):
-        return "plan", as_document("plan", source)
+        return "plan", documents.as_document("plan", source)
     path = _path_text(source)
-    text = read_text(path)
+    text = documents.read_text(path)
     kind = None
     if _sniff(text) == ".toml":
         with contextlib.suppress(InputError):
-            kind = advice(parse_toml(path, text))
+            kind = documents.advice(documents.parse_toml(path, text))
     if kind is not None:
-        refuse(path, "", f"not a plan but {kind}")
-    return path, parse_json(path, text)
+        documents.refuse(path, "", f"not a plan but {kind}")
+    return path, documents.parse_json(path, text)
 
 
 def dump_plan(
@@ -311,15 +282,11 @@ def dump_plan(
     >>> mine = piper_ray.Plan((piper_ray.Stage(layers, 8, 1, dict.fromkeys(layers, "plain")),))
     >>> piper_ray.dump_plan(mine, "mine.json", bert)
     """
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.objects import check_plan
-    from piper_ray.workloads.formats.plans import plan_document, read_plan
-
     arguments.of_kind("plan", plan, Plan, "a Plan")
     target = arguments.location("path", path)
     instance = instance_of(instance)
     planned_for = instance.schedule if schedule is None else Schedule.of(schedule)
-    check_plan(plan)
+    objects.check_plan(plan)
     faults = Faults()
     unnamed = [
         f"stages[{number}].tmpc_ids[{layer}]"
@@ -330,7 +297,7 @@ def dump_plan(
     for where in unnamed:
         faults.at(where, "missing; expected the TMPC id of that layer")
     if not faults:
-        read_plan(document := plan_document(instance, plan, planned_for), instance, faults)
+        plans.read_plan(document := plans.plan_document(instance, plan, planned_for), instance, faults)
     if faults:
         raise InputError("Plan", faults.found)
     write_atomically(Path(target), json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -345,39 +312,24 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
     >>> piper_ray.load_solution("solution.json", "workload.toml")  # of solve --json  # doctest: +SKIP
     Solution(optimal under 1f1b: 15.3316 ms/microbatch, gap 0 %, 8 stages on 512 devices)
     """
-    from piper_ray.workloads.formats.faults import Faults
-    from piper_ray.workloads.formats.plans import read_solution
-
     instance = instance_of(instance)
     if isinstance(source, Mapping):
-        path, document = "solution", as_document("solution", source)
+        path, document = "solution", documents.as_document("solution", source)
     else:
         path = _path_text(source)
-        document = parse_json(path, read_text(path))
-    if document.get("schema") != "piper-ray/solution" and (kind := advice(document)) is not None:
-        refuse(path, "", f"not what solve --json prints but {kind}")
-    faults = Faults(repeated_keys(document))
-    return _checked(path, read_solution(document, instance, faults), faults)
+        document = documents.parse_json(path, documents.read_text(path))
+    if document.get("schema") != "piper-ray/solution" and (kind := documents.advice(document)) is not None:
+        documents.refuse(path, "", f"not what solve --json prints but {kind}")
+    faults = Faults(documents.repeated_keys(document))
+    return _checked(path, plans.read_solution(document, instance, faults), faults)
 
 
-def _reader_of(document: Mapping[str, object]) -> tuple[Reader | None, bool]:
-    """What reads a document, by its keys, and whether it is a compact workload.
-
-    The other forms' modules are not loaded for one: that would take longer than reading it.
-    """
-    from piper_ray.workloads.formats import workload
-
-    if workload.KEYS & document.keys():
-        return workload.read_workload, True
-
-    from piper_ray.workloads.formats import dnn_partitioning
-
-    if dnn_partitioning.KEYS & document.keys():
-        return dnn_partitioning.read_dnn_partitioning, False
-
-    from piper_ray.workloads.formats import upstream
-
-    return upstream.read_upstream if upstream.KEYS & document.keys() else None, False
+_READERS: tuple[tuple[frozenset[str], Reader], ...] = (
+    (workload.KEYS, workload.read_workload),
+    (dnn_partitioning.KEYS, dnn_partitioning.read_dnn_partitioning),
+    (upstream.KEYS, upstream.read_upstream),
+)
+"""What reads a document, by its keys; the first that it has some key of."""
 
 
 def _from_document(
@@ -389,17 +341,17 @@ def _from_document(
     folder: Path | None,
 ) -> Instance:
     """folder: of the file; None for what is in none."""
-    from piper_ray.workloads.formats.faults import Faults
-
     if in_flight is not None:
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
-    faults = Faults(repeated_keys(document))
-    read, is_ours = _reader_of(document)
+    faults = Faults(documents.repeated_keys(document))
+    read = next((reader for keys, reader in _READERS if keys & document.keys()), None)
     if read is None:
-        kind = advice(document)
+        kind = documents.advice(document)
         problem = "not a workload" if kind is None else f"not a workload but {kind}"
-        refuse(source, "", f"{problem}; expected nodes and edges (Piper's JSON) or types and layers (our TOML)")
-    whole = _with_base(source, document, folder or Path()) if is_ours else document
+        documents.refuse(
+            source, "", f"{problem}; expected nodes and edges (Piper's JSON) or types and layers (our TOML)"
+        )
+    whole = _with_base(source, document, folder or Path()) if read is workload.read_workload else document
     instance = read(whole, overrides, name, faults)
     if folder is None:
         faults.notes.clear()  # who writes a program means its figures
@@ -412,16 +364,18 @@ def _with_base(source: str, document: Mapping[str, object], folder: Path) -> Map
     while "base" in document:
         base = document["base"]
         if not isinstance(base, str):
-            refuse(source, "base", "not a text; expected the path of a .toml file")
+            documents.refuse(source, "base", "not a text; expected the path of a .toml file")
         files += 1
         if files > _LONGEST_BASE_CHAIN:
-            refuse(source, "base", f"over {_LONGEST_BASE_CHAIN} files deep; expected one that does not lead to itself")
+            documents.refuse(
+                source, "base", f"over {_LONGEST_BASE_CHAIN} files deep; expected one that does not lead to itself"
+            )
         path = folder / base
         try:
-            below = parse_toml(str(path), read_text(str(path)))
+            below = documents.parse_toml(str(path), documents.read_text(str(path)))
         except InputError as error:
             raise InputError(source, [Fault("base", f"{path}: {fault}") for fault in error.faults]) from None
-        document = merged(below, {key: value for key, value in document.items() if key != "base"})
+        document = documents.merged(below, {key: value for key, value in document.items() if key != "base"})
         folder = path.parent
     return document
 
@@ -452,6 +406,16 @@ def _path_text(path: object) -> str:
         raise UsageError(f"{type(path).__name__} is no input; expected a path or a dict") from None
 
 
+def to_upstream(instance: Instance | Source) -> dict[str, object]:
+    """The instance as Piper's JSON document, ready for ``json.dump``; loading it gives the instance again."""
+    return upstream.to_upstream(instance_of(instance))
+
+
+def to_toml(instance: Instance | Source) -> str:
+    """The instance as a compact workload (TOML): equal layers share a type, repeated ones a chain."""
+    return workload_writer.to_toml(instance_of(instance))
+
+
 def _overrides(
     devices: int | None,
     microbatches: int | None,
@@ -460,7 +424,5 @@ def _overrides(
 ) -> Quantities:
     """The arguments as a cluster. Raises UsageError for each that is out of range."""
     figures = arguments.cluster_figures(devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
-
-    from piper_ray.workloads.formats.fields import Quantities
 
     return Quantities(**figures)

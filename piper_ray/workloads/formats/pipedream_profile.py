@@ -22,10 +22,10 @@ from typing import Annotated
 from pydantic import Field, TypeAdapter
 
 from piper_ray.model import limits
+from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats.faults import Faults, quoted
 from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Quantities, read_cluster
-from piper_ray.workloads.formats.forms import InFlight
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
 
 TMPC_ID = "vanilla"
@@ -179,20 +179,9 @@ _NEIGHBOURS = 2
 
 def losses(instance: Instance) -> list[str]:
     """What of ``instance`` a profile cannot hold, in words. K, N, M and B are never in one."""
-    tmpcs = [(t, tmpc) for layer in instance.layers for t, listed in layer.tmpcs.items() for tmpc in listed]
-    found = []
-    if any(t > 1 for t, _ in tmpcs):
-        found.append("tensor parallelism (degrees above 1)")
-    if any(len(listed) > 1 for layer in instance.layers for listed in layer.tmpcs.values()):
-        found.append("the choice between several TMPCs of a layer")
-    if any(tmpc.id != TMPC_ID or tmpc.recompute for _, tmpc in tmpcs):
-        found.append(f'the ids of TMPCs (all are "{TMPC_ID}")')
-    if any(any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for _, x in tmpcs):
-        found.append("what crossing an edge costs on top (syncTimeFw, syncTimeBw)")
+    found = unwritten(instance)
     if not _keeps_times(instance):
         found.append("how the time of some layers parts into a forward and a backward pass")
-    found += [] if all(tmpc.weight_s is None for _, tmpc in tmpcs) else ["weight gradients' share of backward passes"]
-    found += unwritten(instance)
     rule = in_flight_rule(instance)
     if rule is None:
         found.append("memory that is neither an activation and two versions of the weights nor one of each in flight")
@@ -202,15 +191,11 @@ def losses(instance: Instance) -> list[str]:
             found.append("tensors that are not of the size of their layer's activation")
     if instance.tensors:
         found.append("tensors that each stage sends or receives once")
-    if any(x.shared_bytes or x.least_data_parallel_degree > 1 for _, x in tmpcs):
-        found.append("memory that replicas share out, and least data-parallel degrees")
-    sources = {layer.id for layer in instance.layers} - {edge.target for edge in instance.edges}
-    sinks = {layer.id for layer in instance.layers} - {edge.source for edge in instance.edges}
     dropped = [
         layer.name
         for layer in instance.layers
-        if (layer.id in sources and layer.name.startswith("Input"))
-        or (layer.id in sinks and layer.name.startswith("__getitem__"))
+        for prefix, drawn in zip(("Input", "__getitem__"), instance.neighbours[layer.id], strict=True)
+        if layer.name.startswith(prefix) and not drawn
     ]
     if dropped:
         found.append(f'layers that PipeDream drops by their name ("{dropped[0]}")')
@@ -221,28 +206,38 @@ def losses(instance: Instance) -> list[str]:
     return found
 
 
+_LAYER_WORDS = {
+    "path": "the paths of layers in the user's model",
+    "tied": "which layers have weights in common",
+    "experts": "the experts of layers",
+    "key_heads": "the heads of keys and values",
+    "predictor": "which layers predict further tokens",
+}
+
+
 def unwritten(instance: Instance) -> list[str]:
-    """What only forms of ours hold, in words."""
-    found = []
-    if any(layer.path for layer in instance.layers):
-        found.append("the paths of layers in the user's model")
-    if any(layer.tied for layer in instance.layers):
-        found.append("which layers have weights in common")
-    if any(layer.experts for layer in instance.layers):
-        found.append("the experts of layers")
-    if any(layer.key_heads for layer in instance.layers):
-        found.append("the heads of keys and values")
-    if any(layer.predictor for layer in instance.layers):
-        found.append("which layers predict further tokens")
-    if instance.model is not None:
-        found.append("which model is trained, and how")
-    if instance.batch.samples_per_microbatch is not None or instance.batch.tokens_per_sample is not None:
-        found.append("samples of a microbatch and tokens of a sample")
-    if instance.measured_threads is not None:
-        found.append("the threads that times were measured with")
-    if len(instance.cluster.links) > 1:
-        found.append("links of smaller groups of devices")
-    return found
+    """What forms of one TMPC for each layer do not hold, in words."""
+    rows = [row for layer in instance.layers for row in layer.tmpcs.values()]
+    tmpcs = [tmpc for row in rows for tmpc in row]
+    batch = instance.batch
+    lost = {
+        "tensor parallelism (degrees above 1)": instance.degrees[-1] > 1,
+        "the choice between several TMPCs of a layer": any(len(row) > 1 for row in rows),
+        f'the ids of TMPCs (all are "{TMPC_ID}")': any(x.id != TMPC_ID or x.recompute for x in tmpcs),
+        "memory that replicas share out": any(x.shared_bytes for x in tmpcs),
+        "the least data-parallel degrees of TMPCs": any(x.least_data_parallel_degree > 1 for x in tmpcs),
+        "what crossing an edge costs on top (syncTimeFw, syncTimeBw)": any(
+            any([*x.forward_sync_bytes.values(), *x.backward_sync_bytes.values()]) for x in tmpcs
+        ),
+        "weight gradients' share of backward passes": any(x.weight_s is not None for x in tmpcs),
+        **{words: any(getattr(x, name) for x in instance.layers) for name, words in _LAYER_WORDS.items()},
+        "which model is trained, and how": instance.model is not None,
+        "samples of a microbatch and tokens of a sample": {batch.samples_per_microbatch, batch.tokens_per_sample}
+        != {None},
+        "the threads that times were measured with": instance.measured_threads is not None,
+        "links of smaller groups of devices": len(instance.cluster.links) > 1,
+    }
+    return [words for words, is_lost in lost.items() if is_lost]
 
 
 def _keeps_times(instance: Instance) -> bool:

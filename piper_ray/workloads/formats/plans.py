@@ -238,29 +238,19 @@ def made_for_another(document: Mapping[str, object], instance: Instance) -> Made
     facts = Faults().model(_Facts, document.get("instance"), "instance")
     if facts is None or facts.digest == instance.digest:
         return None
+    options = {
+        "devices": f"--devices {facts.devices}",
+        "microbatches": f"--microbatches {facts.microbatches}",
+        "memory_bytes": f"--memory {size_option(facts.memory_bytes)}",
+        "bandwidth_bytes_per_s": f"--bandwidth {size_option(facts.bandwidth_bytes_per_s)}/s",
+    }
     try:
-        there = instance.replace(
-            devices=facts.devices,
-            microbatches=facts.microbatches,
-            memory_bytes=facts.memory_bytes,
-            bandwidth_bytes_per_s=facts.bandwidth_bytes_per_s,
-        )
+        there = instance.replace(**facts.model_dump(include=set(options)))
     except UsageError:
         there = instance
     if there.digest == facts.digest:
-        options = (
-            ("devices", facts.devices, instance.devices, str(facts.devices)),
-            ("microbatches", facts.microbatches, instance.microbatches, str(facts.microbatches)),
-            ("memory", facts.memory_bytes, instance.memory_bytes, size_option(facts.memory_bytes)),
-            (
-                "bandwidth",
-                facts.bandwidth_bytes_per_s,
-                instance.bandwidth_bytes_per_s,
-                f"{size_option(facts.bandwidth_bytes_per_s)}/s",
-            ),
-        )
-        cluster = " ".join(f"--{name} {text}" for name, there_is, here_is, text in options if there_is != here_is)
-        return MadeFor(f"the plan was made for another cluster or batch: {cluster}", other_workload=False)
+        changed = (text for name, text in options.items() if getattr(facts, name) != getattr(instance, name))
+        return MadeFor(f"the plan was made for another cluster or batch: {' '.join(changed)}", other_workload=False)
     return MadeFor(
         f"a plan of another workload: of {quoted(facts.name)}, {plural(facts.layers, 'layer')}, digest "
         f"{facts.digest[:12]}...; this is {quoted(instance.name)}, {plural(len(instance.layers), 'layer')}, digest "

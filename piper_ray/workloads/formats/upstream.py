@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
@@ -57,18 +58,12 @@ KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwid
 
 _PATHS = {
     "devices": "maxDevices",
-    "microbatches": "mbsInBatch",
     "memory_bytes": "maxMemoryPerDevice",
     "bandwidth_bytes_per_s": "bandwidth",
+    "microbatches": "mbsInBatch",
 }
 _COUNTS = {"samples_per_microbatch": "samplesPerMicrobatch", "tokens_per_sample": "tokensPerSample"}
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
-_PASS_KEYS = {
-    "p": "timePerSample",
-    "forward": "forwardTimePerSample",
-    "backward": "backwardTimePerSample",
-    "weight": "weightTimePerSample",
-}
 _SYNC_WORDS = "an object of finite numbers >= 0"
 
 
@@ -79,37 +74,37 @@ class _UpstreamNode(Open):
     name: str | None = Field(default=None, description="a text")
     path: str = Field(default="", description="a text")
     tied: str = Field(default="", description="a text")
-    experts: Count | None = None
-    keyHeads: Count | None = None
+    experts: Count | None = 0
+    key_heads: Count | None = Field(default=0, alias="keyHeads")
     predictor: bool = Field(default=False, description="true or false")
 
 
 class _Tmpc(Open):
     id: str = Field(description="a text")
-    timePerSample: Figure
-    parameterSize: Figure
-    memoryUsageA: Figure
-    memoryUsageB: Figure
-    syncTimeFw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
-    syncTimeBw: dict[str, Figure] = Field(default={}, description=_SYNC_WORDS)
+    time_per_sample_s: Figure = Field(alias="timePerSample")
+    weights_bytes: Figure = Field(alias="parameterSize")
+    activation_bytes: Figure = Field(alias="memoryUsageA")
+    fixed_bytes: Figure = Field(alias="memoryUsageB")
+    forward_sync_bytes: dict[str, Figure] = Field(default={}, alias="syncTimeFw", description=_SYNC_WORDS)
+    backward_sync_bytes: dict[str, Figure] = Field(default={}, alias="syncTimeBw", description=_SYNC_WORDS)
     recompute: bool | None = Field(default=None, description="true or false")
-    memoryUsageShared: Figure = 0.0
-    leastDataParallelDegree: Degree = 1
-    forwardTimePerSample: Figure | None = None
-    backwardTimePerSample: Figure | None = None
-    weightTimePerSample: Figure | None = None
+    shared_bytes: Figure = Field(default=0.0, alias="memoryUsageShared")
+    least_data_parallel_degree: Degree = Field(default=1, alias="leastDataParallelDegree")
+    forward_s: Figure | None = Field(default=None, alias="forwardTimePerSample")
+    backward_s: Figure | None = Field(default=None, alias="backwardTimePerSample")
+    weight_s: Figure | None = Field(default=None, alias="weightTimePerSample")
 
 
 class _Tensor(Open):
     nodes: list[LayerId] = Field(description="a list of the ids of layers")
-    forwardBytes: Figure = 0.0
-    backwardBytes: Figure = 0.0
+    forward_bytes: Figure = Field(default=0.0, alias="forwardBytes")
+    backward_bytes: Figure = Field(default=0.0, alias="backwardBytes")
 
 
 class _UpstreamEdge(Open):
-    sourceId: LayerId = Field(description="the id of a layer")
-    destId: LayerId = Field(description="the id of a layer")
-    communicationCost: Figure
+    source: LayerId = Field(alias="sourceId", description="the id of a layer")
+    target: LayerId = Field(alias="destId", description="the id of a layer")
+    communication_bytes: Figure = Field(alias="communicationCost")
 
 
 class _SyncEdges:
@@ -151,7 +146,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
         return None
     return Instance(
         layers=tuple(layer for layer in layers if layer is not None),
-        edges=tuple(Edge(edge.sourceId, edge.destId, edge.communicationCost) for edge in drawn if edge is not None),
+        edges=tuple(Edge(**vars(edge)) for edge in drawn if edge is not None),
         name=str(title),
         tensors=tensors,
         schedule=schedule,
@@ -167,27 +162,18 @@ def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Fa
     named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
     if not faults:  # all ids are known
         check_tensors(named, ids, faults)
-    return tuple(Tensor(tuple(x.nodes), x.forwardBytes, x.backwardBytes) for x in read if x is not None)
+    return tuple(Tensor(tuple(x.nodes), x.forward_bytes, x.backward_bytes) for x in read if x is not None)
 
 
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
     document: dict[str, object] = {
         "name": instance.name,
-        "maxDevices": instance.devices,
-        "maxMemoryPerDevice": instance.memory_bytes,
-        "bandwidth": instance.bandwidth_bytes_per_s,
-        "mbsInBatch": instance.microbatches,
+        **{key: getattr(instance, quantity) for quantity, key in _PATHS.items()},
         **_surroundings(instance),
         "nodes": [
             {
-                "id": layer.id,
-                "name": layer.name,
-                **({"path": layer.path} if layer.path else {}),
-                **({"tied": layer.tied} if layer.tied else {}),
-                **({"experts": layer.experts} if layer.experts else {}),
-                **({"keyHeads": layer.key_heads} if layer.key_heads else {}),
-                **({"predictor": True} if layer.predictor else {}),
+                **_said(_UpstreamNode, vars(layer)),
                 "TMPCs": {
                     str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
                     for t, tmpcs in layer.tmpcs.items()
@@ -195,10 +181,7 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             }
             for layer in instance.layers
         ],
-        "edges": [
-            {"sourceId": edge.source, "destId": edge.target, "communicationCost": edge.communication_bytes}
-            for edge in instance.edges
-        ],
+        "edges": [_said(_UpstreamEdge, vars(edge)) for edge in instance.edges],
     }
     if instance.tensors:
         document["tensors"] = [
@@ -208,46 +191,33 @@ def to_upstream(instance: Instance) -> dict[str, object]:
     return document
 
 
+def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> dict[str, object]:
+    """The fields of a model under the names of the document, without those that are as usual: as their default."""
+    fields = model.model_fields
+    usual = {name: field.default for name, field in fields.items()} | usual
+    return {field.alias or name: values[name] for name, field in fields.items() if values[name] != usual[name]}
+
+
 def _surroundings(instance: Instance) -> dict[str, object]:
     """What is known beyond K, N, M and B."""
-    counts = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
-    found: dict[str, object] = {key: value for key, value in counts.items() if value is not None}
-    if instance.schedule is not None:
-        found |= instance.schedule.to_dict()
-    if instance.model is not None:
-        found["model"] = trained_model_table(instance.model)
-    if instance.measured_threads is not None:
-        found["measuredThreads"] = instance.measured_threads
+    found: dict[str, object] = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
+    found |= {} if instance.schedule is None else instance.schedule.to_dict()
+    found["model"] = None if instance.model is None else trained_model_table(instance.model)
+    found["measuredThreads"] = instance.measured_threads
     inner = instance.cluster.links[:-1]
-    if inner:
-        found["innerLinks"] = [{"devices": link.devices, "bandwidth": link.bandwidth_bytes_per_s} for link in inner]
-    return found
+    found["innerLinks"] = [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in inner] or None
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
     """With a figure for every edge of the layer, as upstream's reader wants it."""
-    document: dict[str, object] = {
-        "id": tmpc.id,
-        "timePerSample": tmpc.time_per_sample_s,
-        "parameterSize": tmpc.weights_bytes,
-        "memoryUsageA": tmpc.activation_bytes,
-        "memoryUsageB": tmpc.fixed_bytes,
-        "syncTimeFw": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
-        "syncTimeBw": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
+    tables = {
+        "forward_sync_bytes": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
+        "backward_sync_bytes": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},
     }
-    if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
-        document["recompute"] = tmpc.recompute
-    if tmpc.shared_bytes:
-        document["memoryUsageShared"] = tmpc.shared_bytes
-    if tmpc.least_data_parallel_degree > 1:
-        document["leastDataParallelDegree"] = tmpc.least_data_parallel_degree
-    if tmpc.forward_s is not None:
-        document["forwardTimePerSample"] = tmpc.forward_s
-        if tmpc.backward_s != tmpc.time_per_sample_s - tmpc.forward_s:
-            document["backwardTimePerSample"] = tmpc.backward_s
-    if tmpc.weight_s is not None:
-        document["weightTimePerSample"] = tmpc.weight_s
-    return document
+    rest_s = None if tmpc.forward_s is None else tmpc.time_per_sample_s - tmpc.forward_s
+    usual = {"recompute": tmpc.id == RECOMPUTE_ID, "backward_s": rest_s, **dict.fromkeys(tables)}
+    return _said(_Tmpc, vars(tmpc) | tables, **usual)
 
 
 def _read_cluster(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
@@ -330,7 +300,7 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name
-    return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.keyHeads or 0, node.predictor)
+    return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.key_heads or 0, node.predictor)
 
 
 def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
@@ -342,22 +312,13 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         _check_sync(raw.get("syncTimeBw", {}), sync.backward, f"{path}.syncTimeBw", f"{sync.layer} -> {{}}", faults)
     if tmpc is None or faults:
         return None
-    read = Tmpc(
-        id=tmpc.id,
-        time_per_sample_s=tmpc.timePerSample,
-        weights_bytes=tmpc.parameterSize,
-        activation_bytes=tmpc.memoryUsageA,
-        fixed_bytes=tmpc.memoryUsageB,
-        forward_sync_bytes={u: tmpc.syncTimeFw[key] for key, u in sync.forward.items()},
-        backward_sync_bytes={w: tmpc.syncTimeBw[key] for key, w in sync.backward.items()},
-        recompute=tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
-        shared_bytes=tmpc.memoryUsageShared,
-        least_data_parallel_degree=tmpc.leastDataParallelDegree,
-        forward_s=tmpc.forwardTimePerSample,
-        backward_s=tmpc.backwardTimePerSample,
-        weight_s=tmpc.weightTimePerSample,
-    )
-    check_passes(read, lambda name: f"{path}.{_PASS_KEYS[name]}", faults)
+    said: dict[str, Any] = vars(tmpc) | {
+        "forward_sync_bytes": {u: tmpc.forward_sync_bytes[key] for key, u in sync.forward.items()},
+        "backward_sync_bytes": {w: tmpc.backward_sync_bytes[key] for key, w in sync.backward.items()},
+        "recompute": tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
+    }
+    read = Tmpc(**said)
+    check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
     return read
 
 

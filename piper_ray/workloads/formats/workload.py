@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
@@ -28,6 +29,7 @@ from piper_ray.workloads.formats.workload_schema import (
     PREVIOUS,
     TABLES,
     THREADS,
+    TIMES,
     TIMES_WORDS,
     BatchTable,
     DrawnEdge,
@@ -36,6 +38,7 @@ from piper_ray.workloads.formats.workload_schema import (
     GraphTable,
     LayerType,
     Row,
+    name_in_rows,
 )
 
 _OF_OTHER_FORMS_TOO = ("model", "name")
@@ -103,7 +106,7 @@ def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
     read = [faults.model(Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
     rows = [row for row in read if row is not None]
     for index, row in enumerate(read):
-        if row is not None and row.time_s is None and (row.forward_s is None or row.backward_s is None):
+        if row is not None and row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
             faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {TIMES_WORDS} (or both passes)")
     used = Counter((t, row.id) for row in rows for t in row.degrees)
     for (t, tmpc_id), count in used.items():
@@ -235,8 +238,6 @@ def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], fault
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
 """In the path of a chain: the number of its first layer, from which the others count on."""
 
-_PASS_KEYS = {"p": "time_s", "forward": "forward_s", "backward": "backward_s", "weight": "weight_s"}
-
 
 @dataclass(frozen=True)
 class ReadType:
@@ -318,17 +319,7 @@ def expand(
         Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn.edges, strict=True)
     ]
     tensors = (Tensor(tuple(x), t.forward, t.backward) for x, t in zip(ends, drawn.tensors, strict=True))
-    path_of_layer = {
-        layer: chain.layer_path(index)
-        for chain in chains
-        if chain.path
-        for index, layer in enumerate(chain.layer_ids())
-    }
-    tied = {layer: chain.tied for chain in chains if chain.tied for layer in chain.layer_ids()}
-    layers = tuple(
-        replace(layer, path=path_of_layer.get(layer.id, ""), tied=tied.get(layer.id, ""))
-        for layer in _layers(sound, neighbours, faults)
-    )
+    layers = tuple(_layers(chains, sound, neighbours, faults))
     return None if faults else (layers, tuple(edges), tuple(tensors))
 
 
@@ -360,8 +351,8 @@ def _check_sync(
             for index, row in enumerate(kind.rows):
                 row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
                 for sizes, edges, what, where in [
-                    (row.forward_sync, arriving, "arrive at", f"{row_path}.forward_sync"),
-                    (row.backward_sync, leaving, "leave", f"{row_path}.backward_sync"),
+                    (row.forward_sync_bytes, arriving, "arrive at", f"{row_path}.forward_sync"),
+                    (row.backward_sync_bytes, leaving, "leave", f"{row_path}.backward_sync"),
                 ]:
                     if isinstance(sizes, list) and len(sizes) != edges:
                         faults.at(path_of("layers", chain.label), f"{edges} edges {what} layer {layer}, but {where} "
@@ -375,55 +366,50 @@ def _check_sync(
     return not faults
 
 
-def _layers(kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults) -> Iterator[Layer]:
+def _layers(
+    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults
+) -> Iterator[Layer]:
     """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
-    wrong: set[tuple[str, int]] = set()
-    for layer, kind in kind_of.items():
-        tmpcs: dict[int, list[Tmpc]] = {}
-        for index, row in enumerate(kind.rows):
-            tmpc = _tmpc(row, taken[kind.key], neighbours.predecessors[layer], neighbours.successors[layer])
-            if (tmpc.forward_s is not None or tmpc.weight_s is not None) and (kind.key, index) not in wrong:
-                found_before = len(faults.found)
+    wrong: set[str] = set()
+    for chain in chains:
+        for number, layer in enumerate(chain.layer_ids()):
+            kind = kind_of[layer]
+            tmpcs: dict[int, list[Tmpc]] = {}
+            for index, row in enumerate(kind.rows):
+                tmpc = _tmpc(row, taken[kind.key], neighbours.predecessors[layer], neighbours.successors[layer])
                 row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
-                check_passes(tmpc, lambda name, at=row_path: f"{at}.{_PASS_KEYS[name]}", faults)  # type: ignore[misc]
-                if len(faults.found) > found_before:
-                    wrong.add((kind.key, index))
-            for t in row.degrees:
-                tmpcs.setdefault(t, []).append(tmpc)
-        taken[kind.key] += 1
-        name = kind.key if kind.declared.name is None else kind.declared.name
-        yield Layer(
-            layer,
-            name,
-            {t: tuple(listed) for t, listed in tmpcs.items()},
-            experts=kind.declared.experts or 0,
-            key_heads=kind.declared.key_heads or 0,
-            predictor=kind.declared.predictor,
-        )
+                if (tmpc.forward_s is not None or tmpc.weight_s is not None) and row_path not in wrong:
+                    found_before = len(faults.found)
+                    check_passes(tmpc, lambda name, at=row_path: f"{at}.{name_in_rows(name)}", faults)  # type: ignore[misc]
+                    if len(faults.found) > found_before:
+                        wrong.add(row_path)
+                for t in row.degrees:
+                    tmpcs.setdefault(t, []).append(tmpc)
+            taken[kind.key] += 1
+            declared = kind.declared
+            yield Layer(
+                layer,
+                kind.key if declared.name is None else declared.name,
+                {t: tuple(listed) for t, listed in tmpcs.items()},
+                chain.layer_path(number),
+                chain.tied,
+                declared.experts or 0,
+                declared.key_heads or 0,
+                declared.predictor,
+            )
 
 
 def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
     """The row for the layer that is number ``turn`` (from 0) of its type."""
-    return Tmpc(
-        id=row.id,
-        time_per_sample_s=_in_turn(row.time_s, turn),  # type: ignore[arg-type] # the sum of the passes where it is None
-        weights_bytes=row.weights,
-        activation_bytes=row.activation,
-        fixed_bytes=row.fixed,
-        forward_sync_bytes={layer: _at(row.forward_sync, position) for position, layer in enumerate(before)},
-        backward_sync_bytes={layer: _at(row.backward_sync, position) for position, layer in enumerate(after)},
-        recompute=row.id == RECOMPUTE_ID if row.recompute is None else row.recompute,
-        shared_bytes=row.shared,
-        least_data_parallel_degree=row.least_data_parallel_degree,
-        forward_s=_in_turn(row.forward_s, turn),
-        backward_s=_in_turn(row.backward_s, turn),
-        weight_s=_in_turn(row.weight_s, turn),
-    )
-
-
-def _in_turn(times: float | list[float] | None, turn: int) -> float | None:
-    return times[turn % len(times)] if isinstance(times, list) else times
+    said: dict[str, Any] = vars(row) | {
+        name: times[turn % len(times)] for name in TIMES if isinstance(times := getattr(row, name), list)
+    }
+    del said["t"]
+    said["forward_sync_bytes"] = {layer: _at(row.forward_sync_bytes, index) for index, layer in enumerate(before)}
+    said["backward_sync_bytes"] = {layer: _at(row.backward_sync_bytes, index) for index, layer in enumerate(after)}
+    said["recompute"] = row.id == RECOMPUTE_ID if row.recompute is None else row.recompute
+    return Tmpc(**said)
 
 
 def _at(sizes: float | list[float], position: int) -> float:

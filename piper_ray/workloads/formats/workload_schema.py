@@ -99,6 +99,7 @@ _Degrees = Annotated[
 
 
 TIMES_WORDS = FIGURE_WORDS + " (seconds per sample), or a list of them"
+_SYNC_WORDS = SIZE_WORDS + ", or a list of one for each edge that "
 
 
 class Row(Closed):
@@ -106,22 +107,31 @@ class Row(Closed):
 
     t: _Degrees = Field(description=DEGREE_WORDS + ", or a list of them")
     id: str = Field(description="a text")
-    time_s: _Times | None = Field(default=None, description=TIMES_WORDS)
+    time_per_sample_s: _Times | None = Field(default=None, alias="time_s", description=TIMES_WORDS)
     forward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     backward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     weight_s: _Times | None = Field(default=None, description=TIMES_WORDS)
-    weights: Size = 0.0
-    activation: Size = 0.0
-    fixed: Size = 0.0
-    forward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that arrives")
-    backward_sync: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each edge that leaves")
+    weights_bytes: Size = Field(default=0.0, alias="weights")
+    activation_bytes: Size = Field(default=0.0, alias="activation")
+    fixed_bytes: Size = Field(default=0.0, alias="fixed")
+    forward_sync_bytes: _Sizes = Field(default=0.0, alias="forward_sync", description=_SYNC_WORDS + "arrives")
+    backward_sync_bytes: _Sizes = Field(default=0.0, alias="backward_sync", description=_SYNC_WORDS + "leaves")
     recompute: bool | None = Field(default=None, description="true or false")
-    shared: Size = 0.0
+    shared_bytes: Size = Field(default=0.0, alias="shared")
     least_data_parallel_degree: Degree = 1
 
     @property
     def degrees(self) -> tuple[int, ...]:
         return tuple(self.t) if isinstance(self.t, list) else (self.t,)
+
+
+def name_in_rows(field: str) -> str:
+    """What rows call a field of a TMPC."""
+    return Row.model_fields[field].alias or field
+
+
+TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
+"""Fields of which each layer of a type may have its own figures."""
 
 
 class LayerType(Closed):

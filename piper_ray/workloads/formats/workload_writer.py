@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from piper_ray.model.figures import given_size_text, size_text
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
@@ -13,7 +14,7 @@ from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.model.units import parse_bytes
 from piper_ray.workloads.formats.trained import trained_model_lines
 from piper_ray.workloads.formats.workload import PATH_NUMBER
-from piper_ray.workloads.formats.workload_schema import PREVIOUS, THREADS
+from piper_ray.workloads.formats.workload_schema import PREVIOUS, THREADS, name_in_rows
 
 Sizes = float | tuple[float, ...]
 
@@ -101,62 +102,56 @@ class _Graph:
         return self.predecessors[layer] if self.grouped else ()
 
 
-@dataclass(frozen=True)
-class _Figures:
-    """A TMPC without its times, with its sync sizes by position: what layers of one type have in common.
+class _Row(NamedTuple):
+    """A TMPC without its times, with its sync sizes by position, as the file says it: what layers of one type have in
+    common.
 
     times: names of those that each layer has of its own.
     """
 
-    id: str
-    weights_bytes: float
-    activation_bytes: float
-    fixed_bytes: float
-    shared_bytes: float
-    least_data_parallel_degree: int
-    forward_sync_bytes: Sizes
-    backward_sync_bytes: Sizes
-    recompute: bool
+    tmpc_id: str
     times: tuple[str, ...]
+    figures: tuple[str, ...]
 
 
+@dataclass(eq=False)
 class _Type:
-    """A layer type: rows[t] of figures, and its layers in order, which have the times of these rows."""
+    """A layer type: what its layers are like, rows[t] of figures, and the layers in order, which have the times."""
 
-    def __init__(self, key: str, like: Layer, inputs: Sizes, rows: Mapping[int, tuple[_Figures, ...]]) -> None:
-        self.key = key
-        self.name = like.name
-        self.experts = like.experts
-        self.key_heads = like.key_heads
-        self.predictor = like.predictor
-        self.inputs = inputs
-        self.rows = rows
-        self.layers: list[Layer] = []
+    key: str
+    like: Layer
+    inputs: Sizes
+    rows: Mapping[int, tuple[_Row, ...]]
+    layers: list[Layer] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         yield f"[types.{self.key}]"
-        if self.name != self.key:
-            yield f"name = {_text(self.name)}"
-        if self.experts:
-            yield f"experts = {self.experts}"
-        if self.key_heads:
-            yield f"key_heads = {self.key_heads}"
-        if self.predictor:
+        if self.like.name != self.key:
+            yield f"name = {_text(self.like.name)}"
+        for name in ("experts", "key_heads"):
+            if getattr(self.like, name):
+                yield f"{name} = {getattr(self.like, name)}"
+        if self.like.predictor:
             yield "predictor = true"
         if self.inputs != 0.0:
             yield f"inputs = {_sizes(self.inputs)}"
         yield "tmpcs = ["
-        degrees: dict[tuple[int, _Figures, tuple[tuple[float, ...], ...]], list[int]] = {}
+        degrees: dict[tuple[int, _Row, tuple[tuple[float, ...], ...]], list[int]] = {}
         for index in range(max(map(len, self.rows.values()))):  # the rows of a degree must keep their order
             for t, row in self.rows.items():
                 if index < len(row):
                     times = tuple(
-                        tuple(getattr(layer.tmpcs[t][index], field) for layer in self.layers)
-                        for field in row[index].times
+                        tuple(getattr(layer.tmpcs[t][index], name) for layer in self.layers)
+                        for name in row[index].times
                     )
                     degrees.setdefault((index, row[index], times), []).append(t)
-        for (_, figures, times), ts in degrees.items():
-            yield f"  {{ {', '.join(_row(ts, figures, times))} }},"
+        for (_, row_of_all, times), ts in degrees.items():
+            degree = f"t = {ts[0] if len(ts) == 1 else ts}"
+            series = (
+                f"{name_in_rows(name)} = {_sizes(_series(of_layers))}"
+                for name, of_layers in zip(row_of_all.times, times, strict=True)
+            )
+            yield f"  {{ {', '.join([degree, row_of_all.tmpc_id, *series, *row_of_all.figures])} }},"
         yield "]"
 
 
@@ -172,7 +167,7 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     keys: set[str] = set()
     for layer in instance.layers:
         inputs = _common(graph.costs_bytes[layer.id]) if graph.grouped else 0.0
-        rows = {t: tuple(_figures(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
+        rows = {t: tuple(_row(tmpc, layer.id, graph) for tmpc in layer.tmpcs[t]) for t in sorted(layer.tmpcs)}
         signature = (layer.name, layer.experts, layer.key_heads, layer.predictor, inputs, tuple(rows.items()))
         if signature not in types:
             key = _fresh_key(layer.name, keys)
@@ -183,19 +178,21 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
     return type_of
 
 
-def _figures(tmpc: Tmpc, layer: int, graph: _Graph) -> _Figures:
-    return _Figures(
-        id=tmpc.id,
-        weights_bytes=tmpc.weights_bytes,
-        activation_bytes=tmpc.activation_bytes,
-        fixed_bytes=tmpc.fixed_bytes,
-        shared_bytes=tmpc.shared_bytes,
-        least_data_parallel_degree=tmpc.least_data_parallel_degree,
-        forward_sync_bytes=_common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
-        backward_sync_bytes=_common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
-        recompute=tmpc.recompute,
-        times=tuple(_times(tmpc)),
-    )
+def _row(tmpc: Tmpc, layer: int, graph: _Graph) -> _Row:
+    sizes: dict[str, Sizes] = {
+        "weights": tmpc.weights_bytes,
+        "activation": tmpc.activation_bytes,
+        "fixed": tmpc.fixed_bytes,
+        "shared": tmpc.shared_bytes,
+        "forward_sync": _common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
+        "backward_sync": _common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
+    }
+    figures = [f"{key} = {_sizes(size)}" for key, size in sizes.items() if size != 0.0]
+    if tmpc.least_data_parallel_degree > 1:
+        figures.append(f"least_data_parallel_degree = {tmpc.least_data_parallel_degree}")
+    if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
+        figures.append(f"recompute = {str(tmpc.recompute).lower()}")
+    return _Row(f"id = {_text(tmpc.id)}", tuple(_times(tmpc)), tuple(figures))
 
 
 def _times(tmpc: Tmpc) -> Iterator[str]:
@@ -317,27 +314,6 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
             break
         end += 1
     return end - start
-
-
-def _row(ts: Sequence[int], figures: _Figures, times: Sequence[Sequence[float]]) -> Iterator[str]:
-    yield f"t = {ts[0] if len(ts) == 1 else list(ts)}"
-    yield f"id = {_text(figures.id)}"
-    for field, of_layers in zip(figures.times, times, strict=True):
-        yield f"{'time_s' if field == 'time_per_sample_s' else field} = {_sizes(_series(of_layers))}"
-    for key, sizes in [
-        ("weights", figures.weights_bytes),
-        ("activation", figures.activation_bytes),
-        ("fixed", figures.fixed_bytes),
-        ("shared", figures.shared_bytes),
-        ("forward_sync", figures.forward_sync_bytes),
-        ("backward_sync", figures.backward_sync_bytes),
-    ]:
-        if sizes != 0.0:
-            yield f"{key} = {_sizes(sizes)}"
-    if figures.least_data_parallel_degree > 1:
-        yield f"least_data_parallel_degree = {figures.least_data_parallel_degree}"
-    if figures.recompute != (figures.id == RECOMPUTE_ID):
-        yield f"recompute = {str(figures.recompute).lower()}"
 
 
 def _series(times: Sequence[float]) -> Sizes:
