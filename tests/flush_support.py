@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.engine.flush.solve import FlushSeries
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.events import Listener, silent
@@ -14,6 +13,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
+from tests.flush_schedules import FlushSchedule
 
 
 def solve_flush(

@@ -60,7 +60,7 @@ def frontier(
     bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     instance = workload.load(None if wanted is None else wanted[-1])
 
-    from piper_ray.engine.chunks.counts import most_chunks
+    from piper_ray.cost.schedules import most_chunks
     from piper_ray.engine.request import is_by_degrees
     from piper_ray.report.document import frontier_document, to_text
     from piper_ray.report.frontier import FrontierLog, print_frontier

@@ -256,7 +256,7 @@ def solve(
     if certificate is not None:
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
-    from piper_ray.engine.chunks.counts import most_chunks
+    from piper_ray.cost.schedules import most_chunks
     from piper_ray.report.log import SolverLog
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line

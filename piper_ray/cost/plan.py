@@ -6,18 +6,29 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import fsum, inf
 from typing import NamedTuple
 
 from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.plan import Plan
+from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import as_planned, chosen_tmpcs
 
 _Chosen = Sequence[dict[int, Tmpc]]
 """Of each stage the TMPC of each layer."""
+
+
+def places(instance: Instance) -> dict[int, int]:
+    """Of each layer id the place in the file."""
+    return {layer.id: index for index, layer in enumerate(instance.layers)}
+
+
+def stage_of(place: Mapping[int, int], tmpc_ids: Mapping[int, str], d: int, t: int) -> Stage:
+    """Layers in file order. place: see ``places``."""
+    layers = tuple(sorted(tmpc_ids, key=place.__getitem__))
+    return Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers})
 
 
 class PlanCost(NamedTuple):

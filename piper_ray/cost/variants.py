@@ -7,7 +7,7 @@ one for each range of these. The solver knows nothing else of roles, or of least
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_ray.model.constraints import Recompute
@@ -49,6 +49,11 @@ def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Vari
             for allowed in _first_of_all(instance, degree):
                 variants += _by_replicas(instance, degree, allowed, restrictions)
     return tuple(variants)
+
+
+def usable_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
+    """Those whose stages there are devices enough for."""
+    return tuple(variant for variant in stage_variants(instance, restrictions) if variant.degree <= instance.devices)
 
 
 def _first_of_all(instance: Instance, degree: int) -> Iterator[dict[int, tuple[Tmpc, ...]]]:
@@ -153,11 +158,7 @@ def _allowed(tmpcs: tuple[Tmpc, ...], recompute: bool | None) -> tuple[Tmpc, ...
 
 
 def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
-    """Drops each TMPC that another one never loses to, in any stage of a variant; of equal ones the first stays.
-
-    Memory is a*y + b + shared/d with y, d >= 1. It is linear in y and in 1/d, so no more at y = 1, for d = 1 and for d
-    without bound, and no more a, mean no more memory anywhere.
-    """
+    """Drops each TMPC that another one never loses to, in any stage of a variant; of equal ones the first stays."""
     return tuple(tmpc for index, tmpc in enumerate(tmpcs) if not _is_beaten(tmpcs, index))
 
 
@@ -171,19 +172,55 @@ def _is_beaten(tmpcs: tuple[Tmpc, ...], index: int) -> bool:
     return False
 
 
-def never_worse(one: Tmpc, other: Tmpc) -> bool:
-    """Whether a layer that runs ``one`` in place of ``other`` costs no more in any stage of a variant."""
+def never_worse(one: Tmpc, other: Tmpc, least_in_flight: int = 1) -> bool:
+    """Whether a layer that runs ``one`` in place of ``other`` costs no more in any stage of a variant.
+
+    Memory is a*y + b + shared/d with y >= least_in_flight (while its rank holds the most, a chunk may have nothing in
+    flight) and d >= 1. It is linear in y and in 1/d, so no more at the least y, for d = 1 and for d without bound, and
+    no more a, mean no more memory anywhere.
+    """
+    kept_bytes = one.activation_bytes * least_in_flight + one.fixed_bytes
+    others_bytes = other.activation_bytes * least_in_flight + other.fixed_bytes
     return (
         one.time_per_sample_s <= other.time_per_sample_s
         and one.weights_bytes <= other.weights_bytes
         and one.activation_bytes <= other.activation_bytes
-        and one.activation_bytes + one.fixed_bytes <= other.activation_bytes + other.fixed_bytes
-        and _once_bytes(one) <= _once_bytes(other)
+        and kept_bytes <= others_bytes
+        and kept_bytes + one.shared_bytes <= others_bytes + other.shared_bytes
         and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
         and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
     )
 
 
-def _once_bytes(tmpc: Tmpc) -> float:
-    """Memory at y = 1 and d = 1."""
-    return tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
+PassesOf = Callable[[Tmpc], Sequence[float]]
+"""Seconds of each pass of a TMPC."""
+
+
+def fastest_first(tmpc: Tmpc, passes_s: PassesOf, *, sync_first: bool = False) -> tuple[float, ...]:
+    """A key that sorts so. sync_first: of equally fast ones with the same weights those that send least come first, not
+    those that hold least."""
+    held_bytes = tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
+    sync_bytes = sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values())
+    last = (sync_bytes, held_bytes) if sync_first else (held_bytes, sync_bytes)
+    return (sum(passes_s(tmpc)), tmpc.weights_bytes, *last)
+
+
+def least_by_passes(
+    tmpcs: Iterable[Tmpc],
+    passes_s: PassesOf,
+    least_in_flight: int = 1,
+    *,
+    sync_first: bool = False,
+) -> tuple[Tmpc, ...]:
+    """Those that no other is as good as in any stage, where each pass counts; ``fastest_first``, of equal ones one.
+    least_in_flight: as in ``never_worse``."""
+
+    def never_loses(one: Tmpc, other: Tmpc) -> bool:
+        shorter = all(mine <= theirs for mine, theirs in zip(passes_s(one), passes_s(other), strict=True))
+        return shorter and never_worse(one, other, least_in_flight)
+
+    kept: list[Tmpc] = []
+    for tmpc in sorted(tmpcs, key=lambda tmpc: fastest_first(tmpc, passes_s, sync_first=sync_first)):
+        if not any(never_loses(other, tmpc) for other in kept):
+            kept.append(tmpc)
+    return tuple(kept)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
 from piper_ray.engine.forecast import downset_limit
-from piper_ray.engine.levels import instances
+from piper_ray.engine.kernels.types import BitArray, IndexArray
 from piper_ray.engine.preparation import Outline, prepare
+from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -66,10 +66,10 @@ def certify(
     limit_bytes = SolveOptions().changed(memory_limit=memory_limit).memory_limit_bytes
     require_listable(instance, restrictions, limit_bytes)
     bound_s = certifiable_s(solution)
-    if backend is not None:
-        return _certify(instance, restrictions, bound_s, limit_bytes, backend, stop or Stop())
-    with closing(LocalBackend(threads)) as own:
-        return _certify(instance, restrictions, bound_s, limit_bytes, own, stop or Stop())
+    levels = instances(charged(instance, restrictions))
+    with closing(LocalBackend(threads)) if backend is None else nullcontext(backend) as used:
+        tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, used, stop or Stop()) for level in levels)
+    return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
 
 
 def require_listable(instance: Instance, restrictions: Restrictions, memory_limit_bytes: float | None) -> None:
@@ -77,7 +77,7 @@ def require_listable(instance: Instance, restrictions: Restrictions, memory_limi
     solve looks at a few."""
     for level in instances(charged(instance, restrictions)):
         outline = Outline.of(level, restrictions)
-        downset_limit(outline.graph, len(outline.variants), outline.contracted.downsets, memory_limit_bytes)
+        downset_limit(outline.graph, len(outline.variants), outline.downsets, memory_limit_bytes)
 
 
 def certifiable_s(solution: Solution) -> float:
@@ -85,19 +85,6 @@ def certifiable_s(solution: Solution) -> float:
     if solution.status is Status.OPTIMAL and solution.time_per_sample_s is not None:
         return solution.time_per_sample_s * (1.0 - PROOF)
     return solution.lower_bound_s * (1.0 - PROOF)
-
-
-def _certify(
-    instance: Instance,
-    restrictions: Restrictions,
-    bound_s: float,
-    limit_bytes: float | None,
-    backend: Backend,
-    stop: Stop[Any],
-) -> Certificate:
-    levels = instances(charged(instance, restrictions))
-    tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, backend, stop) for level in levels)
-    return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
 
 
 def _tails(
@@ -108,62 +95,43 @@ def _tails(
     backend: Backend,
     stop: Stop[Any],
 ) -> Tails:
-    made = prepare(instance, restrictions, limit_bytes)
-    contraction, graph = made.outline.contraction, made.outline.graph
-    if made.workload is None or bound_s == 0.0:
-        return _written(instance.devices, graph.layer_ids, contraction.keeper, np.zeros((1, 1), np.uint64), *_EMPTY)
-    problem = build_problem(made.workload, instance, restrictions.data_parallel_degrees(instance))
-    kept: list[StateTables] = []
-
-    def keep(states: StateTables) -> None:
-        kept[:] = [states]
-
-    outcome = evaluate_threshold(
-        problem,
-        backend,
-        min(bound_s, _ANY_TIME_S),
-        on_progress=lambda _: stop.check(),
-        on_finished=keep,
-    )
-    if outcome.feasible:
-        raise UsageError(
-            f"the solution's bound of {bound_s:.9g} s does not hold for this instance under these restrictions: give "
-            "those that it was solved for"
+    made, kept = prepare(instance, restrictions, limit_bytes), list[StateTables]()
+    if made.workload is not None and bound_s > 0.0:
+        problem = build_problem(made.workload, instance, restrictions.data_parallel_degrees(instance))
+        outcome = evaluate_threshold(
+            problem,
+            backend,
+            min(bound_s, _ANY_TIME_S),
+            on_progress=lambda _: stop.check(),
+            on_finished=kept.append,
         )
-    if not kept:
-        return _written(instance.devices, graph.layer_ids, contraction.keeper, np.zeros((1, 1), np.uint64), *_EMPTY)
-    fronts, bits = kept[0].fronts, problem.lattice.bits
-    live = np.flatnonzero(fronts.states)
-    counts = fronts.states[live]
-    at = np.repeat(fronts.start[live] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-    return _written(
-        instance.devices,
-        graph.layer_ids,
-        contraction.keeper,
-        bits[np.repeat(live, counts)],
-        fronts.tally[at],
-        fronts.data_parallel_sum[at],
-    )
-
-
-_EMPTY = np.zeros(1, np.int64), np.zeros(1, np.int64)
-
-
-def _written(
-    devices: int,
-    layers: Sequence[int],
-    joined: Any,
-    bits: Any,
-    used_devices: Any,
-    data_parallel_sum: Any,
-) -> Tails:
-    width = (len(layers) + 7) // 8
+        if outcome.feasible:
+            raise UsageError(
+                f"the solution's bound of {bound_s:.9g} s does not hold for this instance under these restrictions: "
+                "give those that it was solved for"
+            )
+    bits, used_devices, data_parallel_sum = _states(kept[-1]) if kept else _EMPTY_SET_ALONE
+    width = (made.outline.graph.size + 7) // 8
     members = np.ascontiguousarray(bits.astype("<u8")).view(np.uint8).reshape(bits.shape[0], -1)
     return Tails(
-        devices=devices,
-        layers=tuple(layers),
-        joined=dict(joined),
+        devices=instance.devices,
+        layers=tuple(made.outline.graph.layer_ids),
+        joined=dict(made.outline.contraction.keeper),
         members=np.ascontiguousarray(np.pad(members, ((0, 0), (0, max(0, width - members.shape[1]))))[:, :width]),
         used_devices=used_devices,
         data_parallel_sum=data_parallel_sum,
     )
+
+
+_States = tuple[BitArray, IndexArray, IndexArray]
+"""Of each state its downset, uint64[states, words], its devices and its sum of data-parallel degrees."""
+
+_EMPTY_SET_ALONE: _States = np.zeros((1, 1), np.uint64), np.zeros(1, np.int64), np.zeros(1, np.int64)
+
+
+def _states(found: StateTables) -> _States:
+    fronts, live = found.fronts, np.flatnonzero(found.fronts.states)
+    counts = fronts.states[live]
+    at = np.repeat(fronts.start[live] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+    bits = found.tables.lattice.bits[np.repeat(live, counts)]
+    return bits, fronts.tally[at], fronts.data_parallel_sum[at]

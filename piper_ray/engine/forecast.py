@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 
 from piper_ray.engine.lattice.counting import count_pairs
 from piper_ray.engine.lattice.downsets import GrownLattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished
+from piper_ray.model.instance import Tmpc
 from piper_ray.model.solution import Forecast
 
 _PROCESS_BYTES = 170e6
@@ -66,14 +68,6 @@ def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory
     return limit
 
 
-def over_limit(limit: int, limit_bytes: float | None) -> LimitError:
-    """The refusal of a graph whose downsets could not be counted beforehand."""
-    return LimitError(
-        f"the graph has more than {limit:,} downsets, all that fit into "
-        f"{_gib(limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE)}. {_WAY_OUT}"
-    )
-
-
 def machine_memory_bytes() -> float:
     """Physical memory of this machine."""
     return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -83,6 +77,14 @@ def _gib(size_bytes: float) -> str:
     if size_bytes < 0.1 * 2**30:  # else it would be none
         return f"{size_bytes / 2**20:,.1f} MiB"
     return f"{size_bytes / 2**30:,.1f} GiB"
+
+
+def tell_of_options(tmpcs: Sequence[Sequence[Sequence[Tmpc]]], began_s: float, listener: Listener) -> float:
+    """Of the tables of stage costs, made since ``began_s``: the seconds. tmpcs: by variant and vertex."""
+    seconds = time.perf_counter() - began_s
+    count = sum(len(of_vertex) for of_variant in tmpcs for of_vertex in of_variant)
+    listener(StepFinished("stage costs", seconds, f"{count:,} TMPCs that none beats in {len(tmpcs)} variants"))
+    return seconds
 
 
 def lattice_within(
@@ -101,7 +103,10 @@ def lattice_within(
     try:
         lattice = build_lattice(graph, limit, expected)
     except LimitError:
-        raise over_limit(limit, memory_limit_bytes) from None
+        limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
+        raise LimitError(
+            f"the graph has more than {limit:,} downsets, all that fit into {_gib(limit_bytes)}. {_WAY_OUT}"
+        ) from None
     seconds = time.perf_counter() - began_s
     listener(StepFinished("lattice", seconds, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
     return lattice, seconds

@@ -11,11 +11,10 @@ from piper_ray.cost.plan import cost_of
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
-from piper_ray.engine.findings import Findings, FindingsPoint
 from piper_ray.engine.forecast import downset_limit
 from piper_ray.engine.lattice.downsets import build_lattice
-from piper_ray.engine.ledger import Ledger, no_plan
-from piper_ray.engine.preparation import Outline, PointShape, Preparation, prepare
+from piper_ray.engine.ledger import Ledger, no_plan, stats_of_nothing
+from piper_ray.engine.preparation import Findings, FindingsPoint, Outline, PointShape, Preparation, prepare
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.infeasibility import explain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
@@ -54,14 +53,13 @@ def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> 
     outline = Outline.of(request.instance, request.restrictions) if prepared is None else prepared.outline
     with request.open_backend() as backend:
         backend.listen(request.listener)
-        ledger = Ledger[ValuedPlan](1, request.limits, request.listener, request.started_s)
-        found = _LayerSolve(request, outline, backend, ledger)
+        found = _LayerSolve(request, outline, backend, request.ledger())
         return found.on_all_or_those_that_count() if prepared is None else found.on_shared(prepared)
 
 
 def is_wide(outline: Outline) -> bool:
     """Whether there are so many downsets that it is better not to list them all, fit they or not."""
-    downsets = outline.contracted.downsets
+    downsets = outline.downsets
     if downsets is None:
         # Too many to count, or too entangled: traced operators have few.
         try:
@@ -156,7 +154,7 @@ class _LayerSolve:
         to tell, and where there is no plan, to tell why.
         """
         request, instance, graph, ledger = self.request, self.request.instance, self.outline.graph, self.ledger
-        count = self.outline.contracted.downsets
+        count = self.outline.downsets
         downsets = "more downsets than can be counted quickly" if count is None else f"{count:,} downsets"
         request.note(f"{downsets}: those alone are listed that plans as good as the best can use")
         if request.options.resume is not None:
@@ -189,8 +187,7 @@ class _LayerSolve:
         """On all downsets of a lattice. is_likely: whether the plan known is likely to be the best."""
         request, instance = self.request, self.request.instance
         if made.workload is None:  # some layer has no TMPC that is allowed
-            layers, size = len(instance.layers), self.outline.graph.size
-            return no_plan(made.impossible, SolveStats(layers, size, 0, 0, None, 0, 0.0, 0.0, 0.0, ()))
+            return no_plan(made.impossible, stats_of_nothing(instance, self.outline.graph.size))
         with request.open_checkpoint() as checkpoint:
             return self._search(made, made.workload, checkpoint, is_likely=is_likely)
 
@@ -223,7 +220,7 @@ class _LayerSolve:
     def answer(self, infeasibility: Infeasibility = _UNEXPLAINED, pairs: int | None = None) -> Solution:
         """At any moment, for other threads too. infeasibility: for the case that there is no plan."""
         graph, tables, stats = self.outline.graph, self.tables, () if self.search is None else self.search.stats
-        downsets, levels = self.outline.contracted.downsets or 0, graph.size + 1
+        downsets, levels = self.outline.downsets or 0, graph.size + 1
         if tables is not None:
             downsets, levels = tables.lattice.size, tables.lattice.levels
         return self.ledger.answer(

@@ -17,7 +17,8 @@ import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.model.errors import ChoiceTooHard, LimitError
-from piper_ray.model.events import Bounds, IncumbentFound, Listener, Note, silent
+from piper_ray.model.events import Bounds, DegreesAdvanced, DegreesSearched, IncumbentFound, Listener, Note, silent
+from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
@@ -272,6 +273,35 @@ class Ledger(Generic[P]):
 _NONE_LEFT = object()
 
 
+@dataclass(frozen=True)
+class Round:
+    """Some of a search's efforts, as events tell of them. index: from 1. count: how many; threshold_s: what their plans
+    are to take at most; None: no more than the best one known. began_s: by ``time.perf_counter``."""
+
+    ledger: Ledger[Any]
+    index: int
+    count: int
+    threshold_s: float | None = None
+    began_s: float = field(default_factory=time.perf_counter)
+
+    @property
+    def _sample_s(self) -> float:
+        return self.ledger.sample_s(self.ledger.upper_s if self.threshold_s is None else self.threshold_s)
+
+    def tell_of_progress(self, done: int, running: int) -> None:
+        """done, running: of its efforts."""
+        ledger, seconds = self.ledger, time.perf_counter() - self.began_s
+        bounds = ledger.bounds()
+        ledger.listener(DegreesAdvanced(self.index, self._sample_s, done, self.count, running, bounds, seconds))
+
+    def tell_of_end(self) -> None:
+        """feasible: whether a plan is known that takes no more than the threshold, but for rounding."""
+        ledger, seconds = self.ledger, time.perf_counter() - self.began_s
+        within_s = np.inf if self.threshold_s is None else self.threshold_s * (1.0 + TIE)
+        feasible = ledger.best is not None and ledger.upper_s <= within_s
+        ledger.listener(DegreesSearched(self.index, self._sample_s, feasible, self.count, seconds, ledger.bounds()))
+
+
 def status_of(upper_s: float, lower_s: float) -> Status:
     """Of the best plan's time, inf if there is none, and a bound for all plans."""
     if upper_s == math.inf:
@@ -287,6 +317,11 @@ def no_plan(
 ) -> Solution:
     """Proved without a search."""
     return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)
+
+
+def stats_of_nothing(instance: Instance, contracted_layers: int = 0) -> SolveStats:
+    """Of a solve that has done nothing yet."""
+    return SolveStats(len(instance.layers), contracted_layers, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
 
 
 def no_search(lower_s: float, stats: SolveStats, schedule: Schedule) -> Solution:

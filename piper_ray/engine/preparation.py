@@ -7,6 +7,7 @@ Of K it depends in one way: tensor-parallel degrees above K are left out.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
@@ -18,22 +19,117 @@ from piper_ray.cost.variants import (
     layer_without_choice,
     link_ranges,
     replica_ranges,
-    stage_variants,
+    usable_variants,
 )
-from piper_ray.engine.findings import Findings
-from piper_ray.engine.forecast import lattice_within
-from piper_ray.engine.lattice.contracted import ContractedGraph
-from piper_ray.engine.lattice.contraction import Contraction, memory_is_ample
-from piper_ray.engine.lattice.counting import count_pairs
+from piper_ray.engine.forecast import lattice_within, tell_of_options
+from piper_ray.engine.lattice.contraction import Contraction, contract, memory_is_ample
+from piper_ray.engine.lattice.counting import count_downsets, count_pairs
 from piper_ray.engine.lattice.downsets import listed_pairs
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.tables.problem import LatticeTables
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.constraints import Constraint, NoDataParallelism
-from piper_ray.model.events import Listener, StepFinished, silent
+from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Edge, Instance, Layer
+from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
+
+_KEPT = 4096
+_ROUNDING = 1e-12
+"""Relative. At another bandwidth the same stages' times are sums of other figures."""
+
+
+class FindingsPoint(NamedTuple):
+    """data_parallel_limit: of the sum of data-parallel degrees."""
+
+    devices: int
+    data_parallel_limit: int
+    microbatches: int
+    memory_bytes: float
+    bandwidth_bytes_per_s: float
+    restrictions: Restrictions
+
+    @classmethod
+    def of(
+        cls, instance: Instance, restrictions: Restrictions, data_parallel_limit: int | None = None
+    ) -> FindingsPoint:
+        """data_parallel_limit: None: min(N, K)."""
+        limit = instance.data_parallel_limit
+        return cls(
+            instance.devices,
+            limit if data_parallel_limit is None else min(limit, data_parallel_limit),
+            instance.microbatches,
+            instance.memory_bytes,
+            instance.bandwidth_bytes_per_s,
+            restrictions,
+        )
+
+    def has_no_more_than(self, other: FindingsPoint) -> bool:
+        return (
+            self.devices <= other.devices
+            and self.data_parallel_limit <= other.data_parallel_limit
+            and self.memory_bytes <= other.memory_bytes
+            and self.bandwidth_bytes_per_s <= other.bandwidth_bytes_per_s
+            and other.microbatches % self.microbatches == 0
+            and self.restrictions == other.restrictions
+        )
+
+    def holds(self, plan: Plan) -> bool:
+        """Whether there are devices and degrees enough for it."""
+        return plan.devices <= self.devices and plan.data_parallel_sum <= self.data_parallel_limit
+
+
+class _Found(NamedTuple):
+    point: FindingsPoint
+    lower_s: float
+    time_s: float
+    plan: Plan
+
+
+class Known(NamedTuple):
+    """lower_s: no plan is faster; 0 where nothing is known. plans: to be tried in turn until one is a plan for this
+    point: that of a point with no less, which would be the best, and the best of those with no more, which is one.
+    """
+
+    lower_s: float
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Of points of one graph. For several threads.
+
+    thorough: whether plans are kept, too, that a solve finds on the way to its best, for points with less; and whether
+    a solve that a limit may end begins with findings, whose answer then is another one than without.
+    """
+
+    thorough: bool = False
+    _found: deque[_Found] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+    def record(self, point: FindingsPoint, lower_s: float, time_s: float, plan: Plan) -> None:
+        """A plan, its time per sample, and what no plan is faster than."""
+        self._found.append(_Found(point, lower_s, time_s, plan))
+
+    def about(self, here: FindingsPoint) -> Known:
+        """What they tell of this point."""
+        above: _Found | None = None
+        below: _Found | None = None
+        lower_s = 0.0
+        for found in tuple(self._found):
+            if here.has_no_more_than(found.point):
+                same = found.point.bandwidth_bytes_per_s == here.bandwidth_bytes_per_s
+                bound_s = found.lower_s if same else found.lower_s * (1.0 - _ROUNDING)
+                if above is None or bound_s > lower_s:
+                    above, lower_s = found, bound_s
+            if found.point.has_no_more_than(here) and (below is None or found.time_s < below.time_s):
+                below = found
+        fits = above is not None and here.holds(above.plan)
+        return Known(lower_s, tuple(found.plan for found in (above if fits else None, below) if found is not None))
+
+
+_MANY_DOWNSETS = 100_000
+"""What takes no more is planned in a second as it is."""
 
 _FEW_DOWNSETS = 1_200
 """Downsets up to which looking at all pairs is the quickest way to count the nested ones."""
@@ -65,24 +161,28 @@ class PointShape(NamedTuple):
 @dataclass(frozen=True)
 class Outline:
     """What comes before the lattice, and is quick whatever its size. alike: the variants as they are before those with
-    different links are told apart."""
+    different links are told apart. graph: contracted as far as it is worth. downsets: of the graph; None where they
+    cannot be counted quickly."""
 
     alike: tuple[Variant, ...]
     variants: tuple[Variant, ...]
-    contracted: ContractedGraph
-
-    @property
-    def contraction(self) -> Contraction:
-        return self.contracted.contraction
-
-    @property
-    def graph(self) -> LayerGraph:
-        return self.contracted.graph
+    contraction: Contraction
+    graph: LayerGraph
+    downsets: int | None
 
     @classmethod
     def of(cls, instance: Instance, restrictions: Restrictions) -> Outline:
-        alike = tuple(v for v in stage_variants(instance, restrictions) if v.degree <= instance.devices)
-        return cls(alike, by_links(instance, restrictions, alike), ContractedGraph.of(instance, alike))
+        alike = usable_variants(instance, restrictions)
+        variants, contraction = by_links(instance, restrictions, alike), contract(instance, alike)
+        graph = build_graph(instance, contraction)
+        found = cls(alike, variants, contraction, graph, count_downsets(graph))
+        if found.downsets is not None and found.downsets <= _MANY_DOWNSETS:
+            return found
+        contraction = contract(instance, alike, all_that_is_free=True)
+        if contraction.keeper.keys() == found.contraction.keeper.keys():
+            return found
+        graph = build_graph(instance, contraction)
+        return cls(alike, variants, contraction, graph, count_downsets(graph))
 
 
 @dataclass(frozen=True)
@@ -141,12 +241,9 @@ def prepare(
     impossible = layer_without_choice(instance, variants)
     if impossible is not None:
         return Preparation(instance.layers, instance.edges, shape, outline, None, impossible, 0.0, 0.0)
-    expected = outline.contracted.downsets
-    lattice, lattice_s = lattice_within(graph, len(variants), expected, memory_limit_bytes, listener, started)
+    lattice, lattice_s = lattice_within(graph, len(variants), outline.downsets, memory_limit_bytes, listener, started)
 
     began = time.perf_counter()
     workload = LatticeTables.build(lattice, build_options(instance, graph, variants))
-    stage_costs_s = time.perf_counter() - began
-    tmpcs = sum(len(of_vertex) for of_variant in workload.options.tmpcs for of_vertex in of_variant)
-    listener(StepFinished("stage costs", stage_costs_s, f"{tmpcs:,} TMPCs that none beats in {len(variants)} variants"))
+    stage_costs_s = tell_of_options(workload.options.tmpcs, began, listener)
     return Preparation(instance.layers, instance.edges, shape, outline, workload, None, lattice_s, stage_costs_s)

@@ -39,7 +39,7 @@ class LatticeInput:
     @property
     def forecast(self) -> Forecast:
         """From the size of the lattice. How long a search for the downsets that count takes is not known beforehand."""
-        found = forecast(self.outline.graph, self.outline.contracted.downsets, len(self.outline.variants))
+        found = forecast(self.outline.graph, self.outline.downsets, len(self.outline.variants))
         return replace(found, seconds=None) if self.is_wide else found
 
 
@@ -62,7 +62,7 @@ def lattice_input(
     contract = arguments.choice("contract", contract, Contract)
     instance = instance_of(instance)
     outline = Outline.of(instance, restrictions)
-    merged = merge_operators(instance, outline, outline.contracted.downsets) if contract is Contract.OPERATORS else None
+    merged = merge_operators(instance, outline, outline.downsets) if contract is Contract.OPERATORS else None
     if merged is None:
         return LatticeInput(instance, outline, restrictions=restrictions)
     blocks = merged.blocks.instance

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from piper_ray.engine.backends.calls import TakesCalls, ThreadWorkers, Workers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
-from piper_ray.engine.ledger import Limits
+from piper_ray.engine.ledger import Ledger, Limits
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import UsageError
@@ -49,6 +49,10 @@ class SolveRequest:
     @property
     def limits(self) -> Limits:
         return Limits.of(self.options, self.started_s, self.stop)
+
+    def ledger(self, microbatches: int = 1) -> Ledger[Any]:
+        """Of a search for what is asked, before it has begun. microbatches: those that its times are of."""
+        return Ledger(microbatches, self.limits, self.listener, self.started_s, self.step.optimizer_s)
 
     @contextmanager
     def open_backend(self) -> Iterator[Backend]:
@@ -98,6 +102,14 @@ class SolveRequest:
                 self.note(f"resumed from {location}: {checkpoint.answers} {kept} are on record")
             with self.stop.ending(checkpoint.close):
                 yield checkpoint
+
+    def answered(
+        self, solve: Callable[[SolveRequest], Solution], changed: SolveRequest, say: Callable[[Solution], Solution]
+    ) -> Solution:
+        """The answer to ``changed`` in the words of this request, at the end and at any moment before it."""
+        part: Stop[Solution] = self.stop.part()
+        self.stop.offer(lambda: None if (found := part.answer()) is None else say(found))
+        return say(solve(replace(changed, stop=part)))
 
     def in_time(self, share: int = 1) -> SolveRequest:
         """With a ``share``-th of the time that is left, which counts from now on."""

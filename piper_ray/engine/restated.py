@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import time
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
-from piper_ray.model.constraints import KeepOrder, Recompute, SustainedRate, WholePieces
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, solve_one_setting, unproved
+from piper_ray.model.constraints import Constraint, KeepOrder, Recompute, SameDegrees, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
+from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import in_order, layers_in_order
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
-from piper_ray.model.solution import Solution
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StopSearch
 
 
 def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
@@ -24,35 +29,28 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
     Raises UsageError where they cannot be kept: a rate under a schedule that drains, or an order of blocks.
     """
     restrictions = request.restrictions
+
+    def again(one: SolveRequest) -> Solution:
+        return solve_restated(one, schedule, solve)
+
     if restrictions.has(SustainedRate):
         if schedule != PAPERS_SCHEDULE:
             raise UsageError(f"only 2bw has a rate to sustain; {schedule.name.value} does not go on for ever")
-        from piper_ray.engine.sustained import solve_sustained
-
         by_rule = replace(request, restrictions=restrictions.without(SustainedRate))
-        return solve_sustained(by_rule, lambda one: solve_restated(one, schedule, solve))
+        return solve_sustained(by_rule, again)
     if restrictions.has(KeepOrder):
         chain = replace(request, instance=in_order(request.instance), restrictions=restrictions.without(KeepOrder))
-        return _said(request, chain, lambda one: solve_restated(one, schedule, solve), _keeping_order)
+        return request.answered(again, chain, _keeping_order)
     if restrictions.has(OneMode):
-        from piper_ray.engine.one_setting import solve_one_setting
-
-        return solve_one_setting(request, schedule, lambda one: solve_restated(one, schedule, solve))
+        return solve_one_setting(request, schedule, again)
     for rule in restrictions.constraints:
         if isinstance(rule, WholePieces):
-            return _whole_pieces(request, rule, lambda one: solve_restated(one, schedule, solve))
+            return _whole_pieces(request, rule, again)
     if restrictions.recompute is Recompute.ONE_FOR_ALL:
         return _one_for_all(request, solve)
     if restrictions.recompute is Recompute.FIRST_K and request.options.contract is not Contract.SAFE:
         raise UsageError("blocks of operators have no first k layers to recompute: leave out contract")
     return solve(request)
-
-
-def _said(request: SolveRequest, changed: SolveRequest, solve: Solver, say: Callable[[Solution], Solution]) -> Solution:
-    """The answer to ``changed`` in the words of ``request``, at the end and at any moment before it."""
-    part = request.stop.part()
-    request.stop.offer(lambda: None if (found := part.answer()) is None else say(found))
-    return say(solve(replace(changed, stop=part)))
 
 
 def _keeping_order(solution: Solution) -> Solution:
@@ -71,13 +69,27 @@ def _whole_pieces(request: SolveRequest, rule: WholePieces, solve: Solver) -> So
     from piper_ray.engine.blocks.block_instance import build_instance
 
     found = build_instance(instance, stage_variants(instance, restrictions), members)
+    _require_order(found.instance)
 
     def said(solution: Solution) -> Solution:
         plan = solution.plan
         of_layers = replace(solution, plan=None if plan is None else found.expand(plan, instance))
         return unproved(of_layers) if found.dropped else of_layers
 
-    return _said(request, replace(request, instance=found.instance, restrictions=restrictions), solve, said)
+    return request.answered(solve, replace(request, instance=found.instance, restrictions=restrictions), said)
+
+
+def _require_order(pieces: Instance) -> None:
+    """Raises UsageError where pieces, which are its layers, read each other in a circle."""
+    readers = {piece.id: [edge.source for edge in pieces.edges if edge.target == piece.id] for piece in pieces.layers}
+    try:
+        TopologicalSorter(readers).prepare()
+    except CycleError as error:
+        circle = ", which ".join(f"is read by {pieces.layer_by_id[piece].name!r}" for piece in error.args[1][1:])
+        raise UsageError(
+            f"pieces that are to stay whole need each other: {pieces.layer_by_id[error.args[1][0]].name!r} {circle}. "
+            "Take one of them apart, or add the layers between to it"
+        ) from None
 
 
 def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
@@ -88,3 +100,102 @@ def _one_for_all(request: SolveRequest, solve: Solver) -> Solution:
         for rule, name in zip((Recompute.NEVER, Recompute.ALWAYS), named, strict=True)
     ]
     return best_of(request, parts, solve)
+
+
+_TRIALS = 10
+"""Solves with less memory at most."""
+
+_STEP = 0.01
+"""Share of the memory by which each trial leaves more free at least."""
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """plan: the plan with what it keeps in flight; None where memory does not suffice, missing_bytes on some device."""
+
+    plan: Plan | None
+    missing_bytes: float = 0.0
+
+
+def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
+    """The best plan found that sustains its rate. request: without the constraint."""
+    first = solve(replace(request, stop=request.stop.part()))
+    if first.plan is None:
+        return first
+    kept = _kept(request.instance, first.plan)
+    if kept.plan is not None:
+        return replace(first, plan=kept.plan)
+    without = replace(first, status=Status.UNKNOWN, plan=None, time_per_sample_s=None)
+    request.stop.offer(lambda: without)
+    best = _best_of_others(request, solve, kept.missing_bytes)
+    if best is None:
+        return without
+    lower_s = min(first.lower_bound_s, best.time_per_sample_s or 0.0)
+    return replace(best, status=Status.FEASIBLE, lower_bound_s=lower_s, stats=first.stats, stopped_by=first.stopped_by)
+
+
+def _kept(instance: Instance, plan: Plan) -> _Kept:
+    """By analysis, and proved by simulation."""
+    from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
+    from piper_ray.simulate.run import simulate
+
+    in_flight = sustaining_in_flight(instance, plan)
+    if in_flight is None:
+        return _Kept(None, _STEP * instance.memory_bytes)
+    kept = replace(plan, in_flight=in_flight)
+    missing_bytes = most_bytes(instance, kept) - instance.memory_bytes
+    if missing_bytes > MEMORY_TOLERANCE * instance.memory_bytes:
+        return _Kept(None, missing_bytes)
+    return _Kept(kept if simulate(instance, kept, PAPERS_SCHEDULE).keeps_promise else None)
+
+
+def _best_of_others(request: SolveRequest, solve: Solver, missing_bytes: float) -> Solution | None:
+    """Of plans that leave ever more memory free the first that sustains its rate, or one with one d and one t."""
+    instance = request.instance
+    best = None
+    if request.backend is None:  # which such a solve does not know
+        best = _tried(request, solve, instance.memory_bytes, SameDegrees())[0]
+    limit_bytes = instance.memory_bytes
+    for _ in range(_TRIALS):
+        limit_bytes -= max(_STEP * instance.memory_bytes, missing_bytes)
+        if limit_bytes <= 0.0:
+            break
+        found, missing_bytes = _tried(request, solve, limit_bytes)
+        if found is None or not _faster(found, best):
+            break
+        if missing_bytes == 0.0:
+            return found
+    return best
+
+
+def _tried(
+    request: SolveRequest, solve: Solver, memory_bytes: float, *rules: Constraint
+) -> tuple[Solution | None, float]:
+    """A solve with so much memory; None: no plan. And what its plan lacks of all memory to sustain its rate."""
+    limit_s = request.options.time_limit_s
+    if limit_s is not None and time.perf_counter() - request.started_s >= limit_s:
+        return None, 0.0
+    options = request.options
+    if options.resume is not None:  # a checkpoint of its own
+        options = replace(options, resume=f"{options.resume}/{memory_bytes:.0f}{'-alike' if rules else ''}")
+    changed = replace(
+        request,
+        options=options,
+        instance=request.instance.replace(memory_bytes=memory_bytes),
+        restrictions=request.restrictions.adding(*rules),
+        stop=request.stop.part(),
+    )
+    try:
+        found = solve(changed)
+    except StopSearch:
+        return None, 0.0
+    if found.plan is None:
+        return None, 0.0
+    kept = _kept(request.instance, found.plan)
+    return (found, kept.missing_bytes) if kept.plan is None else (replace(found, plan=kept.plan), 0.0)
+
+
+def _faster(one: Solution, other: Solution | None) -> bool:
+    if other is None or other.time_per_sample_s is None or one.time_per_sample_s is None:
+        return True
+    return one.time_per_sample_s < other.time_per_sample_s

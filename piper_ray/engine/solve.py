@@ -6,13 +6,13 @@ import os
 from collections.abc import Sequence
 
 from piper_ray.compiled.observers import compiling_told
-from piper_ray.engine.chunks.counts import chunk_schedules
+from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.layers import solve_layers
-from piper_ray.engine.levels import solve_on_levels
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
+from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, silent

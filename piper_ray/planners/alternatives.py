@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from piper_ray.engine.chunks.counts import chunk_schedules
+from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import DataParallelDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.instance import Instance

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from piper_ray.engine.checkpoint.records import prune, read_newest, write
+from piper_ray.engine.checkpoint.checkpoint import prune, read_newest, write
 from piper_ray.storage.folder import PARTS, UNFINISHED, Folder, StateFile, Vanished, open_folder, state_files
 from piper_ray.sweep.columns import PARTITION, SCHEMA, completed
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.model.solution import Status
 from piper_ray.workloads.formats.load import instance_of
 from tests.data import Record, goldens
 from tests.flush_brute_force import plan_batch_s
+from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
 
 RECORDS = goldens("schedules")

@@ -11,7 +11,7 @@ import piper_ray.engine.blocks.block_instance as by_blocks
 from piper_ray.cost.variants import Variant, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
 from piper_ray.engine.blocks.blocks import Blocks, find_blocks
-from piper_ray.engine.lattice.contracted import ContractedGraph
+from piper_ray.engine.lattice.contraction import contract
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.layer_graph import number_graph
 from piper_ray.engine.solve import solve
@@ -119,7 +119,7 @@ def blocks_or_none(instance: Instance, variants: Sequence[Variant], most: int) -
     if not all(any(variant.tmpcs[layer.id] for variant in variants) for layer in instance.layers):
         return None
     try:
-        return find_blocks(instance, variants, ContractedGraph.of(instance, variants), most)
+        return find_blocks(instance, variants, contract(instance, variants), most)
     except LimitError:
         return None
 

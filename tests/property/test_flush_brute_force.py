@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 
 import piper_ray
-from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.restrictions import Restrictions
@@ -14,6 +13,7 @@ from piper_ray.model.schedule import AllReduce, StepTerms
 from piper_ray.model.solution import Status
 from tests.flush_brute_force import Role, brute_force, plan_batch_s
 from tests.flush_instances import uneven_layers
+from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
 from tests.instances import build, instances, named_instances, random_instance
 from tests.lengths import long_after

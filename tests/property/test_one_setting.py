@@ -10,10 +10,10 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Solver, SubProblem, best_of
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, worth_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.one_mode import OneMode, tmpcs_under
@@ -24,7 +24,7 @@ from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
-from tests.instances import build
+from tests.instances import build, two_towers
 from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
@@ -183,6 +183,18 @@ def test_whole_pieces_stay_whole() -> None:
     assert feasible > 10
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "2bw", "zb-h1"])
+def test_pieces_that_read_each_other_are_refused_by_name(schedule: str) -> None:
+    """The first and the last of three layers: what lies between reads one and is read by the other."""
+    instance = two_towers(3)
+    apart = Restrictions(constraints=[WholePieces(((0, 2),))])
+    name, between = f"{instance.layers[0].name} to {instance.layers[2].name}, 2 layers", instance.layers[1].name
+    with pytest.raises(UsageError, match="pieces that are to stay whole need each other") as raised:
+        piper_ray.solve(instance, restrictions=apart, schedule=schedule, options=ONE_THREAD)
+    assert repr(name) in str(raised.value)
+    assert repr(between) in str(raised.value)
+
+
 @pytest.mark.parametrize("seed", long_after(15, range(60)))
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
 def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str) -> None:
@@ -201,14 +213,19 @@ def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkey
     begun: list[SolveRequest] = []
     plain = best_of
 
-    def counted(request: SolveRequest, parts: Sequence[SubProblem], solve: Solver) -> Solution:
+    def counted(
+        request: SolveRequest, parts: Sequence[SubProblem], solve: Solver, *, are_nested: bool = False
+    ) -> Solution:
+        if are_nested:  # levels of links, of one setting
+            return plain(request, parts, solve, are_nested=True)
+
         def solve_one(one: SolveRequest) -> Solution:
             begun.append(one)
             return solve(one)
 
         return plain(request, parts, solve_one)
 
-    monkeypatch.setattr("piper_ray.engine.one_setting.best_of", counted)
+    monkeypatch.setattr("piper_ray.engine.subproblems.best_of", counted)
     instance, rule = mixture(), OneMode(context=True, experts=True)
     found = piper_ray.solve(
         instance, restrictions=Restrictions(constraints=[SameDegrees(), rule]), schedule="1f1b", options=ONE_THREAD

@@ -15,10 +15,10 @@ import pytest
 from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.engine.levels import instances
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.search import wide
 from piper_ray.engine.search.pricing import bound_by_cover
+from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import chain_problem
 from piper_ray.engine.tables.tmpc_options import build_options
 from piper_ray.model.instance import Instance, divisors

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from piper_ray.engine.evaluation import ahead
-from piper_ray.engine.evaluation.ahead import Ahead
+from piper_ray.engine.evaluation import evaluations
 from piper_ray.engine.evaluation.backend import OnProgress
+from piper_ray.engine.evaluation.evaluations import Ahead
 from piper_ray.engine.evaluation.outcome import Outcome
 
 OUTCOME = Outcome(True, 3, (), 1.0, 1, 1, np.zeros(4, np.int64))
@@ -62,7 +62,7 @@ def test_the_outcome_is_there_when_it_is_asked_for(staged: Staged) -> None:
 
 
 def test_who_waits_hears_how_far_it_is(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_POLL_S", 0.001)
+    monkeypatch.setattr(evaluations, "_POLL_S", 0.001)
     one = Ahead(1.5, staged)
     assert staged.begun.wait(PATIENCE_S)
     heard: list[int] = []
@@ -86,7 +86,7 @@ def test_nobody_wants_it_any_more(staged: Staged) -> None:
 
 
 def test_what_the_listener_raises_ends_it(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_POLL_S", 0.001)
+    monkeypatch.setattr(evaluations, "_POLL_S", 0.001)
     one = Ahead(1.5, staged)
     assert staged.begun.wait(PATIENCE_S)
 

@@ -7,15 +7,18 @@ from itertools import product
 import numpy as np
 import pytest
 
-from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.chunks.candidates import Candidates
-from piper_ray.engine.chunks.tables import ModelOrder
-from piper_ray.engine.chunks.tasks import PlanSpace, list_tasks
+from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
+from piper_ray.model.constraints import StageCount
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from tests.instances import build, tmpc
+
+
+def on_ranks(ranks: int) -> Restrictions:
+    return Restrictions(data_parallelism=False, constraints=[StageCount(ranks)])
 
 
 @pytest.mark.parametrize(
@@ -28,8 +31,7 @@ def test_no_plan_whose_turns_take_whole_layers_is_better_than_the_quick_one(sche
     """An encoder's eight layers, then a decoder's eight lighter ones."""
     tmpcs = {v: {1: [tmpc(6 if v < 8 else light_s)]} for v in range(16)}
     instance = with_passes(build(tmpcs, {(v, v + 1): 1 for v in range(15)}, devices=4, microbatches=8))
-    space = PlanSpace([schedule], stage_variants(instance, Restrictions()), [1], ranks=4, all_devices=False)
-    (task,) = list_tasks(instance, ModelOrder.of(instance), space)
+    (task,) = ChunkProblem.of(instance, on_ranks(4), [schedule]).tasks(instance)
     program = task.shape.program()
     assert program is not None
     candidates = Candidates(task, program)
@@ -54,10 +56,7 @@ def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> No
     tmpcs = {v: {1: [tmpc(6 if v < 4 else 3)]} for v in range(12)}
     edges = {(v, v + 1): 1 for v in (0, 1, 2, *range(4, 11))}
     instance = with_passes(build(tmpcs, edges, devices=2, microbatches=8))
-    space = PlanSpace(
-        [Schedule(ScheduleName.ZB_H1)], stage_variants(instance, Restrictions()), [1], ranks=2, all_devices=False
-    )
-    (task,) = list_tasks(instance, ModelOrder.of(instance), space)
+    (task,) = ChunkProblem.of(instance, on_ranks(2), [Schedule(ScheduleName.ZB_H1)]).tasks(instance)
     program = task.shape.program()
     assert program is not None
     candidates = Candidates(task, program)

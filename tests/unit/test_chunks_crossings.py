@@ -7,12 +7,11 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.cost.variants import stage_variants
-from piper_ray.engine.chunks.crossings import forced_transfers_s
-from piper_ray.engine.chunks.tables import ModelOrder
-from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
+from piper_ray.engine.chunks.relaxation import forced_transfers_s
+from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.model.constraints import StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.restrictions import Restrictions
@@ -90,6 +89,5 @@ def test_the_hubs_edges_are_left_out() -> None:
 
 def two_ranks(instance: Instance) -> list[Task]:
     passed = with_passes(instance)
-    variants = stage_variants(passed, Restrictions())
-    space = PlanSpace([Schedule(ScheduleName.ZB_H1)], variants, [1], ranks=2, all_devices=False)
-    return list_tasks(passed, ModelOrder.of(passed), space)
+    restrictions = Restrictions(data_parallelism=False, constraints=[StageCount(2)])
+    return ChunkProblem.of(passed, restrictions, [Schedule(ScheduleName.ZB_H1)]).tasks(passed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from random import Random
 
-from piper_ray.engine.chunks.orders import linear_orders
+from piper_ray.engine.chunks.tables import linear_orders
 
 
 def test_a_chain_has_one() -> None:

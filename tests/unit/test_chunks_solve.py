@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.engine.chunks.counts import chunk_schedules
+from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.engine.chunks.nodes import Node, Turn, TurnOutcome
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount, TensorParallelDegrees

@@ -16,7 +16,7 @@ from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
-from piper_ray.engine.search import search
+from piper_ray.engine.search import neighbourhood
 from piper_ray.engine.search.neighbourhood import every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.model.events import Event, IncumbentFound
 from piper_ray.model.instance import Instance
@@ -51,7 +51,7 @@ def test_the_same_plan_with_and_without(seed: int, memory_bytes: float, monkeypa
     found = piper_ray.solve(instance, listener=listen)
     first = next((event for event in events if isinstance(event, IncumbentFound)), None)
     assert first is None or first.origin == "chain"
-    monkeypatch.setattr(search, "is_long_chain", lambda _: False)
+    monkeypatch.setattr(neighbourhood, "is_long_chain", lambda _: False)
     without = piper_ray.solve(instance)
     assert (found.status, found.plan, found.time_per_sample_s) == (
         without.status,

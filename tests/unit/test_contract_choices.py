@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.engine.blocks.choices import BlockChoice, combine
+from piper_ray.engine.blocks.block_instance import BlockChoice, combine
 from piper_ray.model.instance import Tmpc
 from tests.lengths import long_after
 

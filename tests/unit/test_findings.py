@@ -7,8 +7,7 @@ from random import Random
 import pytest
 
 from piper_ray import Restrictions, solve
-from piper_ray.engine.findings import Findings, FindingsPoint
-from piper_ray.engine.preparation import PointShape, Preparation, prepare
+from piper_ray.engine.preparation import Findings, FindingsPoint, PointShape, Preparation, prepare
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.solution import Solution

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
@@ -26,6 +25,7 @@ from piper_ray.workloads.formats.load import instance_of
 from tests.data import INPUTS
 from tests.flush_brute_force import plan_batch_s
 from tests.flush_instances import uneven_layers
+from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
 from tests.instances import equal_chain, random_instance, two_towers
 

@@ -231,7 +231,7 @@ def test_a_choice_keeps_the_sync_figures_that_only_one_tmpc_names() -> None:
     heavy = tmpc(id="w", time_per_sample_s=0.5, forward_sync_bytes={0: 1000.0})
     layers = [Layer(0, "a", {1: [tmpc()]}), Layer(1, "b", {1: [tmpc(), heavy]}), Layer(2, "c", {1: [tmpc()]})]
     chain = pair(layers=layers, edges=[Edge(0, 1, 5.0), Edge(1, 2, 500.0)], devices=2)
-    from piper_ray.engine.blocks.choices import combine
+    from piper_ray.engine.blocks.block_instance import combine
 
     found = combine((1, 2), {layer.id: layer.tmpcs[1] for layer in chain.layers}, {0: 0, 1: 1, 2: 1})
     assert [choice.forward_bytes for choice in found.choices] == [{0: 0.0}, {0: 1000.0}]

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.chunks.candidates import all_plans
 from piper_ray.engine.chunks.relaxation import Relaxation
-from piper_ray.engine.chunks.shapes import PipelineShape
-from piper_ray.engine.chunks.tables import ModelOrder
-from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
+from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import (
     ACTIVATION,
     FIXED,
@@ -102,10 +99,7 @@ def test_ranks_hold_what_a_walk_along_their_lists_finds() -> None:
 def some_tasks(seeds: range, schedules: list[Schedule] = SCHEDULES) -> Iterator[tuple[Instance, Task]]:
     for seed in seeds:
         instance = piper_ray.with_passes(random_instance(seed, most_layers=7, most_tmpcs=3, most_devices=8))
-        variants = stage_variants(instance, Restrictions())
-        degrees = Restrictions().data_parallel_degrees(instance)
-        space = PlanSpace(schedules, variants, degrees, ranks=None, all_devices=False)
-        tasks = list_tasks(instance, ModelOrder.of(instance), space)
+        tasks = ChunkProblem.of(instance, Restrictions(), schedules).tasks(instance)
         yield from ((instance, task) for task in Random(seed).sample(tasks, min(3, len(tasks))))
 
 

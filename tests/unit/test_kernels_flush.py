@@ -9,7 +9,6 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.cost.schedules import FlushSchedule
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -26,9 +25,10 @@ from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
+from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 
 NAMES = {GPIPE: "gpipe", ONE_F_ONE_B: "1f1b"}
@@ -178,7 +178,7 @@ def workload_of(instance: Instance) -> FlushWorkload | None:
 
 
 def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:
-    return list_tasks(instance, workload, schedule, Restrictions(), StepTerms())
+    return list_tasks(instance, workload, Schedule(ScheduleName(schedule.value)), Restrictions(), StepTerms())
 
 
 def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int], list[Figures]]:

@@ -168,13 +168,13 @@ def assert_sums(whole: Tables) -> None:
     for i, row in enumerate(vertex_lists(whole.lattice)):
         for r, variant in enumerate(options.variants):
             kept = [options.tmpcs[r][v] for v in row]
-            assert sums.work_s[i, r] == pytest.approx(least(kept, "time_per_sample_s"))
-            assert sums.weights_bytes[i, r] == pytest.approx(least(kept, "weights_bytes"))
-            assert sums.least_a[i, r] == pytest.approx(least(kept, "activation_bytes"))
-            assert sums.least_b[i, r] == pytest.approx(least(kept, "fixed_bytes"))
-            assert sums.fast_a[i, r] == pytest.approx(sum(fastest(k).activation_bytes for k in kept if k))
-            assert sums.fast_b[i, r] == pytest.approx(sum(fastest(k).fixed_bytes for k in kept if k))
-            assert sums.missing[i, r] == sum(not variant.tmpcs[ids[v]] for v in row)
+            assert sums.figures.work_s[i, r] == pytest.approx(least(kept, "time_per_sample_s"))
+            assert sums.figures.weights_bytes[i, r] == pytest.approx(least(kept, "weights_bytes"))
+            assert sums.figures.least_a[i, r] == pytest.approx(least(kept, "activation_bytes"))
+            assert sums.figures.least_b[i, r] == pytest.approx(least(kept, "fixed_bytes"))
+            assert sums.figures.fast_a[i, r] == pytest.approx(sum(fastest(k).activation_bytes for k in kept if k))
+            assert sums.figures.fast_b[i, r] == pytest.approx(sum(fastest(k).fixed_bytes for k in kept if k))
+            assert sums.figures.missing[i, r] == sum(not variant.tmpcs[ids[v]] for v in row)
         times = [
             [(variant.degree, tmpc.time_per_sample_s) for variant in options.variants for tmpc in variant.tmpcs[ids[v]]]
             for v in row
@@ -200,8 +200,8 @@ def test_charges_over_crossing_edges(seed: int) -> None:
                 min((edge.communication_bytes + x.backward_sync_bytes[edge.target] for x in tmpcs[tail]), default=0.0)
                 for tail, _, edge in crossing
             ]
-            assert sums.in_bytes[i, r] == pytest.approx(sum(incoming))
-            assert sums.out_bytes[i, r] == pytest.approx(sum(outgoing))
+            assert sums.figures.in_bytes[i, r] == pytest.approx(sum(incoming))
+            assert sums.figures.out_bytes[i, r] == pytest.approx(sum(outgoing))
 
 
 def test_a_stage_costs_a_difference_of_sums() -> None:

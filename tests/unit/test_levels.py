@@ -10,8 +10,8 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.frontier.events import CurveAdvanced
-from piper_ray.engine.levels import least_s, solve_on_levels
 from piper_ray.engine.request import SolveRequest
+from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model.cluster import Cluster, Link, SpreadCluster
 from piper_ray.model.constraints import AllDevices
 from piper_ray.model.events import silent

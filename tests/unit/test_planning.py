@@ -15,7 +15,7 @@ from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import Contraction, without_contraction
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.search import planning
-from piper_ray.engine.search.chain import order_through
+from piper_ray.engine.search.neighbourhood import order_through
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.evaluate import evaluate

@@ -23,9 +23,7 @@ from tests.options_by_loops import options_by_loops
 def assert_same(found: TmpcOptions, expected: TmpcOptions) -> None:
     assert (found.variants, found.tmpcs, found.shares) == (expected.variants, expected.tmpcs, expected.shares)
     assert_same_arrays(found.arrays, expected.arrays)
-    assert vars(found.least).keys() == vars(expected.least).keys()
-    for name, array in vars(found.least).items():
-        assert_same_array(name, array, vars(expected.least)[name])
+    assert_same_arrays(found.least, expected.least)
     assert_same_array("tensor_bytes", found.tensor_bytes, expected.tensor_bytes)
 
 

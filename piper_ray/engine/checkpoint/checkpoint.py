@@ -8,23 +8,121 @@ solve resumed from it then has its answer at once.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from piper_ray.engine.checkpoint.encoding import Plain, encode_levels, encode_outcomes
+from piper_ray.engine.checkpoint.encoding import (
+    Plain,
+    decode_levels,
+    decode_outcomes,
+    decode_results,
+    encode_levels,
+    encode_outcomes,
+    identity_of_levels,
+    identity_of_outcomes,
+)
 from piper_ray.engine.checkpoint.identity import Identity
-from piper_ray.engine.checkpoint.records import Records, SavedAnswers, prune, write
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused
-from piper_ray.storage.folder import LEVELS, OUTCOMES, Folder, StateFile, open_folder, reason, shown, state_files
+from piper_ray.storage.folder import (
+    LEVELS,
+    OUTCOMES,
+    Folder,
+    StateFile,
+    Vanished,
+    checksum,
+    open_folder,
+    reason,
+    shown,
+    state_files,
+)
 from piper_ray.storage.lease import Clock, Lease, acquire
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
+
+
+_KEPT = 2
+"""Files of each kind: the newest, and the one before in case the newest is damaged."""
+
+
+@dataclass
+class SavedAnswers:
+    """What was read. levels: of the evaluation that was under way. damaged: files that are not what was written."""
+
+    files: list[StateFile]
+    outcomes: dict[EvaluationKey, Outcome] = field(default_factory=dict)
+    results: dict[str, Plain] = field(default_factory=dict)
+    levels: tuple[EvaluationKey, LevelStates] | None = None
+    damaged: set[StateFile] = field(default_factory=set)
+
+
+def read_newest(
+    folder: Folder, files: Iterable[StateFile], kind: str, on_damaged: Callable[[StateFile], None]
+) -> bytes | None:
+    """The content of the newest whole file of a kind, if any. files: newest first. on_damaged: of those passed over.
+
+    Raises Vanished.
+    """
+    for file in files:
+        if file.kind != kind:
+            continue
+        content = folder.read(file.name)
+        if content is None:
+            raise Vanished
+        if checksum(content) == file.checksum:
+            return content
+        on_damaged(file)
+    return None
+
+
+def write(folder: Folder, kind: str, epoch: int, sequence: int, content: bytes) -> StateFile:
+    """Durable when it returns."""
+    file = StateFile(kind, epoch, sequence, checksum(content))
+    folder.put(file.name, content, durable=True)
+    return file
+
+
+def prune(folder: Folder, files: Iterable[StateFile], obsolete: Callable[[StateFile], bool]) -> None:
+    """Deletes, of ``files``, the obsolete ones and those with newer ones enough. What cannot be deleted stays."""
+    kept: Counter[str] = Counter()
+    for file in sorted(files, key=lambda file: file.age, reverse=True):
+        if kept[file.kind] < _KEPT and not obsolete(file):
+            kept[file.kind] += 1
+            continue
+        with contextlib.suppress(OSError):
+            folder.delete(file.name)
+
+
+def _load(folder: Folder, location: str, identity: Identity, on_warning: Callable[[str], None]) -> SavedAnswers:
+    """The newest whole file of each kind. Raises CheckpointRefused if it is of another input or other options."""
+
+    def damaged(file: StateFile) -> None:
+        saved.damaged.add(file)
+        on_warning(f"{file.name} of the checkpoint at {location} is damaged; what was saved before it is used")
+
+    while True:
+        saved = SavedAnswers(state_files(folder.names()))
+        try:
+            outcomes = read_newest(folder, saved.files, OUTCOMES, damaged)
+            if outcomes is not None:
+                identity.require(identity_of_outcomes(outcomes), location)
+                saved.outcomes, saved.results = decode_outcomes(outcomes), decode_results(outcomes)
+            levels = read_newest(folder, saved.files, LEVELS, damaged)
+            if levels is not None:
+                identity.require(identity_of_levels(levels), location)
+                saved.levels = decode_levels(levels)
+        except Vanished:
+            continue
+        return saved
+
 
 SHARE = 100
 """A write waits until the run since the last one is this many times as long as the write will take."""
@@ -91,16 +189,15 @@ class Checkpoint:
         text = os.fspath(location)
         try:
             folder = open_folder(text, filesystem)
-            records = Records(folder, shown(text), identity, on_warning)
             began = clock.monotonic()
-            saved = records.load()
+            saved = _load(folder, shown(text), identity, on_warning)
             first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
             lease = acquire(folder, clock, on_warning)
         except OSError as error:
             raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
         try:
             if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
-                saved = records.load()
+                saved = _load(folder, shown(text), identity, on_warning)
             checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
             prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
             return checkpoint

@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.chunks.shapes import PipelineShape
 from piper_ray.engine.chunks.tables import DegreeTables
-from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_enumeration import best_of_all
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan import Plan
 
 _MOST_PATTERNS = 150
 """Ways to share layers out to the turns that are tried."""
@@ -65,23 +65,15 @@ class Candidate:
 
     def plan(self) -> Plan:
         """Its chunks as stages, layers in file order."""
-        order = self.task.tables.order
-        file_position = {layer.id: index for index, layer in enumerate(order.instance.layers)}
+        task, order = self.task, self.task.tables.order
+        place = places(order.instance)
         stages = []
-        for k in range(self.task.shape.stages):
+        for k in range(task.shape.stages):
             tmpc_ids = {
                 order.layers[x]: self.tables.tmpcs[x][int(self.choice[x] - self.tables.option_start[x])].id
                 for x in np.flatnonzero(self.chunk_of == k).tolist()
             }
-            layers = tuple(sorted(tmpc_ids, key=file_position.__getitem__))
-            stages.append(
-                Stage(
-                    layers,
-                    self.task.data_parallel_degree,
-                    self.task.tensor_parallel_degree,
-                    {layer: tmpc_ids[layer] for layer in layers},
-                )
-            )
+            stages.append(stage_of(place, tmpc_ids, task.data_parallel_degree, task.tensor_parallel_degree))
         return Plan(tuple(stages))
 
 
@@ -92,6 +84,9 @@ class Candidates:
         self._task = task
         self._program = program
         self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
+        self._fastest_s = [
+            layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1) for layers in self._layers
+        ]
         self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
         self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
@@ -105,8 +100,7 @@ class Candidates:
     def cut_evenly(self) -> None:
         """Plans of equal work, and of whole layers shared out to turns."""
         shape, order = self._task.shape, self._orders[0]
-        for index, layers in enumerate(self._layers):
-            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+        for index, fastest_s in enumerate(self._fastest_s):
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
             self._cut(index, order, np.ones(fastest_s.size), np.ones(shape.stages))
             for wanted in _patterns(shape, int(large.sum())):
@@ -115,14 +109,10 @@ class Candidates:
 
     def like(self, layers_in: FloatArray) -> dict[int, Candidate]:
         """Plans after a fractional one, float64[stages], by choice. They are not kept."""
-        found = {}
-        for index, layers in enumerate(self._layers):
-            size = np.ones(layers.option_start.size - 1)
-            order = self._orders[0]
-            cut = self._plan_at(index, order, _cuts(size[order], layers_in, self._task.shape.stages))
-            if cut is not None:
-                found[index] = cut
-        return found
+        order = self._orders[0]
+        cuts = _cuts(np.ones(order.size), layers_in, self._task.shape.stages)
+        plans = {index: self._plan_at(index, order, cuts) for index in range(len(self._layers))}
+        return {index: plan for index, plan in plans.items() if plan is not None}
 
     def take(self, found: Mapping[int, Candidate]) -> None:
         """Keeps those that are the best of their choice."""
@@ -131,8 +121,7 @@ class Candidates:
 
     def _cut_orders(self, orders: Sequence[IndexArray]) -> None:
         """Plans of equal work."""
-        for index, layers in enumerate(self._layers):
-            fastest_s = layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+        for index, fastest_s in enumerate(self._fastest_s):
             for order in orders:
                 self._cut(index, order, fastest_s, np.ones(self._task.shape.stages))
 

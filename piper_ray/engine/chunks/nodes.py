@@ -5,21 +5,79 @@ A turn's outcome depends on the node's turns before and on nothing else: not on 
 
 from __future__ import annotations
 
+import io
+import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.chunks.candidates import Candidate, Candidates
-from piper_ray.engine.chunks.parcels import Parcel, Tasks
 from piper_ray.engine.chunks.relaxation import Relaxation
-from piper_ray.engine.chunks.tasks import Task
+from piper_ray.engine.chunks.tasks import Task, TaskKey
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray
+
+V = TypeVar("V")
+
+Tasks = Mapping[TaskKey, Task]
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel(Generic[V]):
+    """Of ``task``. Within a process it is the value itself; pickled, it leaves out what is the task's."""
+
+    task: Task
+    value: V
+
+    def open(self, tasks: Tasks) -> V:  # noqa: ARG002 - as a parcel that has travelled
+        return self.value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        content = io.BytesIO()
+        _Pickler(content, self.task).dump(self.value)
+        return Travelled, (self.task.key, content.getvalue())
+
+
+@dataclass(frozen=True)
+class Travelled:
+    """A parcel in another process. content: pickled."""
+
+    key: TaskKey
+    content: bytes
+
+    def open(self, tasks: Tasks) -> Any:
+        """tasks: those of this process."""
+        return _Unpickler(io.BytesIO(self.content), tasks[self.key]).load()
+
+
+def _parts(task: Task) -> list[object]:
+    """What values of a task refer to, in the same order everywhere."""
+    return [task, task.shape, task.tables, task.mixed, task.mixed.tables, *task.choices, task.tables.order]
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, content: io.BytesIO, task: Task) -> None:
+        super().__init__(content, pickle.HIGHEST_PROTOCOL)
+        self._numbers = {id(part): number for number, part in enumerate(_parts(task))}
+
+    def persistent_id(self, value: Any) -> int | None:
+        return self._numbers.get(id(value))
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: io.BytesIO, task: Task) -> None:
+        super().__init__(content)
+        self._parts = _parts(task)
+
+    def persistent_load(self, number: Any) -> object:
+        return self._parts[number]
+
 
 _PROMISING = 1.1
 """Later moves are for plans within so many times the best one."""
@@ -205,3 +263,53 @@ def take(tasks: Tasks, asked: Parcel[Node], turn: Turn, control: FloatArray) -> 
     """A node's turn, on any thread or machine. control: see ``Call``."""
     node = asked.open(tasks)
     return Parcel(node.task, (node, node.take(turn, control)))
+
+
+@dataclass(frozen=True)
+class TurnMemo:
+    """Those of one solve: its checkpoint's identity says of which."""
+
+    checkpoint: Checkpoint
+
+    def has(self, node: Node, turn: Turn) -> bool:
+        """Whether it is on record."""
+        return self.checkpoint.result(_key(node, turn)) is not None
+
+    def outcome(self, node: Node, turn: Turn) -> TurnOutcome:
+        """On record; the node owes itself the turn, until another one needs what this would have left."""
+        row: Any = self.checkpoint.result(_key(node, turn))
+        node.owed.append(turn)
+        lower_s, best = float.fromhex(row["lower_s"]), row["best"]
+        return TurnOutcome(
+            lower_s,
+            None if best is None else _candidate(node.task, best),
+            [node.case(index, done) for index, done in enumerate(row["children"])],
+        )
+
+    def record(self, node: Node, turn: Turn, outcome: TurnOutcome) -> None:
+        """Raises CheckpointLost if another solve has taken the checkpoint over."""
+        best = None if outcome.best is None else _row(node.task, outcome.best)
+        children = [child.done for child in outcome.children]
+        row = {"lower_s": float(outcome.lower_s).hex(), "best": best, "children": children}
+        self.checkpoint.record_result(_key(node, turn), row)
+
+
+def _key(node: Node, turn: Turn) -> str:
+    return f"{node.name} {turn.kind.value} {turn.number} {float(turn.target_s).hex()}"
+
+
+def _row(task: Task, found: Candidate) -> dict[str, object]:
+    """choice: the number of what all layers decide alike; -1: chunks decide each for itself."""
+    choice = next((index for index, tables in enumerate(task.choices) if tables is found.tables), -1)
+    return {
+        "choice": choice,
+        "chunk_of": found.chunk_of.tolist(),
+        "options": found.choice.tolist(),
+        "value_s": found.value_s.hex(),
+    }
+
+
+def _candidate(task: Task, row: Any) -> Candidate:
+    tables = task.mixed.tables if row["choice"] < 0 else task.choices[row["choice"]]
+    chunk_of, options = (np.array(row[name], np.int64) for name in ("chunk_of", "options"))
+    return Candidate(task, tables, chunk_of, options, float.fromhex(row["value_s"]))

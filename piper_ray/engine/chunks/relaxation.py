@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from piper_ray.engine.chunks.crossings import forced_transfers_s, with_transfers
+from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.kernels.chunk_bound import (
-    FIXED,
-    FORWARD_S,
-    HUB,
-    INPUT_S,
-    NO_LIMIT,
-    WEIGHT_S,
-    WEIGHTS,
-    LayerKinds,
-    Paths,
-    Prices,
-    ShapeLimits,
-    least_priced_s,
-    moments,
-    price_full_ranks,
-    window,
-)
+from piper_ray.engine.kernels import chunk_bound
+from piper_ray.engine.kernels.chunk_bound import LayerKinds, Paths, Prices, ShapeLimits
 from piper_ray.engine.kernels.chunk_prices import better_prices, cells, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -67,19 +54,6 @@ class _Prices:
     share: FloatArray
     weight: float = 1.0
 
-    def copy(self) -> _Prices:
-        return _Prices(
-            self.counts.copy(),
-            self.rank.copy(),
-            self.paths,
-            self.path.copy(),
-            self.memory.copy(),
-            self.units.copy(),
-            self.filled.copy(),
-            self.share.copy(),
-            self.weight,
-        )
-
 
 @dataclass
 class Relaxation:
@@ -109,7 +83,7 @@ class Relaxation:
         """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         p = shape.ranks
-        held, moment_rank = moments(program, _MOST_MOMENTS)
+        held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
         forced_s = forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
             return None
@@ -124,7 +98,7 @@ class Relaxation:
             task.sync_s_per_byte,
             task.memory_bytes,
             np.zeros(p),
-            np.full(p, NO_LIMIT),
+            np.full(p, chunk_bound.NO_LIMIT),
         )
         exact, kinds = (
             with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), beside_s, shape.stages)
@@ -135,7 +109,7 @@ class Relaxation:
             np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], np.zeros(p), np.zeros(shape.stages)
         )
         # Every rank's least bytes together: above nothing if they are more than there are.
-        if least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
+        if chunk_bound.least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
             return None
         unit = TimeUnit.of(exact, task)
         exact = unit.told(exact, task)
@@ -157,16 +131,9 @@ class Relaxation:
 
     def with_case(self, case: Case) -> Relaxation:
         """Fewer plans of the same task, beginning with the prices found so far."""
-        limits = self.limits._replace(
-            least_units=self.limits.least_units.copy(), most_units=self.limits.most_units.copy()
-        )
-        copied = [
-            kinds._replace(first_chunk=kinds.first_chunk.copy(), last_chunk=kinds.last_chunk.copy())
-            for kinds in (self.exact_kinds, self.kinds)
-        ]
-        found = replace(
-            self, case=case, limits=limits, exact_kinds=copied[0], kinds=copied[1], prices=self.prices.copy()
-        )
+        limits, prices = _own(self.limits, "least_units", "most_units"), deepcopy(self.prices)
+        exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
+        found = replace(self, case=case, limits=limits, exact_kinds=exact, kinds=kinds, prices=prices)
         found.aim(self._target_s)
         return found
 
@@ -180,7 +147,7 @@ class Relaxation:
 
     def hub_chunks(self) -> range:
         """Those that the hub may be in; none without a hub."""
-        for kind in np.flatnonzero(self.exact_kinds.side == HUB).tolist():
+        for kind in np.flatnonzero(self.exact_kinds.side == chunk_bound.HUB).tolist():
             return range(int(self.exact_kinds.first_chunk[kind]), int(self.exact_kinds.last_chunk[kind]) + 1)
         return range(0)
 
@@ -249,8 +216,8 @@ class Relaxation:
             prices.units = full.units
         self.layers_in = self._count_layers(prices.share)
         held, _, _ = spread(self.kinds, self.limits, prices.share, self._hub)
-        held[:, FORWARD_S] += self.limits.crossing_s
-        held[:, INPUT_S] += self.limits.crossing_s
+        held[:, chunk_bound.FORWARD_S] += self.limits.crossing_s
+        held[:, chunk_bound.INPUT_S] += self.limits.crossing_s
         self._make_room()
         self._add_paths(held)
 
@@ -265,14 +232,14 @@ class Relaxation:
 
     def _evaluate(self, prices: Prices) -> float:
         """The bound of these prices, which may raise ``lower_s``."""
-        found_s, self._hub = least_priced_s(self.exact_kinds, self.limits, self.paths, prices)
+        found_s, self._hub = chunk_bound.least_priced_s(self.exact_kinds, self.limits, self.paths, prices)
         found_s = found_s * (1.0 - _ROUNDING)
         self.lower_s = max(self.lower_s, min(found_s, self._target_s))
         return found_s
 
     def _price_full_ranks(self, prices: Prices) -> None:
         if np.isfinite(self._target_s):
-            price_full_ranks(
+            chunk_bound.price_full_ranks(
                 self.exact_kinds,
                 self.limits,
                 self._hub,
@@ -292,7 +259,7 @@ class Relaxation:
         self._hub = hub
         for kinds in (self.exact_kinds, self.kinds):
             for kind in range(kinds.layers.size):
-                kinds.first_chunk[kind], kinds.last_chunk[kind] = window(kinds, kind, hub)
+                kinds.first_chunk[kind], kinds.last_chunk[kind] = chunk_bound.window(kinds, kind, hub)
         self.prices.share = _even_shares(self.kinds)
 
     def _add_first_paths(self) -> None:
@@ -308,9 +275,9 @@ class Relaxation:
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
         prices = self.prices
-        weights = np.bincount(self.program.rank_of, held[:, WEIGHTS], self.task.shape.ranks)
+        weights = np.bincount(self.program.rank_of, held[:, chunk_bound.WEIGHTS], self.task.shape.ranks)
         sync_s = (weights * self.limits.sync_s_per_byte).astype(np.float64)
-        simulate_chunks(self.program, held[:, FORWARD_S : WEIGHT_S + 1], sync_s, self._end_s)
+        simulate_chunks(self.program, held[:, chunk_bound.FORWARD_S : chunk_bound.WEIGHT_S + 1], sync_s, self._end_s)
         for along_rank in (True, False):
             at = prices.paths
             if at == _MOST_PATHS:
@@ -339,6 +306,14 @@ class Relaxation:
             found[first : first + width] += count * of_kind.sum(axis=1)
             at += width * options
         return found
+
+
+R = TypeVar("R", LayerKinds, ShapeLimits)
+
+
+def _own(record: R, *names: str) -> R:
+    """With arrays of its own by these names."""
+    return record._replace(**{name: getattr(record, name).copy() for name in names})
 
 
 def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
@@ -380,30 +355,114 @@ class TimeUnit:
         alike: dict[bytes, tuple[int, int, int]] = {}
         ranges = zip(kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True)
         for (first, end), count in zip(ranges, kinds.layers.tolist(), strict=True):
-            key = kinds.figures[first:end, :FIXED].tobytes()
+            key = kinds.figures[first:end, : chunk_bound.FIXED].tobytes()
             start, stop, layers = alike.get(key, (first, end, 0))
             alike[key] = start, stop, layers + count
         first, end, layers = max(alike.values(), key=lambda found: (found[2], -found[0]))
-        return cls(float(_rank_seconds(kinds, task)[first:end].min()) * _A_LITTLE_LESS, first, end, layers)
+        return cls(float(_rank_seconds(kinds.figures, task)[first:end].min()) * _A_LITTLE_LESS, first, end, layers)
 
     def told(self, kinds: LayerKinds, task: Task) -> LayerKinds:
         """The kinds with their options' whole units."""
         if self.seconds <= 0.0:
             return kinds
-        return kinds._replace(units=np.floor(_rank_seconds(kinds, task) / self.seconds))
+        return kinds._replace(units=np.floor(_rank_seconds(kinds.figures, task) / self.seconds))
 
     def most(self, task: Task, crossing_s: FloatArray, rank_of: IndexArray, target_s: float) -> FloatArray:
         """float64[p]: the most that a rank can have in plans that take less than ``target_s``."""
         p = task.shape.ranks
         if self.seconds <= 0.0 or not np.isfinite(target_s):
-            return np.full(p, NO_LIMIT)
+            return np.full(p, chunk_bound.NO_LIMIT)
         room_s = target_s / task.shape.microbatches - np.bincount(rank_of, 2.0 * crossing_s, p)
         found: FloatArray = np.floor(room_s / self.seconds)
         return found
 
 
-def _rank_seconds(kinds: LayerKinds, task: Task) -> FloatArray:
+def _rank_seconds(figures: FloatArray, task: Task) -> FloatArray:
     """float64[options]: seconds of the rank for a microbatch, with its part of the synchronisation."""
-    sync_s = kinds.figures[:, WEIGHTS] * task.sync_s_per_byte
-    found: FloatArray = kinds.figures[:, FORWARD_S : WEIGHT_S + 1].sum(axis=1) + sync_s / task.shape.microbatches
+    sync_s = figures[:, chunk_bound.WEIGHTS] * task.sync_s_per_byte
+    passes_s = figures[:, chunk_bound.FORWARD_S : chunk_bound.WEIGHT_S + 1].sum(axis=1)
+    found: FloatArray = passes_s + sync_s / task.shape.microbatches
+    return found
+
+
+_A_LITTLE_MORE = 1.0 + 1e-9
+"""Than a rank has time for, as sums are rounded."""
+
+
+class _Chain(NamedTuple):
+    """layers: positions along it. sent_s, received_s: by the ends of the edges between them, in either direction."""
+
+    layers: list[int]
+    sent_s: list[float]
+    received_s: list[float]
+
+
+def forced_transfers_s(task: Task, target_s: float) -> float:
+    """What chunks send and receive at least, in either direction, in plans that take less than ``target_s``.
+
+    Chains are paths through the graph, no layer of which is in two. Consecutive layers of a chain on one rank take no
+    longer, with what they receive and send, than that rank's part of a batch. So a chain is in pieces, and between two
+    of them an edge is sent from a rank to another. The hub's edges are left out.
+    """
+    if not np.isfinite(target_s):
+        return 0.0
+    tables = task.tables
+    layer_s = _rank_seconds(tables.figures(task.data_parallel_degree), task)
+    least_s = np.minimum.reduceat(layer_s, tables.option_start[:-1])
+    room_s = target_s / task.shape.microbatches * _A_LITTLE_MORE
+    return sum(_least_between_pieces_s([least_s[x] for x in chain.layers], chain, room_s) for chain in _chains(tables))
+
+
+def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) -> float:
+    """Of all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is none."""
+    n = len(layer_s)
+    sent_s, received_s = [*chain.sent_s, 0.0], [0.0, *chain.received_s]
+    least_s = [0.0] + [np.inf] * n  # of the first so many layers in pieces
+    for first in range(n):
+        piece_s = 2.0 * received_s[first]  # forward and backward
+        for last in range(first, n):
+            piece_s += layer_s[last]
+            if piece_s > room_s:
+                break
+            if piece_s + 2.0 * sent_s[last] <= room_s:
+                least_s[last + 1] = min(least_s[last + 1], least_s[first] + received_s[first] + sent_s[last])
+    return least_s[n]
+
+
+def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerKinds:
+    """The kinds and one more layer, that takes as long as the transfers and may be in any chunk: each of them is."""
+    if transfers_s <= 0.0:
+        return kinds
+    figures = np.zeros((1, chunk_bound.KIND_COLUMNS))
+    figures[0, [chunk_bound.FORWARD_S, chunk_bound.INPUT_S]] = transfers_s
+    return LayerKinds(
+        np.append(kinds.layers, 1),
+        np.append(kinds.first_chunk, 0),
+        np.append(kinds.last_chunk, stages - 1),
+        np.append(kinds.side, chunk_bound.APART),
+        np.append(kinds.option_start, kinds.option_start[-1] + 1),
+        np.concatenate([kinds.figures, figures]),
+        np.append(kinds.units, 0.0),
+    )
+
+
+def _chains(tables: DegreeTables) -> list[_Chain]:
+    """The dearest edges first come in."""
+    order = tables.order
+    after: dict[int, tuple[int, float, float]] = {}
+    heads: set[int] = set()
+    edges = tables.edge_seconds()
+    for edge in sorted(edges, key=lambda edge: (-edge.sent_s - edge.received_s, edge.tail, edge.head)):
+        if order.layers[edge.tail] != order.hub and edge.tail not in after and edge.head not in heads:
+            after[edge.tail] = edge.head, edge.sent_s, edge.received_s
+            heads.add(edge.head)
+    found = []
+    for first in sorted(after.keys() - heads):
+        chain = _Chain([first], [], [])
+        while chain.layers[-1] in after:
+            x, sent_s, received_s = after[chain.layers[-1]]
+            chain.layers.append(x)
+            chain.sent_s.append(sent_s)
+            chain.received_s.append(received_s)
+        found.append(chain)
     return found

@@ -19,12 +19,9 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, Workers
 from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.memo import TurnMemo
-from piper_ray.engine.chunks.nodes import Node, Taken, Turn, TurnKind, TurnOutcome, take
-from piper_ray.engine.chunks.parcels import Parcel
+from piper_ray.engine.chunks.nodes import Node, Parcel, Taken, Turn, TurnKind, TurnMemo, TurnOutcome, take
 from piper_ray.engine.chunks.tasks import Task, TaskKey
-from piper_ray.engine.ledger import TIE, Ledger
-from piper_ray.model.events import DegreesAdvanced, DegreesSearched
+from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
 
 _HOPELESS = 1.15
@@ -46,13 +43,11 @@ _Turn = tuple[int, float]
 
 @dataclass(frozen=True)
 class _Phase:
-    """Turns of one kind, for events. index: from 1. turns: at most. began_s: by ``time.perf_counter``."""
+    """Turns of one kind, of so many nodes at most."""
 
-    index: int
     kind: TurnKind
     moves: int
-    turns: int
-    began_s: float = field(default_factory=time.perf_counter)
+    turns: Round
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class ChunkSearch:
         self._shared = {task.key: task for task in self.tasks}
         self._given: set[int] = set()  # nodes whose turn somebody has
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
-        self._phases = 0
+        self._rounds = 0
 
     def _set_nodes(self, nodes: dict[int, Node]) -> None:
         self._nodes = self.ledger.cases = nodes
@@ -150,7 +145,7 @@ class ChunkSearch:
         ends_at: Callable[[Node], bool] = lambda _: False,
     ) -> Generator[None, None, None]:
         """A turn for plans of each. ends_at: whether neither a node nor those after it are worth one."""
-        phase = self._begin_phase(kind, moves, len(indices))
+        phase = _Phase(kind, moves, self._next_round(len(indices)))
         turns = deque((index, self.ledger.upper_s) for index in indices)
         while turns:
             index, _ = turns[0]
@@ -159,15 +154,15 @@ class ChunkSearch:
             if not self._is_over(self._nodes[index]):
                 self._take(index, (yield from self._outcome(phase, turns)))
             turns.popleft()
-            self._tell_of_progress(phase, phase.turns - len(turns))
+            phase.turns.tell_of_progress(len(indices) - len(turns), len(self._given))
             yield
         self._recall()
         self._ready.clear()
-        self._tell_of_phase(phase)
+        phase.turns.tell_of_end()
 
-    def _begin_phase(self, kind: TurnKind, moves: int, turns: int) -> _Phase:
-        self._phases += 1
-        return _Phase(self._phases, kind, moves, turns)
+    def _next_round(self, turns: int) -> Round:
+        self._rounds += 1
+        return Round(self.ledger, self._rounds, turns)
 
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
@@ -179,7 +174,7 @@ class ChunkSearch:
         """It is always the least bound's turn, with the best time known when the node's turn before was over."""
         waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
-        phase = self._begin_phase(TurnKind.BOUND, 0, len(waiting))
+        phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and not self._is_near():
             node = self._nodes[waiting[0][1]]
             if node.exhausted or self._is_done(node):
@@ -193,9 +188,9 @@ class ChunkSearch:
             for entry in self._take(index, outcome):
                 heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
             over = sum(self._is_done(node) for node in self._nodes.values())
-            self._tell_of_progress(replace(phase, turns=len(self._nodes)), over)
+            replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
-        self._tell_of_phase(phase)
+        phase.turns.tell_of_end()
 
     def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, TurnOutcome]:
         """Of the first turn. Workers that have nothing to do meanwhile begin those after it."""
@@ -287,16 +282,6 @@ class ChunkSearch:
         del nodes[index]
         self._set_nodes(nodes)
         return list(added)
-
-    def _tell_of_progress(self, phase: _Phase, done: int) -> None:
-        ledger, seconds = self.ledger, time.perf_counter() - phase.began_s
-        threshold_s, running = ledger.sample_s(ledger.upper_s), len(self._given)
-        ledger.listener(DegreesAdvanced(phase.index, threshold_s, done, phase.turns, running, ledger.bounds(), seconds))
-
-    def _tell_of_phase(self, phase: _Phase) -> None:
-        ledger, seconds = self.ledger, time.perf_counter() - phase.began_s
-        threshold_s, feasible = ledger.sample_s(ledger.upper_s), ledger.best is not None
-        ledger.listener(DegreesSearched(phase.index, threshold_s, feasible, phase.turns, seconds, ledger.bounds()))
 
 
 def _name(key: TaskKey) -> str:

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 
-from piper_ray.cost.variants import Variant, layer_without_choice, stage_variants
-from piper_ray.engine.chunks.candidates import Candidate
-from piper_ray.engine.chunks.infeasibility import explain
-from piper_ray.engine.chunks.memo import TurnMemo
+import numpy as np
+
+from piper_ray.cost.bounds import ceiling_bytes
+from piper_ray.engine.chunks.candidates import Candidate, Candidates, all_plans
+from piper_ray.engine.chunks.nodes import TurnMemo
 from piper_ray.engine.chunks.search import ChunkSearch, WarmStart
-from piper_ray.engine.chunks.tables import ModelOrder
-from piper_ray.engine.chunks.tasks import PlanSpace, Task, list_tasks
-from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger
+from piper_ray.engine.chunks.tasks import ChunkProblem, Task
+from piper_ray.engine.kernels.chunk_program import ChunkProgram
+from piper_ray.engine.ledger import NO_PLAN_FITS, Ledger, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
+from piper_ray.model.figures import plural, size_text
 from piper_ray.model.instance import Instance
-from piper_ray.model.passes import with_passes
-from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, StepTerms
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 
 
@@ -31,8 +31,7 @@ def solve_with_chunks(request: SolveRequest, schedules: Sequence[Schedule]) -> S
 
     Raises UsageError for constraints that such a search does not know, and for a backend that takes no calls.
     """
-    series = ChunkSeries(request, schedules)
-    return series.explained(request, series.solve(request))
+    return ChunkSeries(request, schedules).solve(request, explained=True)
 
 
 class ChunkSeries:
@@ -46,123 +45,128 @@ class ChunkSeries:
     def __init__(self, first: SolveRequest, schedules: Sequence[Schedule]) -> None:
         how = f"under schedule {schedules[0].name.value}"
         first.restrictions.require_same_degrees(how, FilledPipeline, PipelinedChunks)
-        self._schedules, self._known = schedules, WarmStart()
-        self._problem = ChunkProblem.of(first.instance, first.restrictions, first.step, schedules, first.note)
+        self._problem = ChunkProblem.of(first.instance, first.restrictions, schedules, first.step, first.note)
+        self._known = WarmStart()
         self.preparation_s = self._problem.tables_s
 
-    def solve(self, request: SolveRequest) -> Solution:
-        """On so many devices as the request has. Where there is no plan, not yet why."""
-        problem = self._problem
-        ledger = Ledger[Candidate](
-            problem.instance.microbatches,
-            request.limits,
-            request.listener,
-            request.started_s,
-            request.step.optimizer_s,
-        )
+    def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
+        """On so many devices as the request has. explained: where there is no plan, with the reason and the memory that
+        would do."""
+        problem, limits = self._problem, request.limits
+        ledger: Ledger[Candidate] = request.ledger(problem.instance.microbatches)
+        instance = problem.on(request.instance.devices)
 
         def answer() -> Solution:
-            return request.with_cluster(problem.solution(search))
+            found = ledger.answer(
+                Candidate.plan,
+                lambda found: problem.schedules[0] if found is None else found.task.shape.schedule,
+                _stats(problem, search),
+                request.step,
+                problem.impossible or NO_PLAN_FITS,
+            )
+            return request.with_cluster(found)
 
         with (
-            request.open_checkpoint(*self._schedules, kept="turns of a search") as checkpoint,
+            request.open_checkpoint(*problem.schedules, kept="turns of a search") as checkpoint,
             request.open_workers() as workers,
         ):
             memo = None if checkpoint is None else TurnMemo(checkpoint)
-            tasks = problem.tasks(request.instance.devices)
-            search = ChunkSearch(tasks, workers, ledger, self._known, memo)
+            search = ChunkSearch(problem.tasks(instance), workers, ledger, self._known, memo)
             request.stop.offer(answer)
             ledger.run(search)
         self._known = search.learnt
-        return answer()
-
-    def explained(self, request: SolveRequest, found: Solution) -> Solution:
-        """Where there is no plan, with the reason, and the memory that would do."""
-        if found.status is not Status.INFEASIBLE:
-            return found
-        limits = request.limits
-        try:
-            why = self._problem.explained(request.instance.devices, lambda: limits.reached is not None)
-        except KeyboardInterrupt:  # that there is no plan is proved all the same
-            return found
-        return replace(found, infeasibility=why)
+        found = answer()
+        if explained and found.status is Status.INFEASIBLE:
+            with suppress(KeyboardInterrupt):  # that there is no plan is proved all the same
+                why = problem.impossible or explain(problem, instance, lambda: limits.reached is not None)
+                return replace(found, infeasibility=why)
+        return found
 
 
-@dataclass(frozen=True)
-class ChunkProblem:
-    """impossible: why some layer can be in no plan. tables_s: what its making took."""
+def _stats(problem: ChunkProblem, search: ChunkSearch) -> SolveStats:
+    return replace(
+        stats_of_nothing(problem.instance, len(problem.instance.layers)),
+        downsets=problem.order.downsets or 0,
+        levels=problem.order.size + 1,
+        threads=search.workers.width,
+        lattice_s=problem.tables_s,
+        search_s=search.seconds,
+        degrees=DegreeStats(len(search.tasks), search.bounded, search.bounded, 0),
+    )
 
-    instance: Instance
-    restrictions: Restrictions
-    step: StepTerms
-    schedules: Sequence[Schedule]
-    variants: Sequence[Variant]
-    impossible: Infeasibility | None
-    order: ModelOrder
-    tables_s: float
 
-    @classmethod
-    def of(
-        cls,
-        instance: Instance,
-        restrictions: Restrictions,
-        step: StepTerms,
-        schedules: Sequence[Schedule],
-        tell: Callable[[str], None],
-    ) -> ChunkProblem:
-        """schedules: of one name, with the numbers of chunks that may be. tell: hears what is assumed of passes."""
-        began_s = time.perf_counter()
-        instance = with_passes(instance, tell)
-        variants = tuple(x for x in stage_variants(instance, restrictions) if x.degree <= instance.devices)
-        impossible, order = layer_without_choice(instance, variants), ModelOrder.of(instance)
-        return cls(instance, restrictions, step, schedules, variants, impossible, order, time.perf_counter() - began_s)
+_STEPS = 1_000_000
+"""Layers placed, for each task: if no more are enough for all, the least memory is known."""
 
-    def tasks(self, devices: int) -> list[Task]:
-        """All that fit so many devices, by rising bound."""
-        return [] if self.impossible else list_tasks(self._on(devices), self.order, self._space(devices))
+_FEW_LAYERS = 24
+"""Of larger models that is not tried."""
 
-    def solution(self, search: ChunkSearch) -> Solution:
-        """What the search has found, at whatever moment."""
-        return search.ledger.answer(
-            Candidate.plan,
-            lambda found: self.schedules[0] if found is None else found.task.shape.schedule,
-            self._stats(search),
-            self.step,
-            infeasibility=self.impossible or NO_PLAN_FITS,
+_TRIED = 8
+"""Tasks of larger models that are tried with more memory: those whose ranks hold the least on average."""
+
+_NEAR = 1.001
+
+
+def explain(problem: ChunkProblem, instance: Instance, ends: Callable[[], bool]) -> Infeasibility:
+    """Where it is proved that there is no plan, and every layer may run something. instance: on other devices. ends:
+    whether to leave it."""
+    name, layers, restrictions = problem.schedules[0].name.value, len(instance.layers), problem.restrictions
+    chunks = min(schedule.v for schedule in problem.schedules)
+    if chunks > layers:
+        return Infeasibility(
+            f"{name} with {plural(chunks, 'chunk')} on each rank cuts a model into {chunks:,} stages at least, none of "
+            f"them empty; this one has {plural(layers, 'layer')}",
+            None,
         )
+    every = "all " if restrictions.all_devices else ""
+    ranks = "" if restrictions.stage_count is None else f" on {plural(restrictions.stage_count, 'rank')}"
+    on = f"{every}{instance.devices:,} devices with {instance.microbatches:,} microbatches"
+    most_bytes = instance.memory_bytes + ceiling_bytes(instance, instance.microbatches)
+    tasks = problem.tasks(instance.replace(memory_bytes=most_bytes))
+    if not tasks:
+        return Infeasibility(f"no plan{ranks} runs {name} on {on}, whatever the memory", None)
+    on += f" and {size_text(instance.memory_bytes)} on each"
+    least_bytes = _least_bytes(tasks, ends) if layers <= _FEW_LAYERS else None
+    enough = ""
+    if least_bytes is None:
+        enough_bytes = _enough_bytes(tasks, instance.memory_bytes, ends)
+        enough = "" if enough_bytes is None else f"; {size_text(enough_bytes)} would do, perhaps less"
+    return Infeasibility(f"no plan{ranks} fits under {name} on {on}{enough}", least_bytes)
 
-    def explained(self, devices: int, ends: Callable[[], bool]) -> Infeasibility:
-        """Why there is no plan on so many devices. ends: whether to leave it."""
-        return self.impossible or explain(self._on(devices), self.order, self._space(devices), ends)
 
-    def _on(self, devices: int) -> Instance:
-        return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
+def _least_bytes(tasks: Sequence[Task], ends: Callable[[], bool]) -> float | None:
+    """With which there is a plan; None if these are too many to look at all."""
+    least_bytes, control = np.inf, np.array([np.inf, 0.0])
+    for task in _by_bytes(tasks):
+        program = task.shape.program()
+        if program is None:
+            continue
+        found = all_plans(task, program, _STEPS, np.inf, control, memory_bytes=least_bytes, by_bytes=True)
+        if found is None or not found.is_least or ends():
+            return None
+        least_bytes = min(least_bytes, found.value)
+    return least_bytes if np.isfinite(least_bytes) else None
 
-    def _space(self, devices: int) -> PlanSpace:
-        restrictions = self.restrictions
-        return PlanSpace(
-            self.schedules,
-            self.variants,
-            restrictions.data_parallel_degrees(self._on(devices)),
-            ranks=restrictions.stage_count,
-            all_devices=restrictions.all_devices,
-            filled=restrictions.has(FilledPipeline),
-            pipelined=restrictions.has(PipelinedChunks),
-            step=self.step,
-        )
 
-    def _stats(self, search: ChunkSearch) -> SolveStats:
-        layers = len(self.instance.layers)
-        return SolveStats(
-            layers=layers,
-            contracted_layers=layers,
-            downsets=self.order.downsets or 0,
-            levels=self.order.size + 1,
-            pairs=None,
-            threads=search.workers.width,
-            lattice_s=self.tables_s,
-            stage_costs_s=0.0,
-            search_s=search.seconds,
-            evaluations=(),
-            degrees=DegreeStats(len(search.tasks), search.bounded, search.bounded, 0),
-        )
+def _enough_bytes(tasks: Sequence[Task], memory_bytes: float, ends: Callable[[], bool]) -> float | None:
+    """With which a quick plan is found, more than ``memory_bytes``."""
+    tried = [(task, program) for task in _by_bytes(tasks)[:_TRIED] if (program := task.shape.program()) is not None]
+    most_bytes = high = tasks[0].memory_bytes
+    low = memory_bytes
+    while high > _NEAR * low:
+        if ends():
+            return None
+        middle = min((low * high) ** 0.5 if low > 0.0 else high / 2.0, high)
+        fits = any(_fits(task, program, middle) for task, program in tried)
+        low, high = (low, middle) if fits else (middle, high)
+    return high if high < most_bytes else None
+
+
+def _fits(task: Task, program: ChunkProgram, memory_bytes: float) -> bool:
+    candidates = Candidates(replace(task, memory_bytes=memory_bytes), program)
+    candidates.cut_evenly()
+    return candidates.best is not None
+
+
+def _by_bytes(tasks: Sequence[Task]) -> list[Task]:
+    return sorted(tasks, key=lambda task: (task.least_fixed_bytes / task.shape.ranks, task.shape.stages, task.lower_s))

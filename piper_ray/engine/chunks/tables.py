@@ -2,38 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.variants import Variant
-from piper_ray.engine.chunks.orders import linear_orders
-from piper_ray.engine.kernels.chunk_bound import (
-    ACTIVATION,
-    APART,
-    BEFORE_HUB,
-    BEHIND_HUB,
-    COLUMNS,
-    FIXED,
-    FROM_HUB_S,
-    HUB,
-    KIND_COLUMNS,
-    TO_HUB_S,
-    WEIGHTS,
-    LayerKinds,
-)
+from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
+from piper_ray.engine.kernels import chunk_bound
+from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.bits import offsets, runs
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import Lattice, build_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, build_graph, descendants
 from piper_ray.model.instance import Edge, Instance, Tmpc
 from piper_ray.simulate.stages import PassTimes, pass_times
+
+_TRIES = 4
+"""Times as many orders are drawn as are wanted, as some come more than once."""
+
+
+def linear_orders(predecessors: Sequence[Sequence[int]], seconds: Sequence[float], most: int) -> list[IndexArray]:
+    """Some of them, int64[n] each, no two the same: layers by place. A chain has one.
+
+    First the numbers themselves, then branch after branch in the sequence of numbers and its reverse, then all
+    branches side by side, then branch after branch in random sequences. predecessors: of each layer, with smaller
+    numbers. seconds: of each layer.
+    """
+    found: dict[bytes, IndexArray] = {}
+    for tried, places in enumerate(_draws(predecessors, seconds)):
+        order = np.array(places, np.int64)
+        found.setdefault(order.tobytes(), order)
+        if len(found) == most or tried == _TRIES * most:
+            break
+    return list(found.values())
+
+
+def _draws(predecessors: Sequence[Sequence[int]], seconds: Sequence[float]) -> Iterator[list[int]]:
+    n = len(predecessors)
+    yield list(range(n))
+    yield _branch_by_branch(predecessors, [float(x) for x in range(n)])
+    yield _branch_by_branch(predecessors, [float(-x) for x in range(n)])
+    yield _side_by_side(predecessors, seconds)
+    draws = random.Random(0)
+    while True:
+        yield _branch_by_branch(predecessors, [draws.random() for _ in range(n)])
+
+
+def _branch_by_branch(predecessors: Sequence[Sequence[int]], rank: Sequence[float]) -> list[int]:
+    """Always a layer that the last one has made ready, if there is one; of several that of the least rank."""
+    n = len(predecessors)
+    successors: list[list[int]] = [[] for _ in range(n)]
+    for x, tails in enumerate(predecessors):
+        for tail in tails:
+            successors[tail].append(x)
+    missing = [len(tails) for tails in predecessors]
+    ready = sorted((x for x in range(n) if not missing[x]), key=rank.__getitem__, reverse=True)
+    found = []
+    while ready:
+        x = ready.pop()
+        found.append(x)
+        for head in sorted(successors[x], key=rank.__getitem__, reverse=True):
+            missing[head] -= 1
+            if not missing[head]:
+                ready.append(head)
+    return found
+
+
+def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float]) -> list[int]:
+    """By the part of the longest path through a layer that lies before it."""
+    n = len(predecessors)
+    before, behind = [0.0] * n, [0.0] * n
+    for x in range(n):
+        before[x] = max((before[tail] + seconds[tail] for tail in predecessors[x]), default=0.0)
+    for x in reversed(range(n)):
+        for tail in predecessors[x]:
+            behind[tail] = max(behind[tail], behind[x] + seconds[x])
+    part = [before[x] / max(before[x] + seconds[x] + behind[x], 1e-300) for x in range(n)]
+    found: list[int] = []
+    placed = 0
+    for x in sorted(range(n), key=lambda x: (part[x], x)):  # where nothing takes any time, parts may be equal or worse
+        if all(placed >> tail & 1 for tail in predecessors[x]):
+            found.append(x)
+            placed |= 1 << x
+    return found if len(found) == n else list(range(n))
+
 
 _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
@@ -66,14 +124,11 @@ class ModelOrder:
     @classmethod
     def of(cls, instance: Instance) -> ModelOrder:
         graph = build_graph(instance, without_contraction())
-        n = graph.size
-        reached = descendants(graph.successors)
-        behind = np.array([mask.bit_count() for mask in reached], np.int64)
-        before = np.zeros(n, np.int64)
-        for mask in reached:
-            for v in range(n):
-                before[v] += mask >> v & 1
-        return cls(instance, graph, tuple(reversed(graph.layer_ids)), before[::-1].copy(), behind[::-1].copy())
+        behind, before = (
+            np.array([mask.bit_count() for mask in reversed(of(graph.successors))], np.int64)
+            for of in (descendants, ancestors)
+        )
+        return cls(instance, graph, tuple(reversed(graph.layer_ids)), before, behind)
 
     @property
     def size(self) -> int:
@@ -143,17 +198,10 @@ class ModelOrder:
 
         Chunks are not empty. So it is if all other layers come before its tail or behind its head, by the edges.
         """
-        reached = descendants(self.graph.successors)
-        n = self.graph.size
-        before = [0] * n
-        for v, mask in enumerate(reached):
-            for u in range(n):
-                if mask >> u & 1:
-                    before[u] |= 1 << v
-        everything = (1 << n) - 1
+        before, behind = ancestors(self.graph.successors), descendants(self.graph.successors)
+        everything = (1 << self.graph.size) - 1
         return tuple(
-            before[tail] | reached[head] | 1 << tail | 1 << head == everything
-            and self.graph.layer_ids[tail] != self.hub
+            before[tail] | behind[head] | 1 << tail | 1 << head == everything and self.graph.layer_ids[tail] != self.hub
             for tail, head, _ in self.graph.edges
         )
 
@@ -184,7 +232,7 @@ class DegreeTables:
             allowed = {tmpc.id: tmpc for variant in listed for tmpc in variant.tmpcs[layer]}
             if not allowed:
                 return None
-            found.append(_undominated(list(allowed.values())))
+            found.append(least_by_passes(allowed.values(), pass_times, 0))
         return cls(order, degree, tuple(found))
 
     @cached_property
@@ -227,14 +275,14 @@ class DegreeTables:
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""
-        found = np.zeros((int(self.option_start[-1]), COLUMNS))
+        found = np.zeros((int(self.option_start[-1]), chunk_bound.COLUMNS))
         at = 0
         for row, passes in zip(self.tmpcs, self.passes, strict=True):
             for tmpc, seconds in zip(row, passes, strict=True):
                 found[at, :3] = seconds
-                found[at, WEIGHTS] = tmpc.weights_bytes
-                found[at, ACTIVATION] = tmpc.activation_bytes
-                found[at, FIXED] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
+                found[at, chunk_bound.WEIGHTS] = tmpc.weights_bytes
+                found[at, chunk_bound.ACTIVATION] = tmpc.activation_bytes
+                found[at, chunk_bound.FIXED] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
                 at += 1
         return found
 
@@ -253,18 +301,15 @@ class DegreeTables:
         return frozen(
             OrderedLayers(
                 self.option_start,
-                offsets(len(heads) for heads in self.order.successors),
-                _integers(x for heads in self.order.successors for x in heads),
-                offsets(len(tails) for tails in self.order.predecessors),
-                _integers(x for tails in self.order.predecessors for x in tails),
+                *runs(self.order.successors),
+                *runs(self.order.predecessors),
                 self.figures(data_parallel_degree),
                 _integers(position[edge.source] for edge in edges),
                 _integers(position[edge.target] for edge in edges),
                 _integers(tail_charge),
                 _integers(head_charge),
                 np.array(charge_s, np.float64),
-                offsets(len(row) for row in ends),
-                _integers(x for row in ends for x in row),
+                *runs(ends),
                 np.array([tensor.forward_bytes / bandwidth for tensor in instance.tensors], np.float64),
                 np.array([tensor.backward_bytes / bandwidth for tensor in instance.tensors], np.float64),
             )
@@ -344,8 +389,8 @@ class DegreeTables:
     def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
         """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else as in ``windows``."""
         n = self.order.size
-        figures = np.zeros((int(self.option_start[-1]), KIND_COLUMNS))
-        figures[:, :COLUMNS] = self.figures(data_parallel_degree)
+        figures = np.zeros((int(self.option_start[-1]), chunk_bound.KIND_COLUMNS))
+        figures[:, : chunk_bound.COLUMNS] = self.figures(data_parallel_degree)
         self._charge_hub(figures)
         grouped: dict[tuple[int, int, int, bytes], int] = {}
         for x, (first, last) in enumerate(self.windows(stages)):
@@ -355,7 +400,7 @@ class DegreeTables:
             options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
             key = first, last, self.order.sides[x], options
             grouped[key] = grouped.get(key, 0) + 1
-        rows = [np.frombuffer(options).reshape(-1, KIND_COLUMNS) for _, _, _, options in grouped]
+        rows = [np.frombuffer(options).reshape(-1, chunk_bound.KIND_COLUMNS) for _, _, _, options in grouped]
         return LayerKinds(
             _integers(grouped.values()),
             _integers(first for first, _, _, _ in grouped),
@@ -373,8 +418,8 @@ class DegreeTables:
             if edge.source == self.order.hub:
                 x = self.order.position[edge.target]
                 options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
-                figures[options, FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
-                figures[options, TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
+                figures[options, chunk_bound.FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
+                figures[options, chunk_bound.TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
 
 
 @dataclass(frozen=True)
@@ -396,45 +441,13 @@ class MixedTables:
         for layer in order.layers:
             found: dict[str, tuple[Tmpc, int]] = {}
             for index, variant in enumerate(variants):
-                for tmpc in _undominated(variant.tmpcs[layer]):
+                for tmpc in least_by_passes(variant.tmpcs[layer], pass_times, 0):
                     found[tmpc.id] = tmpc, found.get(tmpc.id, (tmpc, 0))[1] | 1 << index
-            listed = sorted(found.values(), key=lambda one: _fastest_first(one[0]))
+            listed = sorted(found.values(), key=lambda one: fastest_first(one[0], pass_times))
             rows.append(tuple(tmpc for tmpc, _ in listed))
             bits += [mask for _, mask in listed]
         masks = _integers(bits) if len(variants) <= _MOST_VARIANTS else None
         return cls(DegreeTables(order, degree, tuple(rows)), len(variants), masks)
-
-
-def _undominated(tmpcs: Sequence[Tmpc]) -> tuple[Tmpc, ...]:
-    """Those that no other is as good as in every plan, the fastest first; of equal ones the first stays."""
-    kept: list[Tmpc] = []
-    for tmpc in sorted(tmpcs, key=_fastest_first):
-        if not any(_never_worse(other, tmpc) for other in kept):
-            kept.append(tmpc)
-    return tuple(kept)
-
-
-def _fastest_first(tmpc: Tmpc) -> tuple[float, ...]:
-    return (
-        sum(pass_times(tmpc)),
-        tmpc.weights_bytes,
-        tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes,
-        sum(tmpc.forward_sync_bytes.values()) + sum(tmpc.backward_sync_bytes.values()),
-    )
-
-
-def _never_worse(one: Tmpc, other: Tmpc) -> bool:
-    """Memory is a y + b + shared / d. It is linear in 1 / d, and y is 0 or more: while its rank holds the most, a chunk
-    may have nothing in flight."""
-    return (
-        all(mine <= theirs for mine, theirs in zip(pass_times(one), pass_times(other), strict=True))
-        and one.weights_bytes <= other.weights_bytes
-        and one.activation_bytes <= other.activation_bytes
-        and one.fixed_bytes <= other.fixed_bytes
-        and one.fixed_bytes + one.shared_bytes <= other.fixed_bytes + other.shared_bytes
-        and all(size <= other.forward_sync_bytes.get(u, 0.0) for u, size in one.forward_sync_bytes.items())
-        and all(size <= other.backward_sync_bytes.get(w, 0.0) for w, size in one.backward_sync_bytes.items())
-    )
 
 
 def _integers(values: Iterable[int]) -> IndexArray:

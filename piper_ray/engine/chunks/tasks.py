@@ -2,38 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from piper_ray.cost.schedules import sync_s_per_byte
-from piper_ray.cost.tolerances import MEMORY_TOLERANCE
-from piper_ray.cost.variants import Variant
-from piper_ray.engine.chunks.shapes import PipelineShape
-from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
-from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+import numpy as np
 
-_WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
-"""Schedules that do not split the backward pass."""
+from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
+from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
+from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
+from piper_ray.engine.lattice.bits import offsets
+from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.passes import with_passes
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.solution import Infeasibility
+from piper_ray.simulate.actions import check_shape, flush_lists, stage_of_chunk
 
 
 @dataclass(frozen=True)
-class PlanSpace:
-    """What plans may be, and what their step takes beside passes. ranks: p; None: any number.
+class PipelineShape:
+    """All that the order of passes depends on. ranks: p. microbatches: m, of a replica."""
 
-    data_parallel_degrees: those that d may be. filled: no more ranks than microbatches of a replica. pipelined: a
-    single rank has no several chunks.
-    """
+    schedule: Schedule
+    ranks: int
+    microbatches: int
 
-    schedules: Sequence[Schedule]
-    variants: Sequence[Variant]
-    data_parallel_degrees: Sequence[int]
-    ranks: int | None
-    all_devices: bool
-    step: StepTerms = StepTerms()
-    filled: bool = False
-    pipelined: bool = False
+    @property
+    def chunks(self) -> int:
+        """Of a rank: v."""
+        return self.schedule.v
+
+    @property
+    def stages(self) -> int:
+        """Of the plan: a stage is a chunk."""
+        return self.ranks * self.chunks
+
+    @property
+    def runs(self) -> bool:
+        """Whether the schedule can run so many microbatches on so many ranks."""
+        try:
+            check_shape(self.schedule, self.ranks, self.microbatches)
+        except UsageError:
+            return False
+        return True
+
+    @property
+    def about_in_flight(self) -> float:
+        """Microbatches whose activations the fullest rank holds, as of all its chunks together, if chunks are equal."""
+        p, v, m = self.ranks, self.chunks, self.microbatches
+        if self.schedule.name is ScheduleName.LOOPED_BFS:
+            return m
+        return min(m, p + (p - 1) / v if self.schedule.name is ScheduleName.INTERLEAVED else p)
+
+    @property
+    def about_fill(self) -> float:
+        """Microbatches that could have run on a rank while the pipeline fills and drains, if chunks are equal."""
+        return (self.ranks - 1) / self.chunks
+
+    def program(self) -> ChunkProgram | None:
+        """None if the ranks would wait for each other for ever."""
+        lists = flush_lists(self.schedule, self.ranks, self.microbatches)
+        stage_of = np.array(
+            [
+                [stage_of_chunk(self.schedule, self.ranks, rank, chunk) for chunk in range(self.chunks)]
+                for rank in range(self.ranks)
+            ],
+            np.int64,
+        )
+        whole, program = build_program(
+            self.microbatches, np.concatenate(lists).astype(np.int64), offsets(len(x) for x in lists), stage_of
+        )
+        return program if whole else None
+
+
+_WHOLE_BACKWARD = (ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS)
+"""Schedules that do not split the backward pass."""
 
 
 class TaskKey(NamedTuple):
@@ -83,35 +132,83 @@ class Task:
         return self.tables.least_fixed_bytes(self.data_parallel_degree)
 
 
-def list_tasks(instance: Instance, order: ModelOrder, space: PlanSpace) -> list[Task]:
-    """Those that fit the cluster, by rising bound."""
-    found: list[Task] = []
-    known: dict[tuple[int, ...], _Choices | None] = {}
-    for d in space.data_parallel_degrees:
-        for t in sorted({variant.degree for variant in space.variants}):
-            usable = tuple(
-                index
-                for index, variant in enumerate(space.variants)
-                if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
-            )
+@dataclass(frozen=True)
+class ChunkProblem:
+    """What is solved, on as many devices as ``instance`` has or fewer.
+
+    schedules: of one name, with the numbers of chunks that may be. impossible: why some layer can be in no plan.
+    tables_s: what its making took.
+    """
+
+    instance: Instance
+    restrictions: Restrictions
+    schedules: Sequence[Schedule]
+    step: StepTerms
+    variants: tuple[Variant, ...]
+    impossible: Infeasibility | None
+    order: ModelOrder
+    tables_s: float
+
+    @classmethod
+    def of(
+        cls,
+        instance: Instance,
+        restrictions: Restrictions,
+        schedules: Sequence[Schedule],
+        step: StepTerms = StepTerms(),
+        tell: Callable[[str], None] | None = None,
+    ) -> ChunkProblem:
+        """tell: hears what is assumed of passes."""
+        began_s = time.perf_counter()
+        instance = with_passes(instance, tell)
+        variants, order = usable_variants(instance, restrictions), ModelOrder.of(instance)
+        impossible = layer_without_choice(instance, variants)
+        return cls(instance, restrictions, schedules, step, variants, impossible, order, time.perf_counter() - began_s)
+
+    def on(self, devices: int) -> Instance:
+        """The instance on as many devices as it has, or fewer."""
+        return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
+
+    def tasks(self, instance: Instance) -> list[Task]:
+        """Those that fit the cluster, by rising bound. instance: on other devices."""
+        found: list[Task] = []
+        known: dict[tuple[int, ...], _Choices | None] = {}
+        for d, t, usable in degree_pairs(instance, self.restrictions, self.variants):
             if usable not in known:
-                known[usable] = _tables(order, t, [space.variants[index] for index in usable])
+                known[usable] = _tables(self.order, t, [self.variants[index] for index in usable])
             choices = known[usable]
             if choices is not None:
-                found += _of_degrees(instance, space, d, choices)
-    found.sort(key=lambda task: (task.lower_s, task.devices, task.data_parallel_degree, task.shape.stages))
-    return found
+                found += self._of_degrees(instance, d, choices)
+        found.sort(key=lambda task: (task.lower_s, task.devices, task.data_parallel_degree, task.shape.stages))
+        return found
 
-
-def _ranks(instance: Instance, space: PlanSpace, devices: int) -> range:
-    """p, where each rank takes so many devices."""
-    most = instance.devices // devices
-    if space.all_devices and instance.devices % devices:
-        return range(0)
-    least = most if space.all_devices else 1
-    if space.ranks is not None:
-        least, most = max(least, space.ranks), min(most, space.ranks)
-    return range(least, min(most, len(instance.layers)) + 1)
+    def _of_degrees(self, instance: Instance, d: int, known: _Choices) -> list[Task]:
+        restrictions, tables = self.restrictions, known.tables
+        m = instance.microbatches // d
+        sync_of_byte_s = sync_s_per_byte(self.step, instance.cluster, d, tables.degree)
+        memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+        fixed_bytes = tables.least_fixed_bytes(d)
+        choices = [(x, x.least_fixed_bytes(d)) for x in known.choices]
+        chunks = [schedule.v for schedule in self.schedules]
+        found = []
+        for p in rank_counts(instance, restrictions, d * tables.degree):
+            if fixed_bytes > p * memory_bytes or (p > m and restrictions.has(FilledPipeline)):
+                continue
+            # On one rank no number of chunks is faster than the least, or holds less, where these have no choice.
+            most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
+            for schedule in self.schedules:
+                shape = PipelineShape(schedule, p, m)
+                if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
+                    continue
+                if p == 1 < schedule.v and restrictions.has(PipelinedChunks):
+                    continue
+                # The ranks' work and synchronisation on average; and one microbatch there and back.
+                lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
+                whole = schedule.name in _WHOLE_BACKWARD
+                lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
+                about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
+                found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
+        return found
 
 
 class _Choices(NamedTuple):
@@ -137,37 +234,6 @@ def _tables(order: ModelOrder, t: int, variants: list[Variant]) -> _Choices | No
     alike = [variant for variant in variants if variant.recompute is not None] or variants
     choices = (DegreeTables.of(order, t, [variant]) for variant in alike)
     return _Choices(together, mixed, tuple(x for x in choices if x is not None))
-
-
-def _of_degrees(instance: Instance, space: PlanSpace, d: int, known: _Choices) -> list[Task]:
-    tables = known.tables
-    m = instance.microbatches // d
-    sync_of_byte_s = sync_s_per_byte(space.step, instance.cluster, d, tables.degree)
-    memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    fixed_bytes = tables.least_fixed_bytes(d)
-    choices = [(x, x.least_fixed_bytes(d)) for x in known.choices]
-    chunks = [schedule.v for schedule in space.schedules]
-    found = []
-    for p in _ranks(instance, space, d * tables.degree):
-        if space.filled and p > m:
-            continue
-        if fixed_bytes > p * memory_bytes:
-            continue
-        # On one rank no number of chunks is faster than the least, or holds less, where chunks have nothing to decide.
-        most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
-        for schedule in space.schedules:
-            shape = PipelineShape(schedule, p, m)
-            if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
-                continue
-            if space.pipelined and p == 1 < schedule.v:
-                continue
-            # The ranks' work and synchronisation on average; and one microbatch there and back.
-            lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
-            whole = schedule.name in _WHOLE_BACKWARD
-            lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
-            about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
-            found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
-    return found
 
 
 def _about_s(

@@ -33,8 +33,8 @@ class Activity(NamedTuple):
     chunks_in_flight: int
 
 
-class Scheduling(Protocol):
-    """Who does what next, and how much of it."""
+class Evaluator(Protocol):
+    """Who does an evaluation's work: what next, how much of it, and the fronts that come of it."""
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Which levels should come next, and who should do them."""
@@ -44,20 +44,22 @@ class Scheduling(Protocol):
         """Whether a second evaluation can go on beside one at little cost to it: from another thread."""
         ...
 
-
-class Work(Protocol):
-    """Computes fronts of a range of downsets over all finished levels; whoever does it returns the same arrays."""
-
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
-        """Fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one.
+        """Fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one: whoever does
+        it returns the same arrays.
 
         on_progress: gets the number of these downsets done.
         """
         ...
 
 
-class Display(Protocol):
-    """What the user is shown of the work."""
+class Backend(Evaluator, Protocol):
+    """All that a solve needs. Who makes it closes it.
+
+    >>> import piper_ray
+    >>> with piper_ray.RayBackend("local") as backend:  # doctest: +SKIP
+    ...     solution = piper_ray.solve("workload.toml", backend=backend)
+    """
 
     @property
     def threads(self) -> int:
@@ -76,19 +78,6 @@ class Display(Protocol):
     def stats(self) -> ClusterStats | None:
         """What a cluster did for this solve; None for threads of this process."""
         ...
-
-
-class Evaluator(Scheduling, Work, Protocol):
-    """All that an evaluation needs."""
-
-
-class Backend(Evaluator, Display, Protocol):
-    """All that a solve needs. Who makes it closes it.
-
-    >>> import piper_ray
-    >>> with piper_ray.RayBackend("local") as backend:  # doctest: +SKIP
-    ...     solution = piper_ray.solve("workload.toml", backend=backend)
-    """
 
     def close(self) -> None:
         """Ends threads, actors and connections; nothing is asked of it after that."""

@@ -154,19 +154,13 @@ class StageCover:
         inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
         useful = []
         for kind, devices in enumerate(kinds.devices.tolist()):
-            at = slice(kind, kind + 1)
-            alone = StageKinds(
-                kinds.devices[at], kinds.variant[at], kinds.weight_s[at], kinds.budget_s[at], kinds.charge_s
-            )
-            least = 1.0 - spare / devices - _GUARD
+            least, alone = 1.0 - spare / devices - _GUARD, _some(kinds, slice(kind, kind + 1))
             _, found = dearest_stage(
                 self._labelling.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
             )
             if found >= 0:
                 useful.append(kind)
-        return StageKinds(
-            kinds.devices[useful], kinds.variant[useful], kinds.weight_s[useful], kinds.budget_s[useful], kinds.charge_s
-        )
+        return _some(kinds, useful)
 
     def _at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
@@ -204,6 +198,12 @@ class StageCover:
                 best = share, weight_s, within_s
         assert best is not None
         return best[1], best[2]
+
+
+def _some(kinds: StageKinds, at: slice | list[int]) -> StageKinds:
+    return kinds._replace(
+        devices=kinds.devices[at], variant=kinds.variant[at], weight_s=kinds.weight_s[at], budget_s=kinds.budget_s[at]
+    )
 
 
 def kept_s(threshold_s: float) -> float:

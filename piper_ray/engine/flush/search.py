@@ -9,13 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.memo import TaskMemo
-from piper_ray.engine.flush.plans import ChosenStages
-from piper_ray.engine.flush.task_search import TaskResult, call_of
-from piper_ray.engine.flush.tasks import DegreePair
+from piper_ray.engine.flush.tasks import ChosenStages, DegreePair, TaskMemo, TaskResult, call_of
 from piper_ray.engine.kernels.flush_types import FlushTables
-from piper_ray.engine.ledger import TIE, Ledger
-from piper_ray.model.events import DegreesAdvanced, DegreesSearched
+from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
 
 _FIRST_SHARE = 0.005
@@ -96,13 +92,13 @@ class FlushSearch:
         try:
             while self.tasks and not self._is_near():
                 index += 1
-                began_s, upper_s = time.perf_counter(), ledger.upper_s
+                upper_s = ledger.upper_s
                 cutoff_s = min(upper_s, ledger.lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
-                round_ = _Round(index, cutoff_s, len(tasks), began_s)
-                yield from self._seek(tasks, round_)
+                round_ = Round(ledger, index, len(tasks), cutoff_s)
+                yield from self._seek(tasks, cutoff_s, round_)
                 if ledger.stopped_by is None:
-                    self._tell_of_round(round_)
+                    round_.tell_of_end()
                 if ledger.proved or cutoff_s >= upper_s:
                     break
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
@@ -112,28 +108,28 @@ class FlushSearch:
     def _is_near(self) -> bool:
         return self.ledger.is_near(self.ledger.upper_s)
 
-    def _seek(self, tasks: Sequence[DegreePair], round_: _Round) -> Generator[None, None, None]:
+    def _seek(self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round) -> Generator[None, None, None]:
         """One round: plans of at most ``cutoff_s``."""
         workers = self.workers
-        self._bound_s = round_.cutoff_s
+        self._bound_s = cutoff_s
         waiting = list(reversed(tasks))
         running = 0
         try:
             while (waiting or running) and not self._is_near():
                 while waiting and running < workers.width:
                     task = waiting.pop()
-                    known = None if self.memo is None else self.memo.result(task, round_.cutoff_s)
+                    known = None if self.memo is None else self.memo.result(task, cutoff_s)
                     if known is not None:
                         self._take(task, known)
                         continue
                     workers.give(call_of(self.tables, task, self._bound_s))
                     running += 1
-                self._tell_of_progress(round_, len(tasks) - len(waiting) - running, running)
+                round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S):
                     running -= 1
                     proved_s = self._take(finished.call.key, finished.result)
                     if self.memo is not None:
-                        self.memo.record(finished.call.key, round_.cutoff_s, replace(finished.result, lower_s=proved_s))
+                        self.memo.record(finished.call.key, cutoff_s, replace(finished.result, lower_s=proved_s))
                 self._lower_bound(workers.heard_s())
                 yield
         finally:
@@ -162,19 +158,6 @@ class FlushSearch:
             self.ledger.offer(result.found, self.origin)
         return proved_s
 
-    def _tell_of_progress(self, round_: _Round, done: int, running: int) -> None:
-        ledger, seconds = self.ledger, time.perf_counter() - round_.began_s
-        threshold_s = ledger.sample_s(round_.cutoff_s)
-        ledger.listener(
-            DegreesAdvanced(round_.index, threshold_s, done, round_.tasks, running, ledger.bounds(), seconds)
-        )
-
-    def _tell_of_round(self, round_: _Round) -> None:
-        ledger, seconds = self.ledger, time.perf_counter() - round_.began_s
-        feasible = ledger.upper_s <= round_.cutoff_s * (1.0 + TIE) and ledger.best is not None
-        threshold_s = ledger.sample_s(round_.cutoff_s)
-        ledger.listener(DegreesSearched(round_.index, threshold_s, feasible, round_.tasks, seconds, ledger.bounds()))
-
 
 @dataclass
 class _Case:
@@ -185,13 +168,3 @@ class _Case:
     searched: bool = False
     looked_through: bool = False
     left_open: StoppedBy | None = None
-
-
-@dataclass(frozen=True)
-class _Round:
-    """tasks: how many there are. began_s: by ``time.perf_counter``."""
-
-    index: int
-    cutoff_s: float
-    tasks: int
-    began_s: float

@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from functools import cached_property
 
-from piper_ray.cost.schedules import FlushSchedule
+from piper_ray.cost.bounds import ceiling_bytes
+from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.memo import TaskMemo
-from piper_ray.engine.flush.plans import ChosenStages, build_flush_plan
-from piper_ray.engine.flush.preparation import FlushPreparation, prepare_flush
 from piper_ray.engine.flush.search import Degrees, FlushSearch
-from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.flush.tasks import DegreePair, list_tasks
-from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.tasks import ChosenStages, DegreePair, TaskMemo, build_flush_plan, list_tasks
+from piper_ray.engine.forecast import lattice_within, tell_of_options
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.counting import count_downsets
+from piper_ray.engine.lattice.downsets import chain_lattice
+from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.events import Listener, silent
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import can_use_all, reason_against_all
+from piper_ray.model.restrictions import Restrictions, can_use_all, reason_against_all
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, SolveStats, Status
 
 _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""
+
+_CHAIN_SHARE = 4
+"""A chain pays when the lattice has this many times as many downsets."""
 
 
 def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
@@ -38,8 +43,7 @@ def solve_under_flush(request: SolveRequest, schedule: Schedule) -> Solution:
 
     Raises LimitError if the lattice does not fit, UsageError for a backend of one's own that such a search cannot use.
     """
-    series = FlushSeries(request, schedule)
-    return series.explained(request, series.solve(request))
+    return FlushSeries(request, schedule).solve(request, explained=True)
 
 
 class FlushSeries:
@@ -51,26 +55,23 @@ class FlushSeries:
     """
 
     def __init__(self, first: SolveRequest, schedule: Schedule) -> None:
-        self.preparation_s = 0.0
         self._schedule, self._proved_s = schedule, dict[Degrees, float]()
         self._found: dict[int, ChosenStages] = {}  # the best one known of each number of devices
-        instance = instance_under(schedule, first.instance, first.note)
-        prepared = prepare_flush(instance, first.restrictions, first.options.memory_limit_bytes, first.listener)
-        self._problem: _Problem | Infeasibility
-        if isinstance(prepared, FlushPreparation):
-            self._problem = _Problem(prepared, flush_schedule(schedule), first.step)
-            self.preparation_s = prepared.lattice_s + prepared.stage_costs_s
-        else:
-            self._problem = prepared
+        self._problem = _Problem.of(first, schedule)
+        self.preparation_s = 0.0
+        if not isinstance(self._problem, Infeasibility):
+            self.preparation_s = self._problem.lattice_s + self._problem.stage_costs_s
 
-    def solve(self, request: SolveRequest) -> Solution:
-        """On so many devices as the request has. Where there is no plan, not yet why."""
+    def solve(self, request: SolveRequest, *, explained: bool = False) -> Solution:
+        """On so many devices as the request has. explained: where there is no plan, with the reason and the memory that
+        would do."""
         problem, devices, every = self._problem, request.instance.devices, request.restrictions.all_devices
         if isinstance(problem, Infeasibility):
             return no_plan(problem, _stats_of(request.instance), self._schedule, request.step)
         # With all devices in use plans for fewer are none for these.
         proved_s = {} if every else self._proved_s
-        ledger = problem.ledger(request.limits, request.listener, request.started_s)
+        ledger: Ledger[ChosenStages] = request.ledger(problem.instance.microbatches)
+        instance = problem.on(devices)
 
         def answer() -> Solution:
             found = ledger.answer(problem.plan, lambda _: self._schedule, problem.stats(search), request.step)
@@ -81,99 +82,121 @@ class FlushSeries:
             request.open_workers() as workers,
         ):
             memo = None if checkpoint is None else TaskMemo(checkpoint)
-            search = problem.search(devices, workers, ledger, proved_s, memo)
+            tasks = problem.tasks(problem.workload, instance)
+            search = FlushSearch(problem.workload.arrays, tasks, workers, ledger, proved_s, memo)
             usable = (x for k, x in self._found.items() if k == devices or (k < devices and not every))
             best = min(usable, key=preference, default=None)
             if best is not None:
                 ledger.begin_with(best)
             request.stop.offer(answer)
-            problem.run(search, devices)
+            problem.run(search, instance)
+            found = answer()
+            if explained and found.status is Status.INFEASIBLE:
+                found = replace(found, infeasibility=problem.explanation(request, workers))
         for plan in search.found:
             self._found[plan.devices] = min(self._found.get(plan.devices, plan), plan, key=preference)
         self._proved_s = search.proved_of_tasks()
-        return answer()
+        return found
 
-    def explained(self, request: SolveRequest, found: Solution) -> Solution:
-        """Where there is no plan, with the reason, and the memory that would do."""
-        problem, instance, restrictions = self._problem, request.instance, request.restrictions
-        if found.status is not Status.INFEASIBLE or isinstance(problem, Infeasibility):
-            return found
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is solved, on as many devices as ``instance`` has or fewer.
+
+    lattice_s, stage_costs_s: what making it took.
+    """
+
+    instance: Instance
+    restrictions: Restrictions
+    schedule: Schedule
+    step: StepTerms
+    variants: tuple[Variant, ...]
+    workload: FlushWorkload
+    lattice_s: float
+    stage_costs_s: float
+
+    @classmethod
+    def of(cls, request: SolveRequest, schedule: Schedule) -> _Problem | Infeasibility:
+        """Or why there is no plan: some layer has no TMPC that is allowed. Raises LimitError if the lattice does not
+        fit.
+
+        The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets
+        the stages before it start with one more forward pass. So none may be merged with a neighbour.
+        """
+        instance, restrictions = instance_under(schedule, request.instance, request.note), request.restrictions
+        began_s = time.perf_counter()
+        variants, graph = usable_variants(instance, restrictions), build_graph(instance, without_contraction())
+        impossible = layer_without_choice(instance, variants)
+        if impossible is not None:
+            return impossible
+        limit_bytes, listener, expected = request.options.memory_limit_bytes, request.listener, count_downsets(graph)
+        lattice, lattice_s = lattice_within(graph, len(variants), expected, limit_bytes, listener, began_s)
+        began_s = time.perf_counter()
+        workload = build_workload(instance, lattice, variants)
+        costs_s = tell_of_options(workload.tmpcs, began_s, listener)
+        return cls(instance, restrictions, schedule, request.step, variants, workload, lattice_s, costs_s)
+
+    @cached_property
+    def chain(self) -> FlushWorkload | None:
+        """A lattice of n + 1 downsets, where that is worth its while: for a plan to begin with."""
+        graph = self.workload.lattice.graph
+        if self.workload.lattice.size < _CHAIN_SHARE * (graph.size + 1):
+            return None
+        return build_workload(self.instance, chain_lattice(graph, range(graph.size)), self.variants)
+
+    def on(self, devices: int) -> Instance:
+        """The instance on as many devices as it has, or fewer."""
+        return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
+
+    def tasks(self, workload: FlushWorkload, instance: Instance) -> list[DegreePair]:
+        """Of the lattice, or of the chain. instance: on other devices."""
+        return list_tasks(instance, workload, self.schedule, self.restrictions, self.step)
+
+    def run(self, search: FlushSearch, instance: Instance) -> None:
+        """To its end. Where its lattice is large, it gets a plan to begin with."""
+        if self.chain is not None:
+            search.improve(self.chain.arrays, self.tasks(self.chain, instance))
+        search.ledger.run(search)
+
+    def plan(self, chosen: ChosenStages) -> Plan:
+        return build_flush_plan(self.instance, self.workload, chosen)
+
+    def explanation(self, request: SolveRequest, workers: Workers) -> Infeasibility:
+        """Of there being no plan."""
+        instance, restrictions = request.instance, request.restrictions
         if restrictions.all_devices and not can_use_all(instance, restrictions):
-            return replace(found, infeasibility=Infeasibility(reason_against_all(instance, restrictions), None))
+            return Infeasibility(reason_against_all(instance, restrictions), None)
         any_plan = replace(request.limits, gap=_ANY_PLAN)
-        with request.open_workers() as workers:
-            least = least_memory_bytes(instance, lambda memory_bytes: problem.fits(memory_bytes, workers, any_plan))
+        least = least_memory_bytes(instance, lambda memory_bytes: self._fits(memory_bytes, workers, any_plan))
         every = "all " if restrictions.all_devices else ""
         stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
         reason = (
             f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
             f"devices of {memory_text(instance.memory_bytes)} with {instance.microbatches:,} microbatches"
         )
-        return replace(found, infeasibility=Infeasibility(reason, least))
+        return Infeasibility(reason, least)
 
-
-@dataclass(frozen=True)
-class _Problem:
-    """What is solved on any number of devices up to those of ``prepared``."""
-
-    prepared: FlushPreparation
-    schedule: FlushSchedule
-    step: StepTerms
-
-    def ledger(self, limits: Limits, listener: Listener, started_s: float) -> Ledger[ChosenStages]:
-        """Of a search that has not begun."""
-        return Ledger(self.prepared.instance.microbatches, limits, listener, started_s, self.step.optimizer_s)
-
-    def search(
-        self,
-        devices: int,
-        workers: Workers,
-        ledger: Ledger[ChosenStages],
-        proved_s: Mapping[Degrees, float] = MappingProxyType({}),
-        memo: TaskMemo | None = None,
-    ) -> FlushSearch:
-        """One on so many devices, before its start. proved_s, memo: see ``FlushSearch``."""
-        workload = self.prepared.workload
-        return FlushSearch(workload.arrays, self._tasks(workload, devices), workers, ledger, proved_s, memo)
-
-    def run(self, search: FlushSearch, devices: int) -> None:
-        """To its end. Where its lattice is large, it gets a plan to begin with."""
-        chain = self.prepared.chain
-        if chain is not None:
-            search.improve(chain.arrays, self._tasks(chain, devices))
-        search.ledger.run(search)
-
-    def fits(self, memory_bytes: float, workers: Workers, limits: Limits) -> bool | None:
+    def _fits(self, memory_bytes: float, workers: Workers, limits: Limits) -> bool | None:
         """Whether there is a plan with so much memory on each device; None: a limit came first."""
-        roomy = replace(self.prepared, instance=self.prepared.instance.replace(memory_bytes=memory_bytes))
-        problem, devices = replace(self, prepared=roomy), roomy.instance.devices
-        ledger = problem.ledger(limits, silent, time.perf_counter())
-        problem.run(problem.search(devices, workers, ledger), devices)
+        roomy = self.instance.replace(memory_bytes=memory_bytes)
+        ledger = Ledger[ChosenStages](roomy.microbatches, limits)
+        self.run(FlushSearch(self.workload.arrays, self.tasks(self.workload, roomy), workers, ledger), roomy)
         if ledger.best is not None:
             return True
         return None if ledger.stopped_by is not None or ledger.lower_s < float("inf") else False
 
-    def plan(self, chosen: ChosenStages) -> Plan:
-        return build_flush_plan(self.prepared.instance, self.prepared.workload, chosen)
-
     def stats(self, search: FlushSearch) -> SolveStats:
-        prepared, lattice = self.prepared, self.prepared.workload.lattice
+        lattice = self.workload.lattice
         return replace(
-            _stats_of(prepared.instance),
+            _stats_of(self.instance),
             downsets=lattice.size,
             levels=lattice.levels,
-            lattice_s=prepared.lattice_s,
-            stage_costs_s=prepared.stage_costs_s,
+            lattice_s=self.lattice_s,
+            stage_costs_s=self.stage_costs_s,
             threads=search.workers.width,
             search_s=search.seconds,
             degrees=DegreeStats(len(search.tasks), search.searched, search.looked_through, search.states),
         )
-
-    def _tasks(self, workload: FlushWorkload, devices: int) -> list[DegreePair]:
-        instance = self.prepared.instance
-        if devices != instance.devices:
-            instance = instance.replace(devices=devices)
-        return list_tasks(instance, workload, self.schedule, self.prepared.restrictions, self.step)
 
 
 def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:
@@ -181,15 +204,9 @@ def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str],
     return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
 
 
-def flush_schedule(schedule: Schedule) -> FlushSchedule:
-    """As the tables know it."""
-    return FlushSchedule(schedule.name.value)
-
-
 def _stats_of(instance: Instance) -> SolveStats:
     """Of a solve that has done nothing yet."""
-    layers = len(instance.layers)
-    return SolveStats(layers, layers, 0, 0, None, 0, 0.0, 0.0, 0.0, (), degrees=DegreeStats(0, 0, 0, 0))
+    return replace(stats_of_nothing(instance, len(instance.layers)), degrees=DegreeStats(0, 0, 0, 0))
 
 
 def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None]) -> float | None:
@@ -198,11 +215,7 @@ def least_memory_bytes(instance: Instance, fits: Callable[[float], bool | None])
     fits: whether there is a plan with so many bytes; None: not known, as a limit came first. None if no memory helps,
     or a limit came first.
     """
-    most_bytes = sum(
-        max(x.activation_bytes * instance.microbatches + x.fixed_bytes + x.shared_bytes for x in rows)
-        for layer in instance.layers
-        if (rows := [tmpc for row in layer.tmpcs.values() for tmpc in row])
-    )
+    most_bytes = ceiling_bytes(instance, instance.microbatches)
     low, high = instance.memory_bytes, max(1.0, 2.0 * instance.memory_bytes)
     while not (found := fits(high)):
         if found is None or high > most_bytes:

@@ -7,30 +7,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from piper_ray.cost.variants import Variant
+from piper_ray.cost.variants import Variant, least_by_passes
+from piper_ray.engine.kernels import flush_types as columns
 from piper_ray.engine.kernels.flush_ahead import AheadArrays
-from piper_ray.engine.kernels.flush_types import (
-    COLUMNS,
-    FAST_ACTIVATION,
-    FAST_FIXED,
-    FAST_FORWARD_S,
-    FAST_SHARED,
-    LEAST_ACTIVATION,
-    LEAST_BACKWARD_S,
-    LEAST_FIXED,
-    LEAST_FORWARD_S,
-    LEAST_S,
-    LEAST_SHARED,
-    LEAST_WEIGHTS,
-    MISSING,
-    MIXED,
-    FlushTables,
-)
-from piper_ray.engine.kernels.sums import crossing_edges, downset_sums
+from piper_ray.engine.kernels.flush_types import FlushTables
+from piper_ray.engine.kernels.sums import downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.downsets import GrownLattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.tables.flat_options import SHARED, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
 
@@ -49,190 +33,95 @@ class FlushWorkload:
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Option:
-    """One TMPC of a vertex. charges_s: for each in-edge, then for each out-edge that costs something, (c + extra) /
-    B.
-    """
-
-    tmpc: Tmpc
-    forward_s: float
-    backward_s: float
-    charges_s: tuple[float, ...]
-
-    @property
-    def least_key(self) -> tuple[float, ...]:
-        x = self.tmpc
-        memory_bytes = x.activation_bytes + x.fixed_bytes + x.shared_bytes
-        return self.forward_s + self.backward_s, x.weights_bytes, sum(self.charges_s), memory_bytes
-
-    def never_worse(self, other: _Option) -> bool:
-        """In no stage, whatever y, d and border it has."""
-        x, y = self.tmpc, other.tmpc
-        return (
-            self.forward_s <= other.forward_s
-            and self.backward_s <= other.backward_s
-            and x.weights_bytes <= y.weights_bytes
-            and x.activation_bytes <= y.activation_bytes
-            and x.activation_bytes + x.fixed_bytes <= y.activation_bytes + y.fixed_bytes
-            and _once_bytes(x) <= _once_bytes(y)
-            and all(mine <= theirs for mine, theirs in zip(self.charges_s, other.charges_s, strict=True))
-        )
-
-
-def _once_bytes(tmpc: Tmpc) -> float:
-    return tmpc.activation_bytes + tmpc.fixed_bytes + tmpc.shared_bytes
-
-
 def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence[Variant]) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
-    graph = lattice.graph
-    edges = _Edges(instance, graph)
-    bandwidth = instance.bandwidth_bytes_per_s
-    options = [
-        [_undominated([edges.option(v, x) for x in variant.tmpcs[layer]]) for v, layer in enumerate(graph.layer_ids)]
+    graph, bandwidth = lattice.graph, instance.bandwidth_bytes_per_s
+    tmpcs = tuple(
+        tuple(least_by_passes(variant.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)
         for variant in variants
-    ]
-    flat = [option for of_variant in options for of_vertex in of_variant for option in of_vertex]
-    counts = offsets(len(of_vertex) for of_variant in options for of_vertex in of_variant)
-    n, tensors = graph.size, [instance.tensors[index] for _, index in graph.tensors]
-    crossing_start, crossing = edges.crossings(lattice)
-    edge_in_s, edge_out_s = edges.least_charges(options)
+    )
+    options, edges = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
+    charges = Charges.of(instance, graph, tmpcs, edges)
+    seconds = np.array(
+        [_seconds(tmpc) for of_variant in tmpcs for row in of_variant for tmpc in row], np.float64
+    ).reshape(-1, 2)
+    charge_s, in_s, out_s = (size / bandwidth for size in (charges.size, charges.in_least, charges.out_least))
+    tensors = [instance.tensors[index] for _, index in graph.tensors]
     arrays = FlushTables(
         bits=lattice.arrays.bits,
-        crossing_start=crossing_start,
-        crossing=crossing,
-        edge_tail=edges.tail,
-        edge_head=edges.head,
+        crossing_start=lattice.arrays.crossing_start,
+        crossing=lattice.arrays.crossing,
+        edge_tail=lattice.arrays.edge_tail,
+        edge_head=lattice.arrays.edge_head,
         tensor_bits=lattice.arrays.tensor_bits,
         cut_start=lattice.arrays.cut_start,
         cut=lattice.arrays.cut,
-        tensor_forward_s=_floats([tensor.forward_bytes / bandwidth for tensor in tensors]),
-        tensor_backward_s=_floats([tensor.backward_bytes / bandwidth for tensor in tensors]),
-        sums=_sums(lattice, options),
-        edge_in_s=edge_in_s,
-        edge_out_s=edge_out_s,
-        option_start=np.stack([counts[r * n : (r + 1) * n + 1] for r in range(len(variants))]),
-        option_forward_s=_floats([x.forward_s for x in flat]),
-        option_backward_s=_floats([x.backward_s for x in flat]),
-        option_weights=_floats([x.tmpc.weights_bytes for x in flat]),
-        option_activation=_floats([x.tmpc.activation_bytes for x in flat]),
-        option_fixed=_floats([x.tmpc.fixed_bytes for x in flat]),
-        option_shared=_floats([x.tmpc.shared_bytes for x in flat]),
-        charge_start=offsets(len(x.charges_s) for x in flat)[:-1].copy(),
-        charge_s=_floats([charge for x in flat for charge in x.charges_s]),
-        in_start=offsets(len(into) for into in edges.into),
-        in_edge=np.array([e for into in edges.into for e in into], np.int64),
-        out_start=offsets(len(out) for out in edges.out),
-        out_edge=np.array([e for out in edges.out for e in out], np.int64),
+        tensor_forward_s=np.array([tensor.forward_bytes / bandwidth for tensor in tensors], np.float64),
+        tensor_backward_s=np.array([tensor.backward_bytes / bandwidth for tensor in tensors], np.float64),
+        sums=_sums(lattice, options, seconds, _pays_more(options, edges, charges.start, charge_s, (in_s, out_s))),
+        edge_in_s=np.ascontiguousarray(in_s.T),
+        edge_out_s=np.ascontiguousarray(out_s.T),
+        option_start=options.option_start(),
+        option_forward_s=seconds[:, 0].copy(),
+        option_backward_s=seconds[:, 1].copy(),
+        option_weights=options.figures[:, WEIGHTS].copy(),
+        option_activation=options.figures[:, A].copy(),
+        option_fixed=options.figures[:, B].copy(),
+        option_shared=options.figures[:, SHARED].copy(),
+        charge_start=charges.start,
+        charge_s=charge_s,
+        **edges._asdict(),
     )
-    tmpcs = tuple(tuple(tuple(x.tmpc for x in of_vertex) for of_vertex in of_variant) for of_variant in options)
     return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(arrays))
 
 
-class _Edges:
-    """The edges that cost something, and what they cost with each TMPC at one of their ends."""
-
-    def __init__(self, instance: Instance, graph: LayerGraph) -> None:
-        dear = set()
-        for layer in instance.layers:
-            for x in (x for row in layer.tmpcs.values() for x in row):
-                dear |= {(u, layer.id) for u, size in x.forward_sync_bytes.items() if size > 0.0}
-                dear |= {(layer.id, w) for w, size in x.backward_sync_bytes.items() if size > 0.0}
-        kept = []
-        for tail, head, index in graph.edges:
-            edge = instance.edges[index]
-            if edge.communication_bytes > 0.0 or (edge.source, edge.target) in dear:
-                kept.append((tail, head, edge))
-        self._bandwidth = instance.bandwidth_bytes_per_s
-        self._edge = [edge for _, _, edge in kept]
-        self.tail = np.array([tail for tail, _, _ in kept], np.int64)
-        self.head = np.array([head for _, head, _ in kept], np.int64)
-        self.into: list[list[int]] = [[] for _ in range(graph.size)]
-        self.out: list[list[int]] = [[] for _ in range(graph.size)]
-        for e, (tail, head, _) in enumerate(kept):
-            self.into[head].append(e)
-            self.out[tail].append(e)
-
-    def option(self, v: int, tmpc: Tmpc) -> _Option:
-        edges = [*self.into[v], *self.out[v]]
-        extras = [tmpc.forward_sync_bytes.get(self._edge[e].source, 0.0) for e in self.into[v]]
-        extras += [tmpc.backward_sync_bytes.get(self._edge[e].target, 0.0) for e in self.out[v]]
-        charges = tuple(
-            (self._edge[e].communication_bytes + extra) / self._bandwidth
-            for e, extra in zip(edges, extras, strict=True)
-        )
-        passes = passes_of(tmpc)
-        return _Option(tmpc, passes.forward_s, passes.backward_s, charges)
-
-    def crossings(self, lattice: GrownLattice) -> tuple[IndexArray, IndexArray]:
-        """For each downset those from outside to inside."""
-        return crossing_edges(
-            lattice.parent,
-            lattice.added,
-            self.tail,
-            offsets(len(into) for into in self.into),
-            np.array([e for into in self.into for e in into], np.int64),
-            np.array([len(out) for out in self.out], np.int64),
-        )
-
-    def least_charges(self, options: Sequence[Sequence[Sequence[_Option]]]) -> tuple[FloatArray, FloatArray]:
-        """float64[r, e]: in the stage of an edge's head, and of its tail."""
-        into, out = np.zeros((len(options), self.tail.size)), np.zeros((len(options), self.tail.size))
-        for r, of_variant in enumerate(options):
-            for v, of_vertex in enumerate(of_variant):
-                for k, e in enumerate(self.into[v]):
-                    into[r, e] = min((x.charges_s[k] for x in of_vertex), default=0.0)
-                for k, e in enumerate(self.out[v], start=len(self.into[v])):
-                    out[r, e] = min((x.charges_s[k] for x in of_vertex), default=0.0)
-        return into, out
+def _seconds(tmpc: Tmpc) -> tuple[float, float]:
+    """Of the forward and the backward pass."""
+    passes = passes_of(tmpc)
+    return passes.forward_s, passes.backward_s
 
 
-def _undominated(options: Sequence[_Option]) -> list[_Option]:
-    """In the order of ``least_key``; of equal ones the first stays."""
-    kept: list[_Option] = []
-    for option in sorted(options, key=lambda x: x.least_key):
-        if not any(other.never_worse(option) for other in kept):
-            kept = [other for other in kept if not option.never_worse(other)]
-            kept.append(option)
-    return kept
+def _pays_more(
+    options: Options,
+    edges: IncidentEdges,
+    charge_start: IndexArray,
+    charge_s: FloatArray,
+    least_s: tuple[FloatArray, FloatArray],
+) -> FloatArray:
+    """float64[filled]: 1 where a vertex's fastest option has not the least weights, or pays more for some edge.
+    least_s: float64[e, r] each, of the edges that come in, and of those that go out."""
+    fast = options.start[options.filled]
+    found: FloatArray = (options.figures[fast, WEIGHTS] != options.least[:, WEIGHTS]).astype(np.float64)
+    for k, (group, option) in enumerate(zip(options.filled.tolist(), fast.tolist(), strict=True)):
+        r, v = divmod(group, options.vertices)
+        least: FloatArray = np.concatenate((least_s[0][edges.into(v), r], least_s[1][edges.out(v), r]))
+        paid = charge_s[charge_start[option] : charge_start[option] + least.size]
+        if not np.array_equal(paid, least):
+            found[k] = 1.0
+    return found
 
 
-def _sums(lattice: GrownLattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
-    """float64[r, m, COLUMNS]: of each downset, in each variant."""
-    sums = np.zeros((len(options), lattice.size, COLUMNS))
-    for r, of_variant in enumerate(options):
-        values = np.zeros((lattice.graph.size, COLUMNS))
-        for v, of_vertex in enumerate(of_variant):
-            values[v] = _vertex_figures(of_vertex)
-        sums[r] = downset_sums(lattice.parent, lattice.added, values)
-    return sums
-
-
-def _vertex_figures(options: Sequence[_Option]) -> FloatArray:
-    """float64[COLUMNS] of one vertex in one variant."""
-    figures = np.zeros(COLUMNS)
-    if not options:
-        figures[MISSING] = 1.0
-        return figures
-    fast = options[0]
-    figures[LEAST_S] = fast.forward_s + fast.backward_s
-    figures[LEAST_FORWARD_S] = min(x.forward_s for x in options)
-    figures[LEAST_BACKWARD_S] = min(x.backward_s for x in options)
-    figures[LEAST_WEIGHTS] = min(x.tmpc.weights_bytes for x in options)
-    figures[LEAST_ACTIVATION] = min(x.tmpc.activation_bytes for x in options)
-    figures[LEAST_FIXED] = min(x.tmpc.fixed_bytes for x in options)
-    figures[LEAST_SHARED] = min(x.tmpc.shared_bytes for x in options)
-    figures[FAST_FORWARD_S] = fast.forward_s
-    figures[FAST_ACTIVATION] = fast.tmpc.activation_bytes
-    figures[FAST_FIXED] = fast.tmpc.fixed_bytes
-    figures[FAST_SHARED] = fast.tmpc.shared_bytes
-    takes_least = fast.tmpc.weights_bytes == figures[LEAST_WEIGHTS] and all(
-        charge == min(x.charges_s[k] for x in options) for k, charge in enumerate(fast.charges_s)
-    )
-    figures[MIXED] = 0.0 if takes_least else 1.0
-    return figures
-
-
-def _floats(values: Sequence[float]) -> FloatArray:
-    return np.array(values, np.float64)
+def _sums(lattice: GrownLattice, options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:
+    """float64[r, m, COLUMNS]: of each downset, in each variant. seconds: float64[options, 2], of both passes."""
+    starts = options.start[options.filled]
+    fast, fast_s = options.figures[starts], seconds[starts]
+    least_s = np.minimum.reduceat(seconds, starts)
+    of_filled = {
+        columns.LEAST_S: fast_s.sum(axis=1),
+        columns.LEAST_FORWARD_S: least_s[:, 0],
+        columns.LEAST_BACKWARD_S: least_s[:, 1],
+        columns.LEAST_WEIGHTS: options.least[:, WEIGHTS],
+        columns.LEAST_ACTIVATION: options.least[:, A],
+        columns.LEAST_FIXED: options.least[:, B],
+        columns.LEAST_SHARED: options.least[:, SHARED],
+        columns.FAST_FORWARD_S: fast_s[:, 0],
+        columns.FAST_ACTIVATION: fast[:, A],
+        columns.FAST_FIXED: fast[:, B],
+        columns.FAST_SHARED: fast[:, SHARED],
+        columns.MIXED: mixed,
+    }
+    values = np.zeros((options.variants, lattice.graph.size, columns.COLUMNS))
+    for column, figures in of_filled.items():
+        values[:, :, column] = options.by_vertex(figures).T
+    values[:, :, columns.MISSING] = options.missing().T
+    return np.stack([downset_sums(lattice.parent, lattice.added, of_variant) for of_variant in values])

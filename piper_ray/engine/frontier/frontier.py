@@ -7,18 +7,19 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 
 from piper_ray.compiled.observers import compiling_told
-from piper_ray.cost.variants import layer_without_choice, stage_variants
-from piper_ray.engine.chunks.counts import chunk_schedules
+from piper_ray.cost.schedules import chunk_schedules
+from piper_ray.cost.variants import layer_without_choice, usable_variants
+from piper_ray.engine.chunks.solve import ChunkSeries
+from piper_ray.engine.flush.solve import FlushSeries
 from piper_ray.engine.frontier.events import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import Numbers, rising
-from piper_ray.engine.frontier.result import Frontier
-from piper_ray.engine.frontier.walk import Walk
-from piper_ray.engine.ledger import no_search
-from piper_ray.engine.levels import least_s, solve_on_levels
+from piper_ray.engine.frontier.result import Frontier, Walk
+from piper_ray.engine.layers import LayerSeries
+from piper_ray.engine.ledger import no_search, stats_of_nothing
 from piper_ray.engine.preparation import PointShape
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.restated import solve_restated
-from piper_ray.engine.series import Series, new_series
+from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun
@@ -26,9 +27,26 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
-from piper_ray.model.solution import Solution, SolveStats, Status
+from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
+
+Series = LayerSeries | FlushSeries | ChunkSeries
+"""Solves of the same workload, on as many devices as the first request or fewer: they share what they can."""
+
+
+def new_series(first: SolveRequest, schedules: Sequence[Schedule]) -> Series:
+    """first: on the most devices of all. schedules: of one name, with the numbers of chunks that may be.
+
+    Raises UsageError for constraints that plans for the schedule cannot keep, LimitError if a lattice does not fit.
+    """
+    if schedules[0].name in CHUNKED:
+        return ChunkSeries(first, schedules)
+    if is_by_degrees(schedules[0], first.restrictions):
+        return FlushSeries(first, schedules[0])
+    first.restrictions.require_stages_alone("frontier")
+    return LayerSeries()
+
 
 _OF_ONE_SOLVE = (DegreesSearched, EvaluationFinished, IncumbentFound, PartBegun)
 """Points have rows, not what their solves come to on the way."""
@@ -155,14 +173,12 @@ class _Frontiers:
 
     def _reason(self) -> str | None:
         """Why there is no plan on any number of devices, where that is known beforehand."""
-        variants = [x for x in stage_variants(self.instance, self.restrictions) if x.degree <= self.instance.devices]
-        impossible = layer_without_choice(self.instance, variants)
+        impossible = layer_without_choice(self.instance, usable_variants(self.instance, self.restrictions))
         return None if impossible is None else impossible.reason
 
     def _unknown(self, instance: Instance) -> Solution:
         """Before its search."""
-        nothing = SolveStats(len(instance.layers), 0, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
-        return no_search(least_s(instance), nothing, self._planned_for)
+        return no_search(least_s(instance), stats_of_nothing(instance), self._planned_for)
 
 
 _KEPT = 8

@@ -29,6 +29,11 @@ def members_of(mask: int) -> npt.NDArray[np.int64]:
     return np.flatnonzero(np.unpackbits(data, bitorder="little"))
 
 
+def runs(rows: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Rows one after the other: their ``offsets``, and what is in them."""
+    return offsets(len(row) for row in rows), np.array([value for row in rows for value in row], np.int64)
+
+
 def offsets(lengths: Iterable[int]) -> npt.NDArray[np.int64]:
     """Start of each run, and the end of the last: int64[len + 1]."""
     return np.concatenate(([0], np.cumsum(np.fromiter(lengths, np.int64)))).astype(np.int64)

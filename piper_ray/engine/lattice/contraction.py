@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant
 from piper_ray.model.instance import Instance, Tmpc
 
@@ -61,15 +62,7 @@ def memory_is_ample(instance: Instance) -> bool:
     tmpcs = (tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed)
     if not any(_is_free(tmpc, True) and not _is_free(tmpc, False) for tmpc in tmpcs):
         return False
-    limit = instance.data_parallel_limit
-    needed_bytes = sum(
-        max(
-            (x.activation_bytes * limit + x.fixed_bytes + x.shared_bytes for xs in layer.tmpcs.values() for x in xs),
-            default=0.0,
-        )
-        for layer in instance.layers
-    )
-    return needed_bytes <= instance.memory_bytes
+    return ceiling_bytes(instance, instance.data_parallel_limit) <= instance.memory_bytes
 
 
 def contract(instance: Instance, variants: Sequence[Variant], *, all_that_is_free: bool = False) -> Contraction:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 
 _MOST_VISITS = 1_000_000
 """Vertices looked at, over all sub-posets, before giving up: about a second."""
@@ -73,10 +73,7 @@ class _Counter:
     def __init__(self, successors: Sequence[Sequence[int]], most_visits: int) -> None:
         n = len(successors)
         self._descendants = descendants(successors)
-        self._ancestors = [0] * n
-        for v in reversed(range(n)):
-            for w in successors[v]:
-                self._ancestors[w] |= self._ancestors[v] | 1 << v
+        self._ancestors = ancestors(successors)
         self._related = [self._descendants[v] | self._ancestors[v] | 1 << v for v in range(n)]
         self._known: dict[int, int] = {}
         self._visits_left = most_visits

@@ -17,7 +17,7 @@ from piper_ray.engine.kernels.sums import (
     tensors_across,
 )
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
-from piper_ray.engine.lattice.bits import bit_rows, offsets
+from piper_ray.engine.lattice.bits import bit_rows, runs
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
 
@@ -69,11 +69,7 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
     """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
-    neighbours = VertexNeighbours(
-        bit_rows(graph.successors, graph.size),
-        offsets(len(tails) for tails in graph.predecessors),
-        np.array([u for tails in graph.predecessors for u in tails], np.int64),
-    )
+    neighbours = VertexNeighbours(bit_rows(graph.successors, graph.size), *runs(graph.predecessors))
     while True:
         found = Downsets(
             bits=np.zeros((room, words), np.uint64),
@@ -118,8 +114,14 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     bits = bits[downset_order(bits)]
     level_size, first = np.unique(np.bitwise_count(bits).sum(axis=1, dtype=np.int64), return_index=True)
     level_start = np.append(first, bits.shape[0]).astype(np.int64)
-    vertex_level = np.searchsorted(level_size, _least_sizes(graph)).astype(np.int64)
-    return Lattice(graph, _listed_arrays(graph, bits, level_start, vertex_level))
+    crossing, tensor_bits = edges_across(bits, *_ends(graph)), _tensor_bits(graph)
+    cut = _NO_CUTS
+    if graph.tensors:
+        by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
+        cut = tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
+    arrays = _arrays(graph, np.ascontiguousarray(bits), level_start, crossing, cut)
+    vertex_level = np.searchsorted(level_size, arrays.vertex_level).astype(np.int64)
+    return Lattice(graph, frozen(arrays._replace(vertex_level=vertex_level)))
 
 
 def downset_order(bits: BitArray) -> IndexArray:
@@ -129,30 +131,26 @@ def downset_order(bits: BitArray) -> IndexArray:
     return np.lexsort((*ranks.T[::-1], inside.sum(axis=1, dtype=np.int64))).astype(np.int64)
 
 
-def _listed_arrays(
-    graph: LayerGraph, bits: BitArray, level_start: IndexArray, vertex_level: IndexArray
-) -> LatticeArrays:
-    """Of downsets in order, each by itself."""
+_Runs = tuple[IndexArray, IndexArray]
+"""Starts, int64[m + 1], and what there is for each downset."""
+
+_NO_CUTS = np.zeros(1, np.int64), np.zeros(0, np.int64)
+
+
+def _arrays(graph: LayerGraph, bits: BitArray, level_start: IndexArray, crossing: _Runs, cut: _Runs) -> LatticeArrays:
+    """Of downsets in order, all sizes of which are there."""
     edge_tail, edge_head = _ends(graph)
-    crossing_start, crossing = edges_across(bits, edge_tail, edge_head)
-    tensor_bits = _tensor_bits(graph)
-    cut_start, cut = np.zeros(1, np.int64), np.zeros(0, np.int64)
-    if graph.tensors:
-        by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
-        cut_start, cut = tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
-    return frozen(
-        LatticeArrays(
-            bits=np.ascontiguousarray(bits),
-            level_start=level_start,
-            crossing_start=crossing_start,
-            crossing=crossing,
-            edge_tail=edge_tail,
-            edge_head=edge_head,
-            vertex_level=vertex_level,
-            tensor_bits=tensor_bits,
-            cut_start=cut_start,
-            cut=cut,
-        )
+    return LatticeArrays(
+        bits=bits,
+        level_start=level_start,
+        crossing_start=crossing[0],
+        crossing=crossing[1],
+        edge_tail=edge_tail,
+        edge_head=edge_head,
+        vertex_level=np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64),
+        tensor_bits=_tensor_bits(graph),
+        cut_start=cut[0],
+        cut=cut[1],
     )
 
 
@@ -168,11 +166,6 @@ def _tensor_bits(graph: LayerGraph) -> BitArray:
     return bit_rows([ends for ends, _ in graph.tensors], graph.size)
 
 
-def _least_sizes(graph: LayerGraph) -> IndexArray:
-    """Of the least downset with each vertex."""
-    return np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64)
-
-
 def _with_crossings(
     graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
 ) -> GrownLattice:
@@ -181,41 +174,16 @@ def _with_crossings(
     for e, (tail, head, _) in enumerate(graph.edges):
         in_edges[head].append(e)
         out_count[tail] += 1
-    edge_tail, edge_head = _ends(graph)
-    crossing_start, crossing = crossing_edges(
-        parent,
-        added,
-        edge_tail,
-        offsets(len(edges) for edges in in_edges),
-        np.array([e for edges in in_edges for e in edges], np.int64),
-        out_count,
-    )
-    tensor_bits = _tensor_bits(graph)
-    cut_start, cut = _cuts(graph, parent, added, bits, tensor_bits)
-    arrays = LatticeArrays(
-        bits=bits,
-        level_start=level_start,
-        crossing_start=crossing_start,
-        crossing=crossing,
-        edge_tail=edge_tail,
-        edge_head=edge_head,
-        vertex_level=_least_sizes(graph),
-        tensor_bits=tensor_bits,
-        cut_start=cut_start,
-        cut=cut,
-    )
+    crossing = crossing_edges(parent, added, _ends(graph)[0], *runs(in_edges), out_count)
+    arrays = _arrays(graph, bits, level_start, crossing, _cuts(graph, parent, added, bits))
     return GrownLattice(graph, frozen(arrays), parent, added)
 
 
-def _cuts(
-    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, tensor_bits: BitArray
-) -> tuple[IndexArray, IndexArray]:
+def _cuts(graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray) -> _Runs:
     if not graph.tensors:
-        return np.zeros(1, np.int64), np.zeros(0, np.int64)
+        return _NO_CUTS
     of_vertex: list[list[int]] = [[] for _ in range(graph.size)]
     for tensor, (ends, _) in enumerate(graph.tensors):
         for v in ends:
             of_vertex[v].append(tensor)
-    start = offsets(len(tensors) for tensors in of_vertex)
-    listed = np.array([tensor for tensors in of_vertex for tensor in tensors], np.int64)
-    return cut_tensors(parent, added, bits, tensor_bits, start, listed)
+    return cut_tensors(parent, added, bits, _tensor_bits(graph), *runs(of_vertex))

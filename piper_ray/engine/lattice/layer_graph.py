@@ -85,6 +85,15 @@ def number_graph(ids: Sequence[int], edges: Iterable[tuple[int, int, int]]) -> L
     )
 
 
+def ancestors(successors: Sequence[Sequence[int]]) -> list[int]:
+    """For each vertex the bit mask of all that reach it. Vertices come after their successors."""
+    reaching = [0] * len(successors)
+    for v in reversed(range(len(successors))):
+        for w in successors[v]:
+            reaching[w] |= reaching[v] | 1 << v
+    return reaching
+
+
 def descendants(successors: Sequence[Sequence[int]]) -> list[int]:
     """For each vertex the bit mask of all it reaches. Vertices come after their successors."""
     reached: list[int] = []

@@ -94,7 +94,9 @@ def least_memory_bytes(
         for v in range(problem.workload.lattice.graph.size)
     ]
     lower = max(instance.memory_bytes, _largest_layer(problem)[0] * _BELOW, sum(shares) / instance.devices * _BELOW)
-    bracket = Bracket(lower=lower, ceiling=max(ceiling_bytes(instance), lower) * (1.0 + 1e-9))
+    bracket = Bracket(
+        lower=lower, ceiling=max(ceiling_bytes(instance, instance.data_parallel_limit), lower) * (1.0 + 1e-9)
+    )
     while not bracket.closed:
         if bracket.exhausted:
             return None

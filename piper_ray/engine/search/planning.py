@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.plan import cost_of
+from piper_ray.cost.plan import cost_of, places, stage_of
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.kernels.knapsack import INFEASIBLE, TOO_HARD, least_cost
@@ -102,8 +102,8 @@ class Planning:
         return all(_StageKey.of(stage) in made for stage in stages)
 
     @cached_property
-    def _position(self) -> Mapping[int, int]:
-        return {layer.id: index for index, layer in enumerate(self.instance.layers)}
+    def _place(self) -> Mapping[int, int]:
+        return places(self.instance)
 
     @cached_property
     def _groups(self) -> Mapping[int, tuple[int, ...]]:
@@ -132,8 +132,7 @@ class Planning:
                     free = self.contraction.free_tmpc(variant.tmpcs[layer_id])
                     assert free is not None, "contraction merges only layers that are free in this variant"
                     tmpc_ids[layer_id] = free.id
-        layers = tuple(sorted(tmpc_ids, key=self._position.__getitem__))
-        return Stage(layers, traced.data_parallel_degree, variant.degree, {layer: tmpc_ids[layer] for layer in layers})
+        return stage_of(self._place, tmpc_ids, traced.data_parallel_degree, variant.degree)
 
 
 def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:

@@ -36,34 +36,6 @@ _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 _PROOF = 1.0 + 1e-9
 
 
-def _leaves_less(problem: Problem, found: DualPrices, threshold_s: float) -> bool:
-    """Whether dual prices leave much less to waste at a threshold than work alone does."""
-    devices = problem.cluster.devices
-    by_work = float(problem.workload.sums.device_work_s[-1]) / threshold_s
-    return devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
-
-
-def _are_due(problem: Problem, round_s: float, spent_s: float) -> bool:
-    """Whether a search that has spent so much on evaluations tries them, in rounds of ``round_s``."""
-    trial_s = _trial_s(round_s)
-    return spent_s > trial_s * (1.0 if _is_large(problem, trial_s) else _SPENT)
-
-
-def _trial_s(round_s: float) -> float:
-    return _LOADING_S + _TRIAL_ROUNDS * round_s
-
-
-def _is_large(problem: Problem, trial_s: float) -> bool:
-    """Whether a single evaluation may be worth many trials."""
-    return _whole_s(problem) > _LARGE * trial_s
-
-
-def _whole_s(problem: Problem) -> float:
-    """Of an evaluation in which every downset is live, roughly."""
-    downsets = problem.workload.lattice.size
-    return downsets * (downsets / BUCKET_SIZE) * BUCKET_S
-
-
 @dataclass
 class Pricing:
     """check: may raise, to end it. What evaluations tested decides, and no clock: every run of a search is the same."""
@@ -122,7 +94,7 @@ class Pricing:
         """For plans that keep the threshold; None where finding them would take longer than they save."""
         if not self._worthwhile or self._cover is None:
             return None
-        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * _whole_s(self.problem))
+        expected_s = self._latest_s if self._settled else max(self._latest_s, _LIVE_SHARE * self._whole_s)
         rounds = int(expected_s / self._cover.round_s)
         if rounds < _TRIAL_ROUNDS:
             return self._last if self._last is not None and self._last.serves(threshold_s) else None
@@ -130,10 +102,17 @@ class Pricing:
         return self._last
 
     def _is_due(self, round_s: float) -> bool:
-        if self._bounded:
-            return self._spent_s > _SPENT * _trial_s(round_s)
-        grows = self._live >= _GROWING and _is_large(self.problem, _trial_s(round_s))
-        return grows or _are_due(self.problem, round_s, self._spent_s)
+        """Whether a search that has spent so much on evaluations tries them, in rounds of ``round_s``."""
+        trial_s = _LOADING_S + _TRIAL_ROUNDS * round_s
+        is_large = not self._bounded and self._whole_s > _LARGE * trial_s
+        if is_large and self._live >= _GROWING:
+            return True
+        return self._spent_s > trial_s * (1.0 if is_large else _SPENT)
+
+    @property
+    def _whole_s(self) -> float:
+        """Of an evaluation in which every downset is live, roughly."""
+        return self._downsets * (self._downsets / BUCKET_SIZE) * BUCKET_S
 
     @property
     def _downsets(self) -> int:
@@ -141,10 +120,11 @@ class Pricing:
 
     def _tried(self, cover: StageCover, threshold_s: float) -> bool:
         """Whether a few rounds leave much less to waste than work alone does."""
-        found = self._find(cover, threshold_s, _TRIAL_ROUNDS)
-        self._worthwhile = _leaves_less(self.problem, found, threshold_s)
+        found = self._last = self._find(cover, threshold_s, _TRIAL_ROUNDS)
+        devices = self.problem.cluster.devices
+        by_work = float(self.problem.workload.sums.device_work_s[-1]) / threshold_s
+        self._worthwhile = devices - found.devices <= (1.0 - _WORTHWHILE) * (devices - by_work)
         self._given_up = not self._worthwhile
-        self._last = found
         return self._worthwhile
 
     def _bound_s(self, cover: StageCover, threshold_s: float) -> float:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
-from piper_ray.engine.evaluation.backend import Display
 from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import DualPrices
 from piper_ray.engine.evaluation.evaluations import Evaluations
@@ -20,61 +18,16 @@ from piper_ray.engine.evaluation.state_tables import StateTables, has_one_degree
 from piper_ray.engine.evaluation.threshold import OnFinished, evaluate_threshold, keep_nothing
 from piper_ray.engine.kernels.cover import BoolArray
 from piper_ray.engine.kernels.scan import BUCKETS_TESTED, CANDIDATES_TESTED, STAGES_COSTED
-from piper_ray.engine.kernels.types import BitArray, IndexArray
+from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.ledger import Ledger, keeping_known
+from piper_ray.engine.search import neighbourhood
 from piper_ray.engine.search.bracket import Bracket, Phase
-from piper_ray.engine.search.chain import (
-    is_worth_a_chain,
-    order_of_graph,
-    order_through,
-    search_chain,
-)
-from piper_ray.engine.search.neighbourhood import around, every, finer, first_spacing, is_long_chain, near, within
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import Pricing
 from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.model.events import EvaluationAdvanced, EvaluationFinished
 from piper_ray.model.solution import EvaluationStats
 from piper_ray.model.stop import StoppedBy
-
-
-@dataclass(frozen=True)
-class EvaluationWatch:
-    """Called with the downsets done. index: of the evaluation, from 1.
-
-    level_start: int64[levels + 1], first downset of each level. Raises StopSearch as ``Ledger.check``.
-    """
-
-    index: int
-    threshold_s: float
-    level_start: IndexArray
-    ledger: Ledger[Any]
-    display: Display
-    began_s: float = field(default_factory=time.perf_counter)
-
-    @property
-    def seconds(self) -> float:
-        """Since it began."""
-        return time.perf_counter() - self.began_s
-
-    def __call__(self, done: int) -> None:
-        self.ledger.check()
-        activity = self.display.activity()
-        self.ledger.listener(
-            EvaluationAdvanced(
-                index=self.index,
-                threshold_s=self.threshold_s,
-                done=done,
-                total=int(self.level_start[-1]),
-                bounds=self.ledger.bounds(),
-                seconds=self.seconds,
-                level=int(np.searchsorted(self.level_start, done, side="right")) - 1,
-                levels=self.level_start.size - 1,
-                workers=activity.workers,
-                chunks_in_flight=activity.chunks_in_flight,
-            )
-        )
-
 
 _COARSE_GAP = 1e-4
 
@@ -155,7 +108,7 @@ class Search:
         """
         with keeping_known(self.ledger, self.bracket.forget):
             if self._has_chains:
-                self._improve_on_chain(order_of_graph(self.problem))
+                self._improve_on_chain(neighbourhood.order_of_graph(self.problem))
             self._begin_coarsely()
             while not self.bracket.is_done(self._gap):
                 yield
@@ -201,7 +154,7 @@ class Search:
             self._preferred = value_s, outcome
         self.bracket.record_feasible(threshold_s, value_s, outcome.devices / self.planning.instance.devices)
         if self._has_chains:
-            self._improve_on_chain(order_through(self.problem, outcome.stages))
+            self._improve_on_chain(neighbourhood.order_through(self.problem, outcome.stages))
 
     def _settle_incumbent(self) -> None:
         """Evaluates the best plan's own value: its states tell which downsets can be completed, and evaluations below
@@ -250,13 +203,13 @@ class Search:
             while self._borders is not None and self._upper_s < before_s * (1.0 - _WORTHWHILE):
                 before_s = self._upper_s
                 drawn = draws.random(lattice.size) < drawn_share
-                self._search_within(around(lattice, self._borders, near_share) | drawn)
+                self._search_within(neighbourhood.around(lattice, self._borders, near_share) | drawn)
 
     def _search_within(self, allowed: BoolArray) -> None:
         """For the best plan whose stages end at these, where the best one's own do. Its value comes first: the states
         there give limits from both sides for these, and what follows takes little.
         """
-        borders, upper_s = within(allowed, self.problem.cluster.devices), self._upper_s
+        borders, upper_s = neighbourhood.within(allowed, self.problem.cluster.devices), self._upper_s
         bracket = Bracket(self.bracket.lower, upper_s, phase=Phase.DOUBTING)
         while not bracket.is_done(max(self._gap, _NEARLY)):
             threshold_s, reached = bracket.propose(), list[StateTables]()
@@ -314,7 +267,7 @@ class Search:
 
     @property
     def _has_chains(self) -> bool:
-        return is_worth_a_chain(self.problem.workload.lattice)
+        return neighbourhood.is_worth_a_chain(self.problem.workload.lattice)
 
     def _improve_on_chain(self, order: Sequence[int]) -> None:
         """The best plan whose stages are runs of ``order``."""
@@ -324,20 +277,23 @@ class Search:
         chain = chain.with_cluster(self.problem.cluster)  # whose limit on the sum of d may be another
         bracket = Bracket(self.bracket.lower, self.bracket.ceiling, self.bracket.upper)
         take = partial(self._take, origin="chain")
-        search_chain(chain, self.evaluations.backend, bracket, take, self._gap, self.ledger.check)
+        neighbourhood.search_chain(chain, self.evaluations.backend, bracket, take, self._gap, self.ledger.check)
         if bracket.upper is None:
             self.bracket.doubt()
 
     def _begin_coarsely(self) -> None:
         """On a long chain: a plan with few borders to choose from, then with those near its own."""
         lattice = self.problem.workload.lattice
-        if self.ledger.best is not None or not is_long_chain(lattice):
+        if self.ledger.best is not None or not neighbourhood.is_long_chain(lattice):
             return
-        spacing, stages = first_spacing(lattice), None
+        spacing, devices, stages = neighbourhood.first_spacing(lattice), self.problem.cluster.devices, None
         while spacing > 1 or (spacing and stages is not None):
-            allowed = every(lattice, spacing) if stages is None else near(lattice, stages, spacing)
-            stages = self._on_borders(within(allowed, self.problem.cluster.devices)) or stages
-            spacing = finer(spacing)
+            if stages is None:
+                allowed = neighbourhood.every(lattice, spacing)
+            else:
+                allowed = neighbourhood.near(lattice, stages, spacing)
+            stages = self._on_borders(neighbourhood.within(allowed, devices)) or stages
+            spacing = neighbourhood.finer(spacing)
         if stages is not None:
             self.bracket.descend()
 
@@ -396,13 +352,13 @@ class Search:
         if dual_prices is not None:
             completion = Completion.by_dual_prices(dual_prices, self.problem).within(completion)
         surely_feasible = fewest_stages or threshold_s == self.bracket.upper
-        watch = self._watch(threshold_s)
+        began_s = time.perf_counter()
         outcome = self.evaluations.evaluate(
             self.problem,
             threshold_s,
             fewest_stages=fewest_stages,
             next_s=None if surely_feasible else self.bracket.next_if_infeasible(threshold_s),
-            on_progress=watch,
+            on_progress=partial(self._tell_of_progress, threshold_s, began_s),
             on_finished=keep_nothing if is_last else self._learn(threshold_s),
             completion=completion,
         )
@@ -410,7 +366,7 @@ class Search:
             EvaluationStats(
                 threshold_s=threshold_s,
                 feasible=outcome.feasible,
-                seconds=watch.seconds,
+                seconds=time.perf_counter() - began_s,
                 live_downsets=outcome.live_downsets,
                 cells=outcome.cells,
                 buckets_tested=int(outcome.tested[BUCKETS_TESTED]),
@@ -423,13 +379,23 @@ class Search:
             self._pricing.start_anew()
         return outcome
 
-    def _watch(self, threshold_s: float) -> EvaluationWatch:
-        return EvaluationWatch(
-            index=len(self.stats) + 1,
-            threshold_s=threshold_s,
-            level_start=self.problem.lattice.level_start,
-            ledger=self.ledger,
-            display=self.evaluations.backend,
+    def _tell_of_progress(self, threshold_s: float, began_s: float, done: int) -> None:
+        """Of the downsets of an evaluation. Raises StopSearch as ``Ledger.check``."""
+        self.ledger.check()
+        level_start, activity = self.problem.lattice.level_start, self.evaluations.backend.activity()
+        self.ledger.listener(
+            EvaluationAdvanced(
+                index=len(self.stats) + 1,
+                threshold_s=threshold_s,
+                done=done,
+                total=int(level_start[-1]),
+                bounds=self.ledger.bounds(),
+                seconds=time.perf_counter() - began_s,
+                level=int(np.searchsorted(level_start, done, side="right")) - 1,
+                levels=level_start.size - 1,
+                workers=activity.workers,
+                chunks_in_flight=activity.chunks_in_flight,
+            )
         )
 
     def _report(self) -> None:

@@ -20,7 +20,7 @@ from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.engine.ledger import Ledger, keeping_known
 from piper_ray.engine.search.bracket import Bracket
-from piper_ray.engine.search.chain import order_through, search_chain
+from piper_ray.engine.search.neighbourhood import order_through, search_chain
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.pricing import bound_by_cover
 from piper_ray.engine.tables.problem import LatticeTables, Problem, build_problem, chain_problem

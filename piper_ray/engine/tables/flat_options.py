@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.bits import offsets
+from piper_ray.engine.lattice.bits import offsets, runs
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.instance import Instance, Tmpc
 
@@ -84,6 +84,30 @@ class Options(NamedTuple):
         return np.ascontiguousarray(found.reshape(self.variants, self.vertices).T)
 
 
+class IncidentEdges(NamedTuple):
+    """Of each vertex the edges that come in, and those that go out, by their numbers in the graph: one run of each."""
+
+    in_start: IndexArray  # int64[n + 1]
+    in_edge: IndexArray
+    out_start: IndexArray  # int64[n + 1]
+    out_edge: IndexArray
+
+    @classmethod
+    def of(cls, graph: LayerGraph) -> IncidentEdges:
+        into: list[list[int]] = [[] for _ in range(graph.size)]
+        out: list[list[int]] = [[] for _ in range(graph.size)]
+        for e, (tail, head, _) in enumerate(graph.edges):
+            into[head].append(e)
+            out[tail].append(e)
+        return cls(*runs(into), *runs(out))
+
+    def into(self, v: int) -> IndexArray:
+        return self.in_edge[self.in_start[v] : self.in_start[v + 1]]
+
+    def out(self, v: int) -> IndexArray:
+        return self.out_edge[self.out_start[v] : self.out_start[v + 1]]
+
+
 class Charges(NamedTuple):
     """Bytes c + extra that each option pays for each edge of its vertex: those that come in, then those that go out."""
 
@@ -94,14 +118,9 @@ class Charges(NamedTuple):
     differ: IndexArray  # int64[r]: 1 where the options of some vertex do
 
     @classmethod
-    def of(
-        cls,
-        instance: Instance,
-        graph: LayerGraph,
-        tmpcs: TmpcTable,
-        in_edges: Sequence[Sequence[int]],
-        out_edges: Sequence[Sequence[int]],
-    ) -> Charges:
+    def of(cls, instance: Instance, graph: LayerGraph, tmpcs: TmpcTable, incident: IncidentEdges) -> Charges:
+        vertices = range(graph.size)
+        in_edges, out_edges = ([of(v).tolist() for v in vertices] for of in (incident.into, incident.out))
         # An edge's ends name the layers that its figures are filed under. One with a contracted end costs nothing.
         edges = [instance.edges[index] for _, _, index in graph.edges]
         sources = [[edges[e].source for e in of_vertex] for of_vertex in in_edges]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.bounds import DegreesAllowed, LayersAlone, lower_bound_s
 from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.cost.variants import Variant
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
+from piper_ray.engine.kernels.sums import crossing_sums
 from piper_ray.engine.kernels.types import (
     ClusterArrays,
     CostArrays,
@@ -22,11 +24,78 @@ from piper_ray.engine.kernels.types import (
     frozen,
 )
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, number_graph
 from piper_ray.engine.tables.rate import Rates
-from piper_ray.engine.tables.stage_sums import StageSums, build_sums, cost_arrays
-from piper_ray.engine.tables.tmpc_options import TmpcOptions
+from piper_ray.engine.tables.tmpc_options import TmpcOptions, VertexCosts, build_options
 from piper_ray.model.instance import Instance
+
+_ROUNDING = 1e-12
+"""Relative. Sums of the same figures in another order differ by less."""
+
+
+class StageSums(NamedTuple):
+    """Sums over each downset, of which a stage's cost is a difference; depend on none of K, N, M, B.
+
+    figures: float64[m, r] each, of its vertices, and ``in_bytes``, ``out_bytes`` of its crossing edges; float64[0, r]
+    where no option has bytes to share out.
+    tensor_bytes: float64[m, 1], of the tensors that the downset cuts.
+    device_work_s: float64[m], sum over layers of the least t * p: devices times seconds that it needs at least.
+    replica_work_s: float64[m], the same with p: sum of data-parallel degrees times seconds.
+    """
+
+    figures: VertexCosts
+    tensor_bytes: FloatArray
+    device_work_s: FloatArray
+    replica_work_s: FloatArray
+
+
+def build_sums(lattice: Lattice, options: TmpcOptions) -> StageSums:
+    """One pass over the lattice for each figure."""
+    least = options.least
+
+    def summed(name: str, values: Any) -> Any:
+        if name in ("in_bytes", "out_bytes"):
+            return crossing_sums(lattice.arrays.crossing_start, lattice.arrays.crossing, values)
+        if name in ("least_shared", "fast_shared") and not options.shares:
+            return np.zeros((0, values.shape[1]))
+        return lattice.sums(values).astype(values.dtype, copy=False)
+
+    def work_s(of_variant: FloatArray) -> FloatArray:
+        cheapest = np.where(least.missing > 0, np.inf, of_variant).min(axis=1, keepdims=True)
+        return lattice.sums(cheapest)[:, 0].copy()
+
+    return StageSums(
+        VertexCosts(**{name: summed(name, values) for name, values in least._asdict().items()}),
+        _cut_bytes(lattice, options),
+        device_work_s=work_s(least.work_s * options.arrays.degree.astype(np.float64)),
+        replica_work_s=work_s(least.work_s),
+    )
+
+
+def _cut_bytes(lattice: Lattice, options: TmpcOptions) -> FloatArray:
+    arrays = lattice.arrays
+    if not lattice.graph.tensors:
+        return np.zeros((lattice.size, 1))
+    return crossing_sums(arrays.cut_start, arrays.cut, options.tensor_bytes[:, None].copy())
+
+
+def cost_arrays(
+    sums: StageSums, options: TmpcOptions, resync_s_per_byte: FloatArray, transfer_s_per_byte: float
+) -> CostArrays:
+    """The sums in seconds: a byte of weights as 4 / (N B) of each variant (float64[r]), one that crosses an edge as
+    2 / B, of a tensor as 1 / B."""
+    figures = sums.figures
+    as_they_are = {name: values for name, values in figures._asdict().items() if name in CostArrays._fields}
+    cut_s = 0.5 * transfer_s_per_byte * sums.tensor_bytes
+    edges_s = transfer_s_per_byte * (options.least.in_bytes + options.least.out_bytes)
+    tensors_s = transfer_s_per_byte * options.tensor_bytes
+    return CostArrays(
+        need_s=figures.work_s + transfer_s_per_byte * figures.in_bytes + cut_s,
+        cap_s=figures.work_s - transfer_s_per_byte * figures.out_bytes - cut_s,
+        resync_s=figures.weights_bytes * resync_s_per_byte,
+        both_s=np.ascontiguousarray(np.vstack([edges_s, np.tile(tensors_s[:, None], edges_s.shape[1])]).T),
+        **as_they_are,
+    )
 
 
 @dataclass(frozen=True)
@@ -79,23 +148,29 @@ class Problem:
 
     def work_s(self) -> float:
         """What a plan would take that uses all there is and wastes nothing, in s per sample."""
+        return max(self._work_s())
+
+    def _work_s(self) -> tuple[float, float]:
+        """All work over all devices, and over all replicas."""
         sums, cluster = self.workload.sums, self.cluster
         by_devices = float(sums.device_work_s[-1]) / cluster.devices
-        return max(by_devices, float(sums.replica_work_s[-1]) / cluster.data_parallel_limit)
+        return by_devices, float(sums.replica_work_s[-1]) / cluster.data_parallel_limit
 
     def lower_bound_s(self) -> float:
-        """No plan is faster, in s per sample."""
-        sums, least, cluster = self.workload.sums, self.workload.options.least, self.cluster
-        layers = LayersAlone(least.work_s, least.weights_bytes * self.resync_s_per_byte, least.missing)
-        degrees = DegreesAllowed(
-            devices=cluster.devices,
-            data_parallel_limit=cluster.data_parallel_limit,
-            tensor_parallel=self.options.degree,
-            data_parallel=cluster.divisors,
-            first=cluster.first_divisor,
-            end=cluster.end_divisor,
-        )
-        return lower_bound_s(float(sums.device_work_s[-1]), float(sums.replica_work_s[-1]), layers, degrees)
+        """No plan is faster, in s per sample: the most of all work over all devices, all replicas' work over the
+        data-parallel limit, and any single layer."""
+        least, cluster = self.workload.options.least, self.cluster
+        # Each layer alone, at each variant and degree that the devices allow: no stage with it is faster.
+        d = cluster.divisors.astype(np.float64)
+        resync_s = least.weights_bytes * self.resync_s_per_byte
+        alone_s = (least.work_s[:, :, None] + (d - 1.0) * resync_s[:, :, None]) / d
+        index = np.arange(d.size)
+        in_range = (cluster.first_divisor[:, None] <= index) & (index < cluster.end_divisor[:, None])
+        within = in_range & (self.options.degree[:, None] * cluster.divisors <= cluster.devices)
+        allowed = (least.missing[:, :, None] == 0) & within
+        layer_s = np.where(allowed, alone_s, np.inf).min(axis=(1, 2), initial=np.inf)
+        bounds_s = np.append(layer_s, self._work_s())
+        return float(bounds_s[np.isfinite(bounds_s)].max()) * (1.0 - _ROUNDING)
 
     def with_cluster(self, cluster: ClusterArrays) -> Problem:
         """The same tables with another memory limit, say; N and B must be the same."""
@@ -155,3 +230,9 @@ def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_paralle
         ],
         np.float64,
     )
+
+
+def tables_of_nothing() -> Tables:
+    """The empty downset of a graph without layers: kernels are compiled for types, whatever the sizes."""
+    instance, graph = Instance((), (), 1, 1, 1.0, 1.0), number_graph((), ())
+    return chain_problem(instance, graph, build_options(instance, graph, [Variant(1, {})]), (), (1,)).tables

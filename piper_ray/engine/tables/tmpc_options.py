@@ -4,33 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant, undominated
 from piper_ray.engine.kernels.types import (
-    ClusterArrays,
-    CostArrays,
     FloatArray,
     IndexArray,
-    LatticeArrays,
     OptionArrays,
-    Tables,
-    frozen,
 )
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.engine.lattice.layer_graph import LayerGraph
-from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Charges, Options
+from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 
 _IN_FLIGHT = 8.0
 """Microbatches, where memory is priced: half of them would do as well."""
 
 
-@dataclass(frozen=True)
-class VertexCosts:
+class VertexCosts(NamedTuple):
     """Least figures of each vertex in each variant: what any choice costs at least. Zero where it has no option.
 
     work_s, weights_bytes, least_a, least_b, least_shared, fast_a, fast_b, fast_shared: float64[n, r]. missing:
@@ -82,9 +76,8 @@ class TmpcOptions:
 def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> TmpcOptions:
     """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
-    in_edges, out_edges = _incident_edges(graph)
-    options = Options.of(tmpcs, graph.size)
-    charges = Charges.of(instance, graph, tmpcs, in_edges, out_edges)
+    options, incident = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
+    charges = Charges.of(instance, graph, tmpcs, incident)
     classes = _Classes.of(options)
     price_s = _price_s(options)
     figures, choices = np.ascontiguousarray(options.figures.T), np.ascontiguousarray(classes.choices.T)
@@ -99,10 +92,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         option_shared=figures[SHARED],
         charge_start=charges.start,
         charge_s=charges.size,
-        in_start=offsets(len(edges) for edges in in_edges),
-        in_edge=np.array([edge for edges in in_edges for edge in edges], np.int64),
-        out_start=offsets(len(edges) for edges in out_edges),
-        out_edge=np.array([edge for edges in out_edges for edge in edges], np.int64),
+        **incident._asdict(),
         class_start=classes.start,
         class_of=classes.of_vertex,
         choice_start=classes.choice_start,
@@ -213,57 +203,5 @@ def _least(options: Options, charges: Charges, price_s: FloatArray) -> VertexCos
     )
 
 
-def _incident_edges(graph: LayerGraph) -> tuple[list[list[int]], list[list[int]]]:
-    in_edges: list[list[int]] = [[] for _ in range(graph.size)]
-    out_edges: list[list[int]] = [[] for _ in range(graph.size)]
-    for e, (tail, head, _) in enumerate(graph.edges):
-        in_edges[head].append(e)
-        out_edges[tail].append(e)
-    return in_edges, out_edges
-
-
 def _floats(values: Iterable[float]) -> npt.NDArray[np.float64]:
     return np.fromiter(values, np.float64)
-
-
-def tables_of_nothing() -> Tables:
-    """The empty downset of a graph without layers: kernels are compiled for types, whatever the sizes."""
-    lattice = LatticeArrays(
-        bits=np.zeros((1, 1), np.uint64),
-        level_start=np.array([0, 1]),
-        crossing_start=_integers(2),
-        crossing=_integers(0),
-        edge_tail=_integers(0),
-        edge_head=_integers(0),
-        vertex_level=_integers(0),
-        tensor_bits=np.zeros((0, 1), np.uint64),
-        cut_start=_integers(1),
-        cut=_integers(0),
-    )
-    sums = {name: np.zeros((1, 1)) for name in CostArrays._fields}
-    costs = CostArrays(**sums | {"missing": np.zeros((1, 1), np.int64)})  # type: ignore[arg-type]
-    of_options = ("option_p_s", "option_resync_s", "option_a", "option_b", "option_shared", "charge_s")
-    of_choices = ("choice_p_s", "choice_a", "choice_b", "choice_shared")
-    floats: dict[str, Any] = dict.fromkeys((*of_options, *of_choices), np.zeros(0))
-    options = OptionArrays(
-        degree=np.ones(1, np.int64),
-        uniform=np.ones(1, np.int64),
-        option_start=np.zeros((1, 1), np.int64),
-        charge_start=_integers(0),
-        in_start=_integers(1),
-        in_edge=_integers(0),
-        out_start=_integers(1),
-        out_edge=_integers(0),
-        class_start=_integers(2),
-        class_of=np.zeros((1, 0), np.int64),
-        choice_start=_integers(1),
-        choices_share=_integers(1),
-        price_s=np.zeros(1),
-        **floats,
-    )
-    cluster = ClusterArrays(1, 1, 1.0, np.ones(1, np.int64), np.zeros(2, np.int64), _integers(1), np.ones(1, np.int64))
-    return Tables(frozen(lattice), frozen(costs), frozen(options), frozen(cluster))
-
-
-def _integers(size: int) -> np.ndarray:
-    return np.zeros(size, np.int64)

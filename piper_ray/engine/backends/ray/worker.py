@@ -24,7 +24,7 @@ from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import ClusterArrays, Earlier, IndexArray, LevelStates, Threshold, frozen
-from piper_ray.engine.tables.tmpc_options import tables_of_nothing
+from piper_ray.engine.tables.problem import tables_of_nothing
 
 CONTROL = "control"
 """Methods that run beside the work."""
