@@ -17,6 +17,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     NO_LIMIT,
     WEIGHT_S,
     WEIGHTS,
+    FrequentKind,
     LayerKinds,
     Paths,
     Prices,
@@ -26,7 +27,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     price_full_ranks,
     window,
 )
-from piper_ray.engine.kernels.chunk_prices import better_prices, cells, spread
+from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -238,9 +239,7 @@ class Relaxation:
             self.paths,
             priced,
             prices.share,
-            self.task.lower_s,
-            rounds,
-            prices.weight,
+            PriceSteps(self.task.lower_s, rounds, prices.weight),
         )
         found_s = self._evaluate(priced)
         full = priced._replace(units=priced.units.copy())
@@ -278,9 +277,7 @@ class Relaxation:
                 self._hub,
                 self.paths,
                 prices,
-                self.unit.first_option,
-                self.unit.end_option,
-                self.unit.layers,
+                FrequentKind(self.unit.first_option, self.unit.end_option, self.unit.layers),
                 self.task.lower_s,
             )
 
@@ -350,7 +347,7 @@ def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
 
 def _even_shares(kinds: LayerKinds) -> FloatArray:
     """Each layer evenly over the chunks that it may be in, with its fastest option."""
-    share = np.zeros(cells(kinds))
+    share = np.zeros(sum(width * options for _, _, width, options in _windows(kinds)))
     at = 0
     for _, _, width, options in _windows(kinds):
         share[at : at + width * options : options] = 1.0 / max(1, width)

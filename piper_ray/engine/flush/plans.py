@@ -9,11 +9,10 @@ import numpy as np
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList
-from piper_ray.engine.kernels.flush_paths import step_s
-from piper_ray.engine.kernels.flush_simulation import simulate_step
+from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
 from piper_ray.engine.kernels.flush_stages import in_flight, least_figures
 from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, TWO_BW, FlushTables, FlushTask
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 
@@ -55,10 +54,10 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
     seconds = np.zeros((p, 3))
     options = []
     for k in range(p):
-        outer, inner, r = int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k])
+        stage = StageKey(int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k]))
         y = in_flight(task.schedule, task.microbatches, p - 1 - k)
-        vertices, start, items = stage_items(outer, inner, r, y, tables, task)
-        least = least_figures(outer, inner, r, tables, task)
+        vertices, start, items = stage_items(stage, y, tables, task)
+        least = least_figures(stage, tables, task)
         items[:, 2] *= task.sync_s_per_byte
         wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
         chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes)

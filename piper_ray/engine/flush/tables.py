@@ -8,24 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.flush_ahead import AheadArrays
-from piper_ray.engine.kernels.flush_types import (
-    COLUMNS,
-    FAST_ACTIVATION,
-    FAST_FIXED,
-    FAST_FORWARD_S,
-    FAST_SHARED,
-    LEAST_ACTIVATION,
-    LEAST_BACKWARD_S,
-    LEAST_FIXED,
-    LEAST_FORWARD_S,
-    LEAST_S,
-    LEAST_SHARED,
-    LEAST_WEIGHTS,
-    MISSING,
-    MIXED,
-    FlushTables,
-)
+from piper_ray.engine.kernels.flush_stages import AheadArrays
+from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.sums import crossing_edges, downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets
@@ -199,10 +183,10 @@ def _undominated(options: Sequence[_Option]) -> list[_Option]:
 
 
 def _sums(lattice: GrownLattice, options: Sequence[Sequence[Sequence[_Option]]]) -> FloatArray:
-    """float64[r, m, COLUMNS]: of each downset, in each variant."""
-    sums = np.zeros((len(options), lattice.size, COLUMNS))
+    """float64[r, m, len(SUM)]: of each downset, in each variant."""
+    sums = np.zeros((len(options), lattice.size, len(SUM)))
     for r, of_variant in enumerate(options):
-        values = np.zeros((lattice.graph.size, COLUMNS))
+        values = np.zeros((lattice.graph.size, len(SUM)))
         for v, of_vertex in enumerate(of_variant):
             values[v] = _vertex_figures(of_vertex)
         sums[r] = downset_sums(lattice.parent, lattice.added, values)
@@ -210,27 +194,27 @@ def _sums(lattice: GrownLattice, options: Sequence[Sequence[Sequence[_Option]]])
 
 
 def _vertex_figures(options: Sequence[_Option]) -> FloatArray:
-    """float64[COLUMNS] of one vertex in one variant."""
-    figures = np.zeros(COLUMNS)
+    """float64[len(SUM)] of one vertex in one variant."""
+    figures = np.zeros(len(SUM))
     if not options:
-        figures[MISSING] = 1.0
+        figures[SUM.missing] = 1.0
         return figures
     fast = options[0]
-    figures[LEAST_S] = fast.forward_s + fast.backward_s
-    figures[LEAST_FORWARD_S] = min(x.forward_s for x in options)
-    figures[LEAST_BACKWARD_S] = min(x.backward_s for x in options)
-    figures[LEAST_WEIGHTS] = min(x.tmpc.weights_bytes for x in options)
-    figures[LEAST_ACTIVATION] = min(x.tmpc.activation_bytes for x in options)
-    figures[LEAST_FIXED] = min(x.tmpc.fixed_bytes for x in options)
-    figures[LEAST_SHARED] = min(x.tmpc.shared_bytes for x in options)
-    figures[FAST_FORWARD_S] = fast.forward_s
-    figures[FAST_ACTIVATION] = fast.tmpc.activation_bytes
-    figures[FAST_FIXED] = fast.tmpc.fixed_bytes
-    figures[FAST_SHARED] = fast.tmpc.shared_bytes
-    takes_least = fast.tmpc.weights_bytes == figures[LEAST_WEIGHTS] and all(
+    figures[SUM.least_s] = fast.forward_s + fast.backward_s
+    figures[SUM.least_forward_s] = min(x.forward_s for x in options)
+    figures[SUM.least_backward_s] = min(x.backward_s for x in options)
+    figures[SUM.least_weights] = min(x.tmpc.weights_bytes for x in options)
+    figures[SUM.least_activation] = min(x.tmpc.activation_bytes for x in options)
+    figures[SUM.least_fixed] = min(x.tmpc.fixed_bytes for x in options)
+    figures[SUM.least_shared] = min(x.tmpc.shared_bytes for x in options)
+    figures[SUM.fast_forward_s] = fast.forward_s
+    figures[SUM.fast_activation] = fast.tmpc.activation_bytes
+    figures[SUM.fast_fixed] = fast.tmpc.fixed_bytes
+    figures[SUM.fast_shared] = fast.tmpc.shared_bytes
+    takes_least = fast.tmpc.weights_bytes == figures[SUM.least_weights] and all(
         charge == min(x.charges_s[k] for x in options) for k, charge in enumerate(fast.charges_s)
     )
-    figures[MIXED] = 0.0 if takes_least else 1.0
+    figures[SUM.mixed] = 0.0 if takes_least else 1.0
     return figures
 
 

@@ -10,8 +10,8 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.flush.plans import ChosenStages, choose
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.flush_ahead import AheadArrays
 from piper_ray.engine.kernels.flush_closing import best_stages, best_state, close_gap
+from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import ONE_F_ONE_B, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray, frozen
@@ -54,7 +54,7 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
     downsets = tables.bits.shape[0]
     levels = np.zeros((1, 2))
     status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
-    kept = int(states.stages.size)
+    kept = len(states.origin)
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
     state, lower_s = best_state(task.arrays, states, downsets)
@@ -70,7 +70,7 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
             # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
             levels = _levels(found)
             status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
-            kept += int(states.stages.size)
+            kept += len(states.origin)
             if status != FINISHED:
                 break
             state, least_s = best_state(task.arrays, states, downsets)

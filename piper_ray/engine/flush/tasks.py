@@ -8,8 +8,8 @@ import numpy as np
 
 from piper_ray.cost.schedules import FlushSchedule, sync_s_per_byte
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
+from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
 from piper_ray.engine.kernels.types import frozen
 from piper_ray.model.instance import Instance
