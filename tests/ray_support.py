@@ -83,11 +83,11 @@ def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: f
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, downset: int) -> None:
     """The first ``deaths`` workers to be given ``downset`` are killed while they have it in work."""
-    from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Worker
+    from piper_ray.engine.backends.ray.worker import ChunkOrder, Reply, Worker
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
     class Mortal(Worker):
-        def evaluate(self, order: ChunkOrder, *finished: Any) -> ChunkReply:
+        def evaluate(self, order: ChunkOrder, *finished: Any) -> Reply:
             for death in range(deaths):
                 if order.first <= downset < order.last and not (folder / str(death)).exists():
                     (folder / str(death)).touch(exist_ok=False)
@@ -99,10 +99,10 @@ def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int,
 
 def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: int) -> None:
     """The first ``failures`` chunks raise an error."""
-    from piper_ray.engine.backends.ray.worker import ChunkOrder, ChunkReply, Worker
+    from piper_ray.engine.backends.ray.worker import ChunkOrder, Reply, Worker
 
     class Faulty(Worker):
-        def evaluate(self, order: ChunkOrder, *finished: Any) -> ChunkReply:
+        def evaluate(self, order: ChunkOrder, *finished: Any) -> Reply:
             for failure in range(failures):
                 if not (folder / str(failure)).exists():
                     (folder / str(failure)).touch(exist_ok=False)

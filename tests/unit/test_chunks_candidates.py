@@ -7,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from piper_ray.engine.chunks.candidates import Candidates
+from piper_ray.engine.chunks.candidates import Candidates, model_of
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.model.constraints import StageCount
@@ -44,7 +44,7 @@ def test_no_plan_whose_turns_take_whole_layers_is_better_than_the_quick_one(sche
         if sum(turns) == 4:
             chunk_of = np.repeat(np.arange(task.shape.stages), np.repeat(turns, 4))
             choice = layers.option_start[:-1].copy()
-            found.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
+            found.append(batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s))
     assert candidates.best.value_s <= min(found) * (1 + 1e-12)
     assert len(set(found)) > 1
 
@@ -71,7 +71,7 @@ def test_branches_are_shared_out_by_moves_that_no_order_of_layers_allows() -> No
             chunk_of = np.array([0 if layer in first else 1 for layer in order.layers], np.int64)
             end_s = np.empty(program.kind.size + 1)
             seconds = batch_seconds(
-                layers, program, task.sync_s_per_byte, chunk_of, layers.option_start[:-1].copy(), end_s
+                model_of(task, task.tables, program), chunk_of, layers.option_start[:-1].copy(), end_s
             )
             found.append(seconds)
     assert candidates.best.value_s == pytest.approx(min(found), rel=1e-12)

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+from piper_ray.engine.chunks.candidates import model_of
 from piper_ray.engine.chunks.relaxation import forced_transfers_s
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
@@ -46,11 +47,10 @@ def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     for instance, task in some_tasks(range(150), SCHEDULES):
         program = task.shape.program()
         assert program is not None
-        layers = task.tables.layers(task.data_parallel_degree)
         for _ in range(20):
             chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
             end_s = np.empty(program.kind.size + 1)
-            batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+            batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
             least_s = forced_transfers_s(task, batch_s)
             plans_s = transfers_s(instance, task, chunk_of, choice)
             assert least_s <= plans_s * (1 + 1e-9)

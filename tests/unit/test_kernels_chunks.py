@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import piper_ray
-from piper_ray.engine.chunks.candidates import all_plans
+from piper_ray.engine.chunks.candidates import all_plans, model_of
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import (
@@ -27,7 +27,7 @@ from piper_ray.engine.kernels.chunk_bound import (
     window,
 )
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
-from piper_ray.engine.kernels.chunk_prices import better_prices, spread
+from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
@@ -137,7 +137,7 @@ def test_a_plan_takes_and_holds_what_its_simulation_does() -> None:
         chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
         layers = task.tables.layers(task.data_parallel_degree)
         end_s = np.empty(program.kind.size + 1)
-        batch_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        batch_s = batch_seconds(model_of(task, task.tables, program), chunk_of, choice, end_s)
         simulation = piper_ray.simulate(instance, plan_of(task, chunk_of, choice), task.shape.schedule)
         assert batch_s == pytest.approx(simulation.step_s, rel=1e-12, abs=1e-12)
         figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
@@ -155,10 +155,11 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
         program = task.shape.program()
         assert program is not None
         chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
-        layers, start = task.tables.layers(task.data_parallel_degree), task.tables.option_start.tolist()
+        start = task.tables.option_start.tolist()
         most_held = [program.held[first:end].max() for first, end in pairwise(program.held_start.tolist())]
+        model = model_of(task, task.tables, program)._replace(held=np.array(most_held, float))
         for rank in range(task.shape.ranks):
-            if fit_rank(layers, program, rank, chunk_of, np.array(most_held, float), task.memory_bytes, choice):
+            if fit_rank(model, rank, chunk_of, choice):
                 taken += 1
                 assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
                 continue
@@ -198,7 +199,6 @@ def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced
     random, rng, above = np.random.default_rng(4), Random(4), 0
     for _, task, relaxation in relaxations(range(60)):
         plans = []
-        layers = task.tables.layers(task.data_parallel_degree)
         for _ in range(30):
             chunk_of, choice = random_chunks(task, rng), random_choice(task, rng)
             end_s = np.empty(relaxation.program.kind.size + 1)
@@ -206,7 +206,7 @@ def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced
                 rank_peak(task, relaxation.program, r, chunk_of, choice) <= task.memory_bytes
                 for r in range(task.shape.ranks)
             ):
-                plans.append(batch_seconds(layers, relaxation.program, task.sync_s_per_byte, chunk_of, choice, end_s))
+                plans.append(batch_seconds(model_of(task, task.tables, relaxation.program), chunk_of, choice, end_s))
         if not plans:
             continue
         target_s = min(plans) * 1.01 + 1e-6
@@ -267,8 +267,9 @@ def test_better_prices_raise_the_bound_and_shares_stay_shares() -> None:
         paths = relaxation.paths
         mine = Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
         hub = -1 if not relaxation.hub_chunks() else relaxation.hub_chunks()[0]
+        steps = PriceSteps(task.lower_s, 200, 1.0)
         before_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
-        better_prices(relaxation.kinds, relaxation.limits, hub, paths, mine, prices.share, task.lower_s, 200, 1.0)
+        better_prices(relaxation.kinds, relaxation.limits, hub, paths, mine, prices.share, steps)
         after_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
         raised += after_s > before_s * (1 + 1e-6)
         assert mine.path.sum() == pytest.approx(1.0)
@@ -284,19 +285,15 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
         program = task.shape.program()
         assert program is not None
         layers = task.tables.layers(task.data_parallel_degree)
-        chunk_of, choice, held = (
-            random_chunks(task, rng),
-            task.tables.option_start[:-1].copy(),
-            np.ones(task.shape.stages),
-        )
-        if not fit_all(layers, program, chunk_of, held, task.memory_bytes, choice):
+        model = model_of(task, task.tables, program)._replace(held=np.ones(task.shape.stages))
+        chunk_of, choice = random_chunks(task, rng), task.tables.option_start[:-1].copy()
+        if not fit_all(model, chunk_of, choice):
             continue
         end_s = np.empty(program.kind.size + 1)
-        before_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        before_s = batch_seconds(model, chunk_of, choice, end_s)
         control = np.array([np.inf, 0.0])
-        common = (layers, program, task.sync_s_per_byte, held, task.memory_bytes, chunk_of, choice)
-        after_s = anneal(*common, random.random((200, DRAWS)), 0.01, control)
-        assert after_s == batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        after_s = anneal(model, chunk_of, choice, random.random((200, DRAWS)), 0.01, control)
+        assert after_s == batch_seconds(model, chunk_of, choice, end_s)
         assert after_s <= before_s
         better += after_s < before_s
         assert set(chunk_of.tolist()) == set(range(task.shape.stages))
@@ -336,7 +333,7 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
                 )
                 peaks.append(peak)
                 if peak <= memory_bytes:
-                    seconds.append(batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s))
+                    seconds.append(batch_seconds(model_of(task, tables, program), chunk_of, choice, end_s))
         for by_bytes, expected, limit in ((False, min(seconds), memory_bytes), (True, min(peaks), np.inf)):
             found = all_plans(task, program, 10**9, np.inf, control, memory_bytes=limit, by_bytes=by_bytes)
             assert found is not None

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states, without_first
-from piper_ray.engine.kernels.evaluation import evaluate_runs, find_first_stage, store_states, trace_stages
+from piper_ray.engine.kernels.evaluation import Runs, evaluate_runs, find_first_stage, trace_stages
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
-from piper_ray.engine.kernels.types import Earlier, FrontArrays, LevelStates
+from piper_ray.engine.kernels.types import Earlier, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of
 from tests.lengths import long_after
 
@@ -33,14 +33,16 @@ def fronts_of(states: StateTables) -> list[list[tuple[int, int]]]:
     return found
 
 
-def test_states_are_stored_behind_those_in_use() -> None:
-    states = LevelStates(np.array([2, 0, 1]), np.array([7, 5, 9]), np.array([1, 3, 2]), np.zeros(COUNTERS, np.int64))
-    fronts = FrontArrays(*(np.full(6, -1, np.int64) for _ in range(4)))
-    assert store_states(2, states, 1, fronts) == 4
-    assert fronts.start.tolist() == [-1, -1, 1, 3, 3, -1]
-    assert fronts.states.tolist() == [-1, -1, 2, 0, 1, -1]
-    assert fronts.tally.tolist() == [-1, 7, 5, 9, -1, -1]
-    assert fronts.data_parallel_sum.tolist() == [-1, 1, 3, 2, -1, -1]
+def test_levels_are_taken_in_behind_those_that_are_finished() -> None:
+    for seed in range(8):
+        made = random_case(seed, most_layers=5)
+        whole = evaluated(made, some_threshold_s(made, 2.0))
+        taken = StateTables(made.problem.tables, whole.target)
+        levels = made.problem.lattice.level_start.size - 1
+        for begin, end in ((1, 2), (2, levels)):
+            taken.take(whole.finished(begin, end))
+            assert (taken.level, taken.used) == (end, states_before(whole, int(made.problem.lattice.level_start[end])))
+        assert fronts_of(taken) == fronts_of(whole)
 
 
 @pytest.mark.parametrize("seed", long_after(2, range(8)))
@@ -80,8 +82,8 @@ def test_stops_before_a_level_that_has_no_room(seed: int) -> None:
         tested = np.zeros(COUNTERS, np.int64)
         downsets = int(level_start[levels] - level_start[1])
         scratch = make_scratch(states.tables, states.buckets.least_tally.size, made.problem.scratch)
-        earlier = Earlier(0, no_states(downsets))
-        level, used = evaluate_runs(level_start, 1, states.arrays, earlier, scratch, states.fronts, 0, 1, tested, True)
+        earlier, runs = Earlier(0, no_states(downsets)), Runs(level_start, 0, True)
+        level, used = evaluate_runs(runs, 1, states.arrays, earlier, scratch, states.fronts, 1, tested)
         fitting = [k for k in range(1, levels + 1) if states_before(whole, int(level_start[k])) <= room]
         assert level == max(fitting)
         assert used == states_before(whole, int(level_start[level]))

@@ -14,12 +14,20 @@ from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
 from piper_ray.engine.kernels.flush_closing import best_stages
-from piper_ray.engine.kernels.flush_paths import Figures, batch_s, empty_tail, least_batch_s, step_s, with_stage
-from piper_ray.engine.kernels.flush_simulation import simulate_step
+from piper_ray.engine.kernels.flush_paths import (
+    Figures,
+    StageSeconds,
+    batch_s,
+    empty_tail,
+    least_batch_s,
+    simulate_step,
+    step_s,
+    with_stage,
+)
 from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
-from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, TailArrays
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
@@ -59,7 +67,7 @@ def grown(schedule: int, m: int, stages: FloatArray, front_is_known: bool) -> Fi
         j = len(stages) - 1 - behind
         from_stage = 0 if front_is_known else j
         slowest = max(stages[from_stage : j + 1, 0]), max(stages[from_stage : j + 1, 1])
-        tail = with_stage(schedule, m, behind, f + b, f, b, sync, *slowest, tail)
+        tail = with_stage(schedule, m, behind, StageSeconds(f + b, f, b, sync, *slowest), tail)
     return tail
 
 
@@ -193,13 +201,12 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
             for behind in range(arrays.most_stages):
                 for r in arrays.variants.tolist():
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
-                    least = least_figures(i, j, r, tables, arrays)
-                    _, rows = front_rows(i, j, r, y, np.inf, 4096, least, tables, arrays)
+                    least = least_figures(StageKey(i, j, r), tables, arrays)
+                    _, rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, tables, arrays)
                     for f, b, sync in rows.tolist():
                         for tail in found.get((j, behind), []):
-                            longer = with_stage(
-                                arrays.schedule, arrays.microbatches, behind, f + b, f, b, sync, f, b, tail
-                            )
+                            seconds = StageSeconds(f + b, f, b, sync, f, b)
+                            longer = with_stage(arrays.schedule, arrays.microbatches, behind, seconds, tail)
                             found.setdefault((i, behind + 1), []).append(longer)
     return found
 
@@ -232,8 +239,8 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
 
 def kept_figures(states: TailArrays) -> dict[tuple[int, int], list[Figures]]:
     found: dict[tuple[int, int], list[Figures]] = {}
-    for s in range(1, states.stages.size):
-        key = int(states.downset[s]), int(states.stages[s])
+    for s in range(1, len(states.origin)):
+        key = int(states.origin[s, ORIGIN.downset]), int(states.origin[s, ORIGIN.stages])
         found.setdefault(key, []).append(figures_of(states.figures, s))
     return found
 

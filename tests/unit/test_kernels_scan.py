@@ -63,10 +63,10 @@ class Scan:
     def _open(self, i: int, parts: BucketArrays | GroupArrays, begin: int, end: int) -> dict[int, tuple[int, int]]:
         arrays, scratch = self.states.arrays, self.scratch
         listed = scratch.open_buckets
-        jumps = list_jumps(i, arrays.tables.lattice, scratch)
+        list_jumps(i, arrays.tables.lattice, scratch)
         middle = (begin + end) // 2
-        count = open_among(i, parts, begin, middle, jumps, arrays, scratch, listed, 0)
-        count = open_among(i, parts, middle, end, jumps, arrays, scratch, listed, count)
+        count = open_among(i, parts, begin, middle, arrays, scratch, listed, 0)
+        count = open_among(i, parts, middle, end, arrays, scratch, listed, count)
         return {int(listed.number[at]): (int(listed.tally[at]), int(listed.total[at])) for at in range(count)}
 
     def refine(self, i: int, chosen: list[int]) -> dict[int, tuple[int, int, bool]]:

@@ -15,9 +15,10 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
-from piper_ray.engine.kernels.chunk_enumeration import best_of_all
+from piper_ray.engine.kernels.chunk_enumeration import Windows, best_of_all
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
+from piper_ray.engine.kernels.chunk_stages import ChunkModel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.plan import Plan
 
@@ -83,12 +84,12 @@ class Candidates:
     def __init__(self, task: Task, program: ChunkProgram) -> None:
         self._task = task
         self._program = program
-        self._layers = [tables.layers(task.data_parallel_degree) for tables in task.choices]
+        self._models = [model_of(task, tables, program) for tables in task.choices]
         self._fastest_s = [
-            layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1) for layers in self._layers
+            layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            for layers, *_ in self._models
         ]
         self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
-        self._held = _mean_held(program)
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
         self._moved = False
@@ -111,7 +112,7 @@ class Candidates:
         """Plans after a fractional one, float64[stages], by choice. They are not kept."""
         order = self._orders[0]
         cuts = _cuts(np.ones(order.size), layers_in, self._task.shape.stages)
-        plans = {index: self._plan_at(index, order, cuts) for index in range(len(self._layers))}
+        plans = {index: self._plan_at(index, order, cuts) for index in range(len(self._models))}
         return {index: plan for index, plan in plans.items() if plan is not None}
 
     def take(self, found: Mapping[int, Candidate]) -> None:
@@ -127,7 +128,6 @@ class Candidates:
 
     def move(self, moves: int, control: FloatArray) -> None:
         """So many moves for the best plan of each choice that has one, after a look at more orders."""
-        task = self._task
         if moves > 0 and not self._moved:
             self._moved = True
             self._cut_orders(self._orders[_FIRST_ORDERS:])
@@ -136,11 +136,7 @@ class Candidates:
                 continue
             chunk_of, choice = found.chunk_of.copy(), found.choice.copy()
             value_s = anneal(
-                self._layers[index],
-                self._program,
-                task.sync_s_per_byte,
-                self._held,
-                task.memory_bytes,
+                self._models[index],
                 chunk_of,
                 choice,
                 self._random.random((moves, DRAWS)),
@@ -152,7 +148,7 @@ class Candidates:
     def descend(self, control: FloatArray) -> None:
         """Regular plans, and then single layers from any chunk to any other one as long as that helps, in the plans
         that are nearly the best: moves at random seldom bring distant chunks to the right sizes."""
-        for index in range(len(self._layers)):
+        for index in range(len(self._models)):
             for counts in _regular(self._task.shape.stages, self._orders[0].size):
                 if control[1] != 0.0:
                     return
@@ -165,18 +161,18 @@ class Candidates:
 
     def _descend(self, index: int, found: Candidate, left: int, control: FloatArray) -> int:
         """left: simulations that there may be; how many are left afterwards."""
-        task, layers, program = self._task, self._layers[index], self._program
-        end_s = np.empty(program.kind.size + 1)
+        model = self._models[index]
+        end_s = np.empty(self._program.kind.size + 1)
         failed = 0  # moves in a row that did not help
-        moves = list(permutations(range(task.shape.stages), 2))
+        moves = list(permutations(range(self._task.shape.stages), 2))
         while failed < len(moves) and left > 0 and control[1] == 0.0:
             for a, b in moves:
                 failed += 1
                 if np.count_nonzero(found.chunk_of == a) >= 2:
                     chunk_of, choice = _shifted(found.chunk_of, a, b), found.choice.copy()
-                    if fit_all(layers, program, chunk_of, self._held, task.memory_bytes, choice):
+                    if fit_all(model, chunk_of, choice):
                         left -= 1
-                        value_s = batch_seconds(layers, program, task.sync_s_per_byte, chunk_of, choice, end_s)
+                        value_s = batch_seconds(model, chunk_of, choice, end_s)
                         if value_s < found.value_s * (1.0 - PROOF):
                             found = Candidate(found.task, found.tables, chunk_of, choice, float(value_s))
                             self._take(index, found)
@@ -211,15 +207,21 @@ class Candidates:
 
     def _plan_at(self, index: int, order: IndexArray, cuts: IndexArray) -> Candidate | None:
         """Of a choice, cut there; None if that does not fit."""
-        task, layers = self._task, self._layers[index]
+        task, model = self._task, self._models[index]
         chunk_of = np.empty(order.size, np.int64)
         chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
-        choice = layers.option_start[:-1].copy()
-        if not fit_all(layers, self._program, chunk_of, self._held, task.memory_bytes, choice):
+        choice = model.layers.option_start[:-1].copy()
+        if not fit_all(model, chunk_of, choice):
             return None
         end_s = np.empty(self._program.kind.size + 1)
-        value_s = batch_seconds(layers, self._program, task.sync_s_per_byte, chunk_of, choice, end_s)
+        value_s = batch_seconds(model, chunk_of, choice, end_s)
         return Candidate(task, task.choices[index], chunk_of, choice, float(value_s))
+
+
+def model_of(task: Task, tables: DegreeTables, program: ChunkProgram) -> ChunkModel:
+    """Plans of a task whose layers choose from one of its ``choices``, or from ``mixed``."""
+    layers = tables.layers(task.data_parallel_degree)
+    return ChunkModel(layers, program, task.sync_s_per_byte, task.memory_bytes, _mean_held(program))
 
 
 class LeastPlan(NamedTuple):
@@ -246,14 +248,10 @@ def all_plans(
         return None
     windows = np.array(task.tables.windows(task.shape.stages), np.int64)
     chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
+    model = model_of(task, task.mixed.tables, program)
     value, is_least = best_of_all(
-        task.mixed.tables.layers(task.data_parallel_degree),
-        program,
-        task.sync_s_per_byte,
-        task.memory_bytes if memory_bytes is None else memory_bytes,
-        task.mixed.variants,
-        windows[:, 0].copy(),
-        windows[:, 1].copy(),
+        model if memory_bytes is None else model._replace(memory_bytes=memory_bytes),
+        Windows(windows[:, 0].copy(), windows[:, 1].copy(), task.mixed.variants),
         target_s,
         by_bytes,
         most_steps,

@@ -12,8 +12,8 @@ import numpy as np
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import LayerKinds, Paths, Prices, ShapeLimits
-from piper_ray.engine.kernels.chunk_prices import better_prices, cells, spread
+from piper_ray.engine.kernels.chunk_bound import FrequentKind, LayerKinds, Paths, Prices, ShapeLimits
+from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -205,9 +205,7 @@ class Relaxation:
             self.paths,
             priced,
             prices.share,
-            self.task.lower_s,
-            rounds,
-            prices.weight,
+            PriceSteps(self.task.lower_s, rounds, prices.weight),
         )
         found_s = self._evaluate(priced)
         full = priced._replace(units=priced.units.copy())
@@ -245,9 +243,7 @@ class Relaxation:
                 self._hub,
                 self.paths,
                 prices,
-                self.unit.first_option,
-                self.unit.end_option,
-                self.unit.layers,
+                FrequentKind(self.unit.first_option, self.unit.end_option, self.unit.layers),
                 self.task.lower_s,
             )
 
@@ -325,7 +321,7 @@ def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
 
 def _even_shares(kinds: LayerKinds) -> FloatArray:
     """Each layer evenly over the chunks that it may be in, with its fastest option."""
-    share = np.zeros(cells(kinds))
+    share = np.zeros(sum(width * options for _, _, width, options in _windows(kinds)))
     at = 0
     for _, _, width, options in _windows(kinds):
         share[at : at + width * options : options] = 1.0 / max(1, width)

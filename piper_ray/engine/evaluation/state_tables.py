@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.kernels.buckets import add_level, empty_buckets, empty_groups, no_members
-from piper_ray.engine.kernels.evaluation import evaluate_runs, store_states
+from piper_ray.engine.kernels.evaluation import Runs, evaluate_runs
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (
@@ -104,11 +104,11 @@ class StateTables:
         self._reserve_buckets(downsets)
         self.tested += known.states.tested
         scratch = make_scratch(self.tables, self.buckets.least_tally.size, steps)
-        level_start = self.tables.lattice.level_start[: end_level + 1]
+        runs = Runs(self.tables.lattice.level_start[: end_level + 1], 0, True)
         while self.level < end_level:
             first = self.downsets(end_level)[0]
             level, used = evaluate_runs(
-                level_start, self.level, self.arrays, known, scratch, self.fronts, 0, self.used, self.tested, True
+                runs, self.level, self.arrays, known, scratch, self.fronts, self.used, self.tested
             )
             self.level, self.used = int(level), int(used)
             if self.level < end_level:
@@ -126,7 +126,12 @@ class StateTables:
         last = first + states.counts.size
         self._reserve_states(states.tallies.size)
         self._reserve_buckets(states.counts.size)
-        self.used = int(store_states(first, states, self.used, self.fronts))
+        end = self.used + states.tallies.size
+        self.fronts.start[first:last] = self.used + np.cumsum(states.counts) - states.counts
+        self.fronts.states[first:last] = states.counts
+        self.fronts.tally[self.used : end] = states.tallies
+        self.fronts.data_parallel_sum[self.used : end] = states.sums
+        self.used = end
         level_start = self.tables.lattice.level_start
         while self.level < level_start.size - 1 and level_start[self.level] < last:
             add_level(self.level, self.arrays)
@@ -185,7 +190,7 @@ def evaluate_downsets(first: int, last: int, arrays: StateArrays, earlier: Earli
     tested = np.zeros(COUNTERS, np.int64)
     while True:
         known = earlier._replace(states=without_first(earlier.states, done))
-        done, used = evaluate_runs(each, done, arrays, known, scratch, found, first, used, tested, False)
+        done, used = evaluate_runs(Runs(each, first, False), done, arrays, known, scratch, found, used, tested)
         if done == downsets:
             return LevelStates(found.states, found.tally[:used].copy(), found.data_parallel_sum[:used].copy(), tested)
         found = found._replace(tally=_doubled(found.tally), data_parallel_sum=_doubled(found.data_parallel_sum))

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
-from piper_ray.engine.kernels import flush_types as columns
-from piper_ray.engine.kernels.flush_ahead import AheadArrays
-from piper_ray.engine.kernels.flush_types import FlushTables
+from piper_ray.engine.kernels.flush_stages import AheadArrays
+from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.sums import downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import GrownLattice
@@ -102,26 +101,26 @@ def _pays_more(
 
 
 def _sums(lattice: GrownLattice, options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:
-    """float64[r, m, COLUMNS]: of each downset, in each variant. seconds: float64[options, 2], of both passes."""
+    """float64[r, m, len(SUM)]: of each downset, in each variant. seconds: float64[options, 2], of both passes."""
     starts = options.start[options.filled]
     fast, fast_s = options.figures[starts], seconds[starts]
     least_s = np.minimum.reduceat(seconds, starts)
     of_filled = {
-        columns.LEAST_S: fast_s.sum(axis=1),
-        columns.LEAST_FORWARD_S: least_s[:, 0],
-        columns.LEAST_BACKWARD_S: least_s[:, 1],
-        columns.LEAST_WEIGHTS: options.least[:, WEIGHTS],
-        columns.LEAST_ACTIVATION: options.least[:, A],
-        columns.LEAST_FIXED: options.least[:, B],
-        columns.LEAST_SHARED: options.least[:, SHARED],
-        columns.FAST_FORWARD_S: fast_s[:, 0],
-        columns.FAST_ACTIVATION: fast[:, A],
-        columns.FAST_FIXED: fast[:, B],
-        columns.FAST_SHARED: fast[:, SHARED],
-        columns.MIXED: mixed,
+        SUM.least_s: fast_s.sum(axis=1),
+        SUM.least_forward_s: least_s[:, 0],
+        SUM.least_backward_s: least_s[:, 1],
+        SUM.least_weights: options.least[:, WEIGHTS],
+        SUM.least_activation: options.least[:, A],
+        SUM.least_fixed: options.least[:, B],
+        SUM.least_shared: options.least[:, SHARED],
+        SUM.fast_forward_s: fast_s[:, 0],
+        SUM.fast_activation: fast[:, A],
+        SUM.fast_fixed: fast[:, B],
+        SUM.fast_shared: fast[:, SHARED],
+        SUM.mixed: mixed,
     }
-    values = np.zeros((options.variants, lattice.graph.size, columns.COLUMNS))
+    values = np.zeros((options.variants, lattice.graph.size, len(SUM)))
     for column, figures in of_filled.items():
         values[:, :, column] = options.by_vertex(figures).T
-    values[:, :, columns.MISSING] = options.missing().T
+    values[:, :, SUM.missing] = options.missing().T
     return np.stack([downset_sums(lattice.parent, lattice.added, of_variant) for of_variant in values])

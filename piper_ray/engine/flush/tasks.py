@@ -13,15 +13,13 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_ahead import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_state, close_gap
-from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s, step_s
-from piper_ray.engine.kernels.flush_simulation import simulate_step
-from piper_ray.engine.kernels.flush_stages import in_flight, least_figures
+from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s, simulate_step, step_s
+from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures, look_ahead
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
 from piper_ray.engine.kernels.flush_types import FASTEST, GPIPE, LEAST_TIME, ONE_F_ONE_B, TWO_BW, FlushTables, FlushTask
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
 from piper_ray.engine.ledger import TIE
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
@@ -67,10 +65,10 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
     seconds = np.zeros((p, 3))
     options = []
     for k in range(p):
-        outer, inner, r = int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k])
+        stage = StageKey(int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k]))
         y = in_flight(task.schedule, task.microbatches, p - 1 - k)
-        vertices, start, items = stage_items(outer, inner, r, y, tables, task)
-        least = least_figures(outer, inner, r, tables, task)
+        vertices, start, items = stage_items(stage, y, tables, task)
+        least = least_figures(stage, tables, task)
         items[:, 2] *= task.sync_s_per_byte
         wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
         chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes)
@@ -216,7 +214,7 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
     downsets = tables.bits.shape[0]
     levels = np.zeros((1, 2))
     status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
-    kept = int(states.stages.size)
+    kept = len(states.origin)
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
     state, lower_s = best_state(task.arrays, states, downsets)
@@ -232,7 +230,7 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
             # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
             levels = _levels(found)
             status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
-            kept += int(states.stages.size)
+            kept += len(states.origin)
             if status != FINISHED:
                 break
             state, least_s = best_state(task.arrays, states, downsets)

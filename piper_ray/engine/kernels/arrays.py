@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.bounds import lowest_position
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 
 @inner_kernel
@@ -21,13 +22,28 @@ def twice(values: np.ndarray) -> np.ndarray:
 
 
 @inner_kernel
-def twice_rows(rows: FloatArray) -> FloatArray:
+def twice_rows(rows: np.ndarray) -> np.ndarray:
     """With room for as many rows again."""
-    grown = np.empty((2 * rows.shape[0], rows.shape[1]))
+    grown = np.empty((2 * rows.shape[0], rows.shape[1]), rows.dtype)
     for k in range(rows.shape[0]):
         for column in range(rows.shape[1]):
             grown[k, column] = rows[k, column]
     return grown
+
+
+@inner_kernel
+def members(outer: BitArray, inner: BitArray) -> IndexArray:
+    """int64[..]: what bit set ``outer`` has and ``inner`` has not, ascending."""
+    found = np.empty(64 * outer.size, np.int64)
+    count = 0
+    for word in range(outer.size):
+        rest = outer[word] & ~inner[word]
+        while rest != 0:
+            low = rest & (~rest + np.uint64(1))
+            rest ^= low
+            found[count] = 64 * word + lowest_position(low)
+            count += 1
+    return found[:count]
 
 
 @inner_kernel

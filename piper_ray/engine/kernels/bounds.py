@@ -113,6 +113,23 @@ def is_subset(small: BitArray, large: BitArray) -> bool:
 
 
 @leaf_kernel
+def has(row: BitArray, member: int) -> bool:
+    """Whether a bit set has the member."""
+    return bool((row[member >> 6] >> np.uint64(member & 63)) & np.uint64(1) != 0)
+
+
+@leaf_kernel
+def crosses_border(ends: BitArray, outer: BitArray, inner: BitArray) -> bool:
+    """Whether a tensor has ends in the stage ``outer`` without ``inner``, and others elsewhere."""
+    inside, outside = False, False
+    for word in range(ends.size):
+        of_stage = ends[word] & outer[word] & ~inner[word]
+        inside = inside or of_stage != 0
+        outside = outside or of_stage != ends[word]
+    return inside and outside
+
+
+@leaf_kernel
 def lowest_position(bits: np.uint64) -> int:
     """Of the lowest bit; ``bits`` are not 0. The loop counts bits, which compilers know as one instruction."""
     below = ~bits & (bits - np.uint64(1))

@@ -102,6 +102,14 @@ class Prices(NamedTuple):
     filled: FloatArray
 
 
+class FrequentKind(NamedTuple):
+    """The kind that most layers are of. first_option .. end_option - 1: its options, of a unit of time each."""
+
+    first_option: int
+    end_option: int
+    layers: int
+
+
 class Costs(NamedTuple):
     """Prices by chunk, float64[s]: of synchronisation, activations in flight and fixed bytes; of passes [s, PASSES]."""
 
@@ -169,16 +177,13 @@ def price_full_ranks(
     hub: int,
     paths: Paths,
     prices: Prices,
-    first_option: int,
-    end_option: int,
-    layers: int,
+    frequent: FrequentKind,
     scale_s: float,
 ) -> None:
     """Sets the prices of units of time, in place, to the best if all layers were of the frequent kind.
 
-    Its ``layers`` layers have the options first_option .. end_option - 1, of a unit each. They fill the ranks on which
-    they are cheapest; what a rank is cheaper than the last one of these is the price of its units. Where there is no
-    room for all, they cost ``scale_s`` more.
+    They fill the ranks on which they are cheapest; what a rank is cheaper than the last one of these is the price of
+    its units. Where there is no room for all, they cost ``scale_s`` more.
     """
     p, s = limits.most_units.size, limits.rank_of.size
     costs = costs_of(limits, paths, prices.path, prices.memory)
@@ -186,9 +191,9 @@ def price_full_ranks(
     cost = np.full(p, np.inf)
     for k in range(s):
         r = limits.rank_of[k]
-        for o in range(first_option, end_option):
+        for o in range(frequent.first_option, frequent.end_option):
             cost[r] = min(cost[r], priced_s(kinds, o, k, hub, costs, prices, limits))
-    left = layers - limits.least_units.sum()
+    left = frequent.layers - limits.least_units.sum()
     full = np.zeros(p, np.bool_)
     last_s, room = 0.0, False
     for _ in range(p):

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.chunk_bound import ACTIVATION, FIXED, FORWARD_S, INPUT_S, WEIGHT_S, WEIGHTS
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
-from piper_ray.engine.kernels.chunk_program import ChunkProgram, copy_into
-from piper_ray.engine.kernels.chunk_stages import OrderedLayers, peak_bytes
+from piper_ray.engine.kernels.chunk_program import copy_into
+from piper_ray.engine.kernels.chunk_stages import ChunkModel, peak_bytes
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 _PASSES_A_STEP = 8
 """Simulated while one layer is placed."""
 
 
+class Windows(NamedTuple):
+    """Where each layer may be, chunks first_chunk .. last_chunk, and in which variants each option may."""
+
+    first_chunk: IndexArray  # int64[n]
+    last_chunk: IndexArray  # int64[n]
+    variants: IndexArray  # int64[options]: a bit for each
+
+
 @kernel
 def best_of_all(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    sync_s_per_byte: float,
-    memory_bytes: float,
-    variants: IndexArray,
-    first_chunk: IndexArray,
-    last_chunk: IndexArray,
+    model: ChunkModel,
+    windows: Windows,
     target_s: float,
     by_bytes: bool,
     most_steps: int,
@@ -35,10 +40,12 @@ def best_of_all(
     were looked at: it ends early after so many steps, or when control[1] is not zero. The plan is written to
     ``chunk_of`` and ``choice``. by_bytes: the least bytes instead that a rank holds which holds the most.
 
-    Layer by layer, after those that it reads: every chunk of its window, first_chunk .. last_chunk, and every option. A
-    branch ends where a rank holds too much, or has more to do than ``target_s``, or too few layers are left for chunks
-    that are empty, or a chunk's layers have no variant in common. variants: int64[options], a bit for each.
+    Layer by layer, after those that it reads: every chunk of its window and every option. A branch ends where a rank
+    holds too much, or has more to do than ``target_s``, or too few layers are left for chunks that are empty, or a
+    chunk's layers have no variant in common.
     """
+    layers, program, sync_s_per_byte, memory_bytes, _ = model
+    first_chunk, last_chunk, variants = windows
     n, s, p, m = choice.size, program.rank_of.size, program.last.size, program.microbatches
     figures, v = layers.figures, program.stage_of.shape[1]
     end_s = np.empty(program.kind.size + 1)
@@ -102,7 +109,7 @@ def best_of_all(
             copy_into(choice, now_choice)
             continue
         steps += program.kind.size // _PASSES_A_STEP
-        found_s = batch_seconds(layers, program, sync_s_per_byte, now_chunk_of, now_choice, end_s)
+        found_s = batch_seconds(model, now_chunk_of, now_choice, end_s)
         if found_s < target_s:
             best = target_s = found_s
             copy_into(chunk_of, now_chunk_of)

@@ -5,9 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.chunk_bound import ACTIVATION, FIXED, FORWARD_S, WEIGHT_S
+from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, copy_into, simulate_chunks
-from piper_ray.engine.kernels.chunk_stages import OrderedLayers, chunk_figures, fit_rank, peak_bytes, sync_of_ranks
+from piper_ray.engine.kernels.chunk_stages import (
+    ChunkModel,
+    OrderedLayers,
+    chunk_figures,
+    fit_rank,
+    peak_bytes,
+    rank_bytes,
+    sync_of_ranks,
+)
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 DRAWS = 8
@@ -25,43 +33,25 @@ _MARKED = -1
 
 
 @kernel
-def batch_seconds(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    sync_s_per_byte: float,
-    chunk_of: IndexArray,
-    choice: IndexArray,
-    end_s: FloatArray,
-) -> float:
+def batch_seconds(model: ChunkModel, chunk_of: IndexArray, choice: IndexArray, end_s: FloatArray) -> float:
     """Simulated. end_s: scratch, see ``simulate_chunks``."""
-    figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
-    sync_s = sync_of_ranks(program, figures, sync_s_per_byte)
-    return simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s)
+    figures = chunk_figures(model.layers, model.program.rank_of, chunk_of, choice)
+    sync_s = sync_of_ranks(model.program, figures, model.sync_s_per_byte)
+    return simulate_chunks(model.program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s)
 
 
 @kernel
-def fit_all(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    chunk_of: IndexArray,
-    held: FloatArray,
-    memory_bytes: float,
-    choice: IndexArray,
-) -> bool:
+def fit_all(model: ChunkModel, chunk_of: IndexArray, choice: IndexArray) -> bool:
     """``fit_rank`` for every rank."""
-    for rank in range(program.last.size):
-        if not fit_rank(layers, program, rank, chunk_of, held, memory_bytes, choice):
+    for rank in range(model.program.last.size):
+        if not fit_rank(model, rank, chunk_of, choice):
             return False
     return True
 
 
 @kernel
 def anneal(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    sync_s_per_byte: float,
-    held: FloatArray,
-    memory_bytes: float,
+    model: ChunkModel,
     chunk_of: IndexArray,
     choice: IndexArray,
     draws: FloatArray,
@@ -75,10 +65,10 @@ def anneal(
     there, or changes a layer's TMPC. It ends early when control[1] is not zero. draws: float64[moves, DRAWS], random,
     from 0 to below 1.
     """
-    moves = draws.shape[0]
+    layers, program, moves = model.layers, model.program, draws.shape[0]
     s, n = program.rank_of.size, choice.size
     end_s = np.empty(program.kind.size + 1)
-    now_s = batch_seconds(layers, program, sync_s_per_byte, chunk_of, choice, end_s)
+    now_s = batch_seconds(model, chunk_of, choice, end_s)
     best_s, best_chunk_of, best_choice = now_s, chunk_of.copy(), choice.copy()
     new_chunk_of, new_choice = chunk_of.copy(), choice.copy()
     for move in range(moves):
@@ -99,7 +89,7 @@ def anneal(
                 a, b = _move_piece(layers, int(draw[1] * n), draw[2] < 0.5, draw[3], s, new_chunk_of)
                 if a != b and draw[5] < _IN_EXCHANGE:
                     _return_piece(layers, a, b, int(draw[6] * n), s, chunk_of, new_chunk_of)
-            if not _fit_changed(layers, program, chunk_of, new_chunk_of, held, memory_bytes, new_choice):
+            if not _fit_changed(model, chunk_of, new_chunk_of, new_choice):
                 continue
         else:
             x = int(draw[1] * n)
@@ -113,9 +103,10 @@ def anneal(
             if y != x and draw[5] < _OF_TWO_LAYERS:
                 of_other = layers.option_start[y + 1] - layers.option_start[y]
                 new_choice[y] = layers.option_start[y] + int(draw[6] * of_other)
-            if not _rank_fits(layers, program, rank, new_chunk_of, memory_bytes, new_choice):
+            activation, fixed = rank_bytes(model, rank, new_chunk_of, new_choice)
+            if peak_bytes(program, rank, activation, fixed) > model.memory_bytes:
                 continue
-        found_s = batch_seconds(layers, program, sync_s_per_byte, new_chunk_of, new_choice, end_s)
+        found_s = batch_seconds(model, new_chunk_of, new_choice, end_s)
         warmth = heat * (1.0 - move / moves) * best_s
         if found_s <= now_s or draw[7] < np.exp((now_s - found_s) / max(warmth, 1e-300)):
             now_s = found_s
@@ -131,10 +122,10 @@ def anneal(
 
 
 @leaf_kernel
-def _has_neighbour_in(chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
-    """Whether one of them is in its chunk."""
+def _has_neighbour_in(k: int, chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
+    """Whether one of them is in chunk k."""
     for e in range(start[x], start[x + 1]):
-        if chunk_of[neighbour[e]] == chunk_of[x]:
+        if chunk_of[neighbour[e]] == k:
             return True
     return False
 
@@ -144,16 +135,14 @@ def _shift(layers: OrderedLayers, chunk_of: IndexArray, a: int, b: int, first: i
     """Over each border from chunk a to chunk b one layer. first: where to begin to look for those that may."""
     n = chunk_of.size
     step = 1 if a < b else -1
+    start = layers.successor_start if a < b else layers.predecessor_start
+    neighbour = layers.successor if a < b else layers.predecessor
     for k in range(a, b, step):
         for i in range(n):
             x = (first + i) % n
             if chunk_of[x] != k:
                 continue
-            if step > 0:
-                stuck = _has_neighbour_in(chunk_of, layers.successor_start, layers.successor, x)
-            else:
-                stuck = _has_neighbour_in(chunk_of, layers.predecessor_start, layers.predecessor, x)
-            if not stuck:
+            if not _has_neighbour_in(k, chunk_of, start, neighbour, x):
                 new_chunk_of[x] = k + step
                 break
 
@@ -193,37 +182,24 @@ def _return_piece(
 def _mark_piece(layers: OrderedLayers, x: int, to_later: bool, chunks: int, chunk_of: IndexArray) -> int:
     """Puts a layer, and those of its chunk that are reached from it, into chunk _MARKED; to which chunk they may go."""
     n, a = chunk_of.size, chunk_of[x]
+    before_start = layers.predecessor_start if to_later else layers.successor_start
+    before = layers.predecessor if to_later else layers.successor
+    behind_start = layers.successor_start if to_later else layers.predecessor_start
+    behind = layers.successor if to_later else layers.predecessor
     chunk_of[x] = _MARKED
     limit = chunks - 1 if to_later else 0
     for i in range(n):
         y = i if to_later else n - 1 - i  # those that it is reached through come before it
-        if to_later:
-            if chunk_of[y] == a and _is_next_to_marked(chunk_of, layers.predecessor_start, layers.predecessor, y):
-                chunk_of[y] = _MARKED
-        elif chunk_of[y] == a and _is_next_to_marked(chunk_of, layers.successor_start, layers.successor, y):
+        if chunk_of[y] == a and _has_neighbour_in(_MARKED, chunk_of, before_start, before, y):
             chunk_of[y] = _MARKED
     for y in range(n):
         if chunk_of[y] != _MARKED:
             continue
-        if to_later:
-            for e in range(layers.successor_start[y], layers.successor_start[y + 1]):
-                k = chunk_of[layers.successor[e]]
-                if k != _MARKED:
-                    limit = min(limit, k)
-        else:
-            for e in range(layers.predecessor_start[y], layers.predecessor_start[y + 1]):
-                k = chunk_of[layers.predecessor[e]]
-                if k != _MARKED:
-                    limit = max(limit, k)
+        for e in range(behind_start[y], behind_start[y + 1]):
+            k = chunk_of[behind[e]]
+            if k != _MARKED:
+                limit = min(limit, k) if to_later else max(limit, k)
     return int(limit)
-
-
-@leaf_kernel
-def _is_next_to_marked(chunk_of: IndexArray, start: IndexArray, neighbour: IndexArray, x: int) -> bool:
-    for e in range(start[x], start[x + 1]):
-        if chunk_of[neighbour[e]] == _MARKED:
-            return True
-    return False
 
 
 @leaf_kernel
@@ -244,45 +220,21 @@ def _on_rank(program: ChunkProgram, chunk_of: IndexArray, rank: int, first: int)
 
 
 @inner_kernel
-def _fit_changed(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    old_chunk_of: IndexArray,
-    chunk_of: IndexArray,
-    held: FloatArray,
-    memory_bytes: float,
-    choice: IndexArray,
-) -> bool:
+def _fit_changed(model: ChunkModel, old_chunk_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> bool:
     """``fit_rank`` for the ranks of chunks that have changed. False also if none has, or one is empty."""
-    count = np.zeros(program.rank_of.size, np.int64)
-    touched = np.zeros(program.last.size, np.bool_)
+    rank_of = model.program.rank_of
+    count = np.zeros(rank_of.size, np.int64)
+    touched = np.zeros(model.program.last.size, np.bool_)
     changed = False
     for x in range(chunk_of.size):
         count[chunk_of[x]] += 1
         if chunk_of[x] != old_chunk_of[x]:
-            touched[program.rank_of[chunk_of[x]]] = True
-            touched[program.rank_of[old_chunk_of[x]]] = True
+            touched[rank_of[chunk_of[x]]] = True
+            touched[rank_of[old_chunk_of[x]]] = True
             changed = True
     if not changed or count.min() == 0:
         return False
     for rank in range(touched.size):
-        if touched[rank] and not fit_rank(layers, program, rank, chunk_of, held, memory_bytes, choice):
+        if touched[rank] and not fit_rank(model, rank, chunk_of, choice):
             return False
     return True
-
-
-@inner_kernel
-def _rank_fits(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    rank: int,
-    chunk_of: IndexArray,
-    memory_bytes: float,
-    choice: IndexArray,
-) -> bool:
-    activation, fixed = np.zeros(program.stage_of.shape[1]), 0.0
-    for x in range(chunk_of.size):
-        if program.rank_of[chunk_of[x]] == rank:
-            activation[program.turn_of[chunk_of[x]]] += layers.figures[choice[x], ACTIVATION]
-            fixed += layers.figures[choice[x], FIXED]
-    return bool(peak_bytes(program, rank, activation, fixed) <= memory_bytes)

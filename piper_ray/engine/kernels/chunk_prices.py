@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
@@ -81,14 +83,12 @@ def spread(
     return held, units, layers_in
 
 
-@kernel
-def cells(kinds: LayerKinds) -> int:
-    """How many shares there are."""
-    total = 0
-    for c in range(kinds.layers.size):
-        width = max(0, kinds.last_chunk[c] - kinds.first_chunk[c] + 1)
-        total += width * (kinds.option_start[c + 1] - kinds.option_start[c])
-    return total
+class PriceSteps(NamedTuple):
+    """scale_s: about what a batch takes. weight: how much longer the steps of prices are than those of shares."""
+
+    scale_s: float
+    rounds: int
+    weight: float
 
 
 @kernel
@@ -99,16 +99,15 @@ def better_prices(
     paths: Paths,
     prices: Prices,
     share: FloatArray,
-    scale_s: float,
-    rounds: int,
-    weight: float,
+    steps: PriceSteps,
 ) -> float:
     """Moves prices and shares, in place, towards those of the best fractional plan under these paths alone.
 
     A primal-dual hybrid gradient (Chambolle and Pock, 2011) of min over shares, max over prices. hub: the chunk that
-    the hub is in, -1 for none. scale_s: about what a batch takes. weight: how much longer the steps of prices are than
-    those of shares, as it was returned before. Both become their averages over the rounds (Applegate and others, 2021).
+    the hub is in, -1 for none. Both become their averages over the rounds (Applegate and others, 2021). Returns the
+    weight for further rounds.
     """
+    scale_s, rounds, weight = steps
     s, p = limits.rank_of.size, limits.most_units.size
     by_pass = np.empty((s, 3, paths.rank.size))
     for i in range(paths.rank.size):
@@ -118,11 +117,9 @@ def better_prices(
     step = 0.9 / _norm(kinds, limits, hub, paths, by_pass, share.size, scale_s)
     share_step, step = step / weight, step * weight
     began = share.copy()
-    began_path, began_memory, began_units = prices.path.copy(), prices.memory.copy(), prices.units.copy()
-    began_filled = prices.filled.copy()
+    before = Prices(prices.path.copy(), prices.memory.copy(), prices.units.copy(), prices.filled.copy())
     average = np.zeros(share.size)
-    average_path, average_memory = np.zeros(prices.path.size), np.zeros(prices.memory.size)
-    average_units, average_filled = np.zeros(p), np.zeros(s)
+    averages = Prices(np.zeros(prices.path.size), np.zeros(prices.memory.size), np.zeros(p), np.zeros(s))
     moved = share.copy()
     byte_s = scale_s / limits.memory_bytes
     alike = float(kinds.layers.max())
@@ -164,22 +161,18 @@ def better_prices(
         for k in range(s):
             price = prices.filled[k] * alike / scale_s + step * (1.0 - layers_in[k]) / alike
             prices.filled[k] = max(0.0, price) * scale_s / alike
-        _add(average_path, prices.path)
-        _add(average_memory, prices.memory)
-        _add(average_units, prices.units)
-        _add(average_filled, prices.filled)
-    _divide(average_path, average_path.sum(), prices.path)
-    _divide(average_memory, float(rounds), prices.memory)
-    _divide(average_units, float(rounds), prices.units)
-    _divide(average_filled, float(rounds), prices.filled)
+        for part in range(len(prices)):
+            _add(averages[part], prices[part])
+    for part in range(len(prices)):
+        _divide(averages[part], float(rounds) if part > 0 else averages.path.sum(), prices[part])
     _divide(average, float(rounds), share)
-    moved_prices = _square_distance(prices.path, began_path)
-    moved_prices += _square_distance(prices.memory, began_memory) / byte_s**2
-    moved_prices += _square_distance(prices.filled, began_filled) * (alike / scale_s) ** 2
+    moved_prices = _square_distance(prices.path, before.path)
+    moved_prices += _square_distance(prices.memory, before.memory) / byte_s**2
+    moved_prices += _square_distance(prices.filled, before.filled) * (alike / scale_s) ** 2
     for r in range(p):
         if limits.most_units[r] < NO_LIMIT:
             unit_s = scale_s / max(1.0, limits.most_units[r])
-            moved_prices += ((prices.units[r] - began_units[r]) / unit_s) ** 2
+            moved_prices += ((prices.units[r] - before.units[r]) / unit_s) ** 2
     moved_shares = _square_distance(share, began)
     if moved_prices <= 0.0 or moved_shares <= 0.0:
         return weight

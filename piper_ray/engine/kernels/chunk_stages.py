@@ -47,6 +47,20 @@ class OrderedLayers(NamedTuple):
     tensor_backward_s: FloatArray
 
 
+class ChunkModel(NamedTuple):
+    """What plans with chunks are made of, and what they are valued and limited by.
+
+    held: float64[s], microbatches of each chunk in flight, about: it only weighs the steps by which TMPCs are made to
+    fit.
+    """
+
+    layers: OrderedLayers
+    program: ChunkProgram
+    sync_s_per_byte: float
+    memory_bytes: float
+    held: FloatArray
+
+
 @inner_kernel
 def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArray, choice: IndexArray) -> FloatArray:
     """float64[s, COLUMNS], with transfers between ranks in the seconds."""
@@ -104,31 +118,31 @@ def peak_bytes(program: ChunkProgram, rank: int, activation: FloatArray, fixed: 
 
 
 @inner_kernel
-def fit_rank(
-    layers: OrderedLayers,
-    program: ChunkProgram,
-    rank: int,
-    chunk_of: IndexArray,
-    held: FloatArray,
-    memory_bytes: float,
-    choice: IndexArray,
-) -> bool:
+def rank_bytes(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray) -> tuple[FloatArray, float]:
+    """What the layers of a rank hold: float64[v], bytes of each of its chunks' microbatches, and fixed bytes."""
+    layers, program = model.layers, model.program
+    activation, fixed = np.zeros(program.stage_of.shape[1]), 0.0
+    for x in range(chunk_of.size):
+        if program.rank_of[chunk_of[x]] == rank:
+            activation[program.turn_of[chunk_of[x]]] += layers.figures[choice[x], ACTIVATION]
+            fixed += layers.figures[choice[x], FIXED]
+    return activation, fixed
+
+
+@inner_kernel
+def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray) -> bool:
     """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``; False if none fit.
 
     All layers take their fastest option, then step by step those that save the most bytes for a second; what is not
-    needed is taken back. held: float64[s], microbatches of each chunk in flight, about; it only weighs the steps.
+    needed is taken back.
     """
-    v = program.stage_of.shape[1]
-    activation = np.zeros(v)
-    fixed = 0.0
+    layers, program, _, memory_bytes, held = model
     size = 0
     for x in range(chunk_of.size):
         if program.rank_of[chunk_of[x]] == rank:
-            o = layers.option_start[x]
-            choice[x] = o
-            activation[program.turn_of[chunk_of[x]]] += layers.figures[o, ACTIVATION]
-            fixed += layers.figures[o, FIXED]
+            choice[x] = layers.option_start[x]
             size += 1
+    activation, fixed = rank_bytes(model, rank, chunk_of, choice)
     if peak_bytes(program, rank, activation, fixed) <= memory_bytes:
         return True
     layer, chunk_at = np.empty(size, np.int64), np.empty(size, np.int64)

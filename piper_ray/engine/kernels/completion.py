@@ -118,18 +118,18 @@ def _settle(
         return
     device_limit[i] = cluster.devices - outside[i]
     in_groups, listed = scratch.open_groups, scratch.open_buckets
-    jumps = list_jumps(i, arrays.tables.lattice, scratch)
+    list_jumps(i, arrays.tables.lattice, scratch)
     grouped, opened = 0, 0
     last_group = min(groups.level_first[level], groups.used[0])
     scratch.tested[BUCKETS_TESTED] += last_group
-    grouped = open_among(i, groups, 0, last_group, jumps, arrays, scratch, in_groups, grouped)
+    grouped = open_among(i, groups, 0, last_group, arrays, scratch, in_groups, grouped)
     for at in range(grouped):
         group = in_groups.number[at]
         begin, end = groups.bucket_start[group], groups.bucket_start[group + 1]
         stage = (in_groups.tally[at] - groups.least_tally[group]) // target.device_weight
         if outside[i] + stage < _most(most_outside, begin, end):
             scratch.tested[BUCKETS_TESTED] += end - begin
-            opened = open_among(i, buckets, begin, end, jumps, arrays, scratch, listed, opened)
+            opened = open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
     if opened > 0 and crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
         sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
     for at in range(opened):

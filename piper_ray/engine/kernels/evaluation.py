@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from typing import NamedTuple
+
+from piper_ray.compiled.jit import leaf_kernel
 from piper_ray.cost.stage import in_flight
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.buckets import add_level
@@ -14,47 +16,41 @@ from piper_ray.engine.kernels.types import (
     Earlier,
     FrontArrays,
     IndexArray,
-    LevelStates,
     StageKey,
     StageWork,
     StateArrays,
 )
 
 
-@kernel
-def store_states(first: int, states: LevelStates, used: int, fronts: FrontArrays) -> int:
-    """Appends the fronts of the downsets from ``first`` on; returns the number of states in use."""
-    for k in range(states.counts.size):
-        fronts.start[first + k] = used
-        fronts.states[first + k] = states.counts[k]
-        used += states.counts[k]
-    start = used - states.tallies.size
-    for k in range(states.tallies.size):
-        fronts.tally[start + k] = states.tallies[k]
-        fronts.data_parallel_sum[start + k] = states.sums[k]
-    return used
+class Runs(NamedTuple):
+    """Runs of consecutive downsets, and where the front of the first one goes.
+
+    are_levels: run k is level k, finished when its fronts are there, with a bucket for each downset at most.
+    """
+
+    start: IndexArray  # int64[runs + 1]; run k holds downsets start[k] .. start[k + 1] - 1
+    base: int  # the front of downset i goes to place i - base
+    are_levels: bool
 
 
 @leaf_kernel
 def evaluate_runs(
-    run_start: IndexArray,
+    runs: Runs,
     run: int,
     arrays: StateArrays,
     earlier: Earlier,
     scratch: Scratch,
     found: FrontArrays,
-    base: int,
     used: int,
     tested: IndexArray,
-    are_levels: bool,
 ) -> tuple[int, int]:
     """Fronts of downsets, run after run from ``run`` on, stopping before one whose states do not fit.
 
-    run_start: int64[runs + 1]; run k holds downsets run_start[k] .. run_start[k + 1] - 1. are_levels: run k is level k,
-    finished when its fronts are there, with a bucket for each downset at most. earlier: of the downsets from the first
-    run on. scratch: of the calling thread, with room for all buckets. found: gets the front of downset i at i - base,
-    behind ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what the runs took.
+    earlier: of the downsets from the first run on. scratch: of the calling thread, with room for all buckets. found:
+    gets the fronts, behind ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what
+    the runs took.
     """
+    run_start, base, are_levels = runs
     known = earlier.states.counts
     before, read = run_start[run], 0
     while run < run_start.size - 1:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel
-from piper_ray.engine.kernels.arrays import stable_order, twice
-from piper_ray.engine.kernels.bounds import lowest_position
+from piper_ray.engine.kernels.arrays import members, stable_order, twice
+from piper_ray.engine.kernels.bounds import has
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
 from piper_ray.engine.kernels.knapsack import TOO_HARD, least_cost
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items, StageKey
 
 FEW = 128
 MANY = 4096
@@ -24,56 +24,39 @@ StageItems = tuple[IndexArray, IndexArray, FloatArray]
 
 
 @kernel
-def stage_items(
-    outer: int, inner: int, variant: int, in_flight: int, tables: FlushTables, task: FlushTask
-) -> StageItems:
+def stage_items(stage: StageKey, in_flight: int, tables: FlushTables, task: FlushTask) -> StageItems:
     """The layers of a stage, ascending, and their options in the stage.
 
     Vertices int64[k]; the first option of each, int64[k + 1], into float64[options, 4]: forward and backward seconds
     with what crosses the border, weights and memory bytes on each device.
     """
-    bits, r, d = tables.bits, variant, task.data_parallel_degree
-    layers, options = 0, 0
-    for word in range(bits.shape[1]):
-        rest = bits[outer, word] & ~bits[inner, word]
-        while rest != 0:
-            low = rest & (~rest + np.uint64(1))
-            rest ^= low
-            v = word * 64 + lowest_position(low)
-            layers += 1
-            options += tables.option_start[r, v + 1] - tables.option_start[r, v]
-    vertices = np.empty(layers, np.int64)
-    start = np.zeros(layers + 1, np.int64)
-    figures = np.empty((options, 4))
-    at, k = 0, 0
-    for word in range(bits.shape[1]):
-        rest = bits[outer, word] & ~bits[inner, word]
-        while rest != 0:
-            low = rest & (~rest + np.uint64(1))
-            rest ^= low
-            v = word * 64 + lowest_position(low)
-            vertices[k] = v
-            for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
-                charge = tables.charge_start[o]
-                crossing_s = 0.0
-                for e in range(tables.in_start[v], tables.in_start[v + 1]):
-                    u = tables.edge_tail[tables.in_edge[e]]
-                    if not (bits[outer, u >> 6] >> np.uint64(u & 63)) & np.uint64(1):
-                        crossing_s += tables.charge_s[charge]
-                    charge += 1
-                for e in range(tables.out_start[v], tables.out_start[v + 1]):
-                    w = tables.edge_head[tables.out_edge[e]]
-                    if (bits[inner, w >> 6] >> np.uint64(w & 63)) & np.uint64(1):
-                        crossing_s += tables.charge_s[charge]
-                    charge += 1
-                figures[at, 0] = tables.option_forward_s[o] + crossing_s
-                figures[at, 1] = tables.option_backward_s[o] + crossing_s
-                figures[at, 2] = tables.option_weights[o]
-                figures[at, 3] = tables.option_activation[o] * in_flight + tables.option_fixed[o]
-                figures[at, 3] += tables.option_shared[o] / d
-                at += 1
-            k += 1
-            start[k] = at
+    d, r = task.data_parallel_degree, stage.variant
+    outer, inner = tables.bits[stage.outer], tables.bits[stage.inner]
+    vertices = members(outer, inner)
+    start = np.zeros(vertices.size + 1, np.int64)
+    for k in range(vertices.size):
+        v = vertices[k]
+        start[k + 1] = start[k] + tables.option_start[r, v + 1] - tables.option_start[r, v]
+    figures = np.empty((start[-1], 4))
+    at = 0
+    for v in vertices:
+        for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
+            charge = tables.charge_start[o]
+            crossing_s = 0.0
+            for e in range(tables.in_start[v], tables.in_start[v + 1]):
+                if not has(outer, tables.edge_tail[tables.in_edge[e]]):
+                    crossing_s += tables.charge_s[charge]
+                charge += 1
+            for e in range(tables.out_start[v], tables.out_start[v + 1]):
+                if has(inner, tables.edge_head[tables.out_edge[e]]):
+                    crossing_s += tables.charge_s[charge]
+                charge += 1
+            figures[at, 0] = tables.option_forward_s[o] + crossing_s
+            figures[at, 1] = tables.option_backward_s[o] + crossing_s
+            figures[at, 2] = tables.option_weights[o]
+            figures[at, 3] = tables.option_activation[o] * in_flight + tables.option_fixed[o]
+            figures[at, 3] += tables.option_shared[o] / d
+            at += 1
     return vertices, start, figures
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inner_kernel, kernel
+from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset
 from piper_ray.engine.kernels.flush_choices import EXACT, MANY
-from piper_ray.engine.kernels.flush_paths import Figures, batch_s, step_s, with_stage
+from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, batch_s, step_s, with_stage
 from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures, least_memory_bytes
 from piper_ray.engine.kernels.flush_states import (
     FINISHED,
@@ -25,15 +25,16 @@ from piper_ray.engine.kernels.flush_states import (
     level_of,
 )
 from piper_ray.engine.kernels.flush_types import (
-    MISSING,
     NO_CHOICE,
     ON_FRONT,
     ONE_F_ONE_B,
+    ORIGIN,
+    SUM,
     FlushTables,
     FlushTask,
     TailArrays,
 )
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 
 _ENOUGH = 1e-10
 """Relative: plans that are no more than this below the best one are not looked for."""
@@ -52,12 +53,13 @@ class StageList(NamedTuple):
 @kernel
 def best_stages(states: TailArrays, state: int) -> StageList:
     """The stages of the plan that a state of all layers stands for."""
-    p = states.stages[state]
+    origin = states.origin
+    p = origin[state, ORIGIN.stages]
     stages = _empty_list(p)
     for k in range(p):
-        below = states.below[state]
-        stages.outer[k], stages.inner[k] = states.downset[state], states.downset[below]
-        stages.variant[k], stages.choice[k] = states.variant[state], states.choice[state]
+        below = origin[state, ORIGIN.below]
+        stages.outer[k], stages.inner[k] = origin[state, ORIGIN.downset], origin[below, ORIGIN.downset]
+        stages.variant[k], stages.choice[k] = origin[state, ORIGIN.variant], origin[state, ORIGIN.choice]
         for column in range(3):
             stages.seconds[k, column] = states.stage[state, column]
         state = below
@@ -102,9 +104,9 @@ def close_gap(
     schedule, microbatches = task.schedule, task.microbatches
     room = 4096
     # A node is a plan's first stages, of which the last one is the node's own.
+    # Its origin: ORIGIN.stages are those behind it, ORIGIN.downset theirs, ORIGIN.below the node before it.
     bounds, seconds = np.empty(room), np.empty((room, 3))
-    before, downset, behind = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
-    variant, choice = np.empty(room, np.int64), np.empty(room, np.int64)
+    origin = np.empty((room, len(ORIGIN)), np.int64)
     known = np.empty(room, np.bool_)  # all choices so far are real ones
     heap = np.empty(room, np.int64)
     nodes, open_nodes = 0, 0
@@ -116,12 +118,12 @@ def close_gap(
     top = m - 1
     for s in range(states.start[top], states.start[top] + states.kept[top]):
         bound = batch_s(schedule, microbatches, figures_of(states.figures, s))
-        p = states.stages[s]
-        if nodes > 0 and behind[nodes - 1] == p:
+        p = states.origin[s, ORIGIN.stages]
+        if nodes > 0 and origin[nodes - 1, ORIGIN.stages] == p:
             bounds[nodes - 1] = min(bounds[nodes - 1], bound)
             continue
-        bounds[nodes], before[nodes], downset[nodes], behind[nodes] = bound, -1, top, p
-        variant[nodes], choice[nodes], known[nodes] = -1, NO_CHOICE, True
+        bounds[nodes], known[nodes] = bound, True
+        _set_origin(origin, nodes, p, top, -1, -1, NO_CHOICE)
         nodes += 1
         if nodes == room:
             break  # as many stages as there is no room for: never
@@ -141,8 +143,8 @@ def close_gap(
             status = TOO_MANY
             break
         open_nodes = _pop(heap, open_nodes, bounds)
-        depth = _path_to(node, before, seconds, path)
-        if behind[node] == 0:
+        depth = _path_to(node, origin, seconds, path)
+        if origin[node, ORIGIN.stages] == 0:
             exact_s = step_s(schedule, microbatches, path[:depth, 0], path[:depth, 1], path[:depth, 2])
             if not known[node]:
                 unresolved = min(unresolved, max(bound, exact_s))
@@ -150,7 +152,7 @@ def close_gap(
                 control[0] = exact_s
                 found, best_node = True, node
             continue
-        i, q = downset[node], behind[node] - 1
+        i, q = origin[node, ORIGIN.downset], origin[node, ORIGIN.stages] - 1
         y = in_flight(schedule, microbatches, q)
         for j in range(i):
             if states.kept[j] == 0:  # no more so with a promise
@@ -158,38 +160,32 @@ def close_gap(
             if not is_subset(tables.bits[j], tables.bits[i]):
                 continue
             for r in task.variants:
-                if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
+                if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
                     continue
-                if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
+                stage = StageKey(i, j, r)
+                if least_memory_bytes(stage, y, tables, task) > task.memory_bytes:
                     continue
-                least = least_figures(i, j, r, tables, task)
+                least = least_figures(stage, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
                 most_s = control[0] / microbatches
-                exact, rows = front_rows(i, j, r, y, most_s, MANY, least, tables, task)
+                exact, rows = front_rows(stage, y, most_s, MANY, least, tables, task)
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
                     child = np.inf
                     cell = level_of(levels, path[depth, 3], path[depth, 4]) * m + j
                     for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
-                        if states.stages[s] == q:
+                        if states.origin[s, ORIGIN.stages] == q:
                             child = min(child, _completed_s(task, path, depth + 1, figures_of(states.figures, s), q))
                     child = max(child, bound)
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds = twice(bounds)
-                        seconds = twice_rows(seconds)
-                        before = twice(before)
-                        downset = twice(downset)
-                        behind = twice(behind)
-                        variant = twice(variant)
-                        choice = twice(choice)
-                        known = twice(known)
-                        heap = twice(heap)
+                        bounds, known, heap = twice(bounds), twice(known), twice(heap)
+                        seconds, origin = twice_rows(seconds), twice_rows(origin)
                         room *= 2
-                    bounds[nodes], before[nodes], downset[nodes], behind[nodes] = child, node, j, q
-                    variant[nodes], choice[nodes], known[nodes] = r, ON_FRONT, known[node] and exact == EXACT
+                    bounds[nodes], known[nodes] = child, known[node] and exact == EXACT
+                    _set_origin(origin, nodes, q, j, node, r, ON_FRONT)
                     for column in range(3):
                         seconds[nodes, column] = rows[row, column]
                     open_nodes = _push(heap, open_nodes, bounds, nodes)
@@ -199,16 +195,25 @@ def close_gap(
         lower = min(lower, bounds[heap[0]])
     stages = _empty_list(0)
     if found:
-        depth = _path_to(best_node, before, seconds, path)
+        depth = _path_to(best_node, origin, seconds, path)
         stages = _empty_list(depth)
         node = best_node
         for k in range(depth - 1, -1, -1):
-            stages.inner[k], stages.outer[k] = downset[node], downset[before[node]]
-            stages.variant[k], stages.choice[k] = variant[node], choice[node]
+            before = origin[node, ORIGIN.below]
+            stages.inner[k], stages.outer[k] = origin[node, ORIGIN.downset], origin[before, ORIGIN.downset]
+            stages.variant[k], stages.choice[k] = origin[node, ORIGIN.variant], origin[node, ORIGIN.choice]
             for column in range(3):
                 stages.seconds[k, column] = seconds[node, column]
-            node = before[node]
+            node = before
     return status, lower, found, stages
+
+
+@leaf_kernel
+def _set_origin(
+    origin: IndexArray, node: int, stages: int, downset: int, below: int, variant: int, choice: int
+) -> None:
+    origin[node, ORIGIN.stages], origin[node, ORIGIN.downset], origin[node, ORIGIN.below] = stages, downset, below
+    origin[node, ORIGIN.variant], origin[node, ORIGIN.choice] = variant, choice
 
 
 @inner_kernel
@@ -217,23 +222,24 @@ def _completed_s(task: FlushTask, path: FloatArray, depth: int, tail: Figures, s
     for k in range(depth - 1, -1, -1):
         f, b, sync, slowest_f, slowest_b = path[k, 0], path[k, 1], path[k, 2], path[k, 3], path[k, 4]
         behind = stages + depth - 1 - k
-        tail = with_stage(task.schedule, task.microbatches, behind, f + b, f, b, sync, slowest_f, slowest_b, tail)
+        seconds = StageSeconds(f + b, f, b, sync, slowest_f, slowest_b)
+        tail = with_stage(task.schedule, task.microbatches, behind, seconds, tail)
     least = batch_s(task.schedule, task.microbatches, tail)
     return max(least, tail[2] + path[0, 2]) if task.schedule == ONE_F_ONE_B else least
 
 
 @inner_kernel
-def _path_to(node: int, before: IndexArray, seconds: FloatArray, path: FloatArray) -> int:
+def _path_to(node: int, origin: IndexArray, seconds: FloatArray, path: FloatArray) -> int:
     """Writes the stages up to the node, front to back; returns how many."""
     depth, at = 0, node
-    while before[at] >= 0:
+    while origin[at, ORIGIN.below] >= 0:
         depth += 1
-        at = before[at]
+        at = origin[at, ORIGIN.below]
     at = node
     for k in range(depth - 1, -1, -1):
         for column in range(3):
             path[k, column] = seconds[at, column]
-        at = before[at]
+        at = origin[at, ORIGIN.below]
     for k in range(depth):
         _put(path, k, path[k, :3])
     return depth

@@ -41,13 +41,28 @@ tails of the same layers and as many stages one that is nowhere larger is as goo
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray
 
 Figures = tuple[float, float, float, float, float, float, float]
+
+
+class StageSeconds(NamedTuple):
+    """What a stage takes: t, f, b and R; and the largest f and b of it and of those in front of it, as far as they are
+    known: 1F1B alone needs them.
+    """
+
+    whole_s: float
+    forward_s: float
+    backward_s: float
+    sync_s: float
+    slowest_forward_s: float
+    slowest_backward_s: float
 
 
 @inlined_kernel
@@ -61,24 +76,10 @@ def empty_tail(schedule: int) -> Figures:
 
 
 @inlined_kernel
-def with_stage(
-    schedule: int,
-    microbatches: int,
-    behind: int,
-    whole_s: float,
-    forward_s: float,
-    backward_s: float,
-    sync_s: float,
-    slowest_forward_s: float,
-    slowest_backward_s: float,
-    tail: Figures,
-) -> Figures:
-    """The figures of a tail of ``behind`` stages with a stage put in front.
-
-    whole_s: t. slowest_*: the largest f and b of this stage and of those in front of it, as far as they are known.
-    1F1B alone needs them.
-    """
+def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSeconds, tail: Figures) -> Figures:
+    """The figures of a tail of ``behind`` stages with a stage put in front."""
     m = microbatches
+    whole_s, forward_s, backward_s, sync_s, slowest_forward_s, slowest_backward_s = stage
     if schedule == GPIPE:
         total, slowest_f, slowest_b, synced, _, _, _ = tail
         total += whole_s
@@ -220,3 +221,45 @@ def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> f
             last += f
         first += f + b
     return whole
+
+
+@kernel
+def simulate_step(
+    schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
+) -> float:
+    """Seconds until all stages, front to back, have done ``microbatches`` and synchronised.
+
+    Each stage does its passes in the schedule's order, each as soon as what it needs is there: a forward pass needs
+    that of the stage before, a backward pass that of the stage behind, at the last stage its own forward pass.
+    """
+    p, m = forward_s.size, microbatches
+    forward_end, backward_end = np.full((p, m), -1.0), np.full((p, m), -1.0)
+    forwards, backwards = np.zeros(p, np.int64), np.zeros(p, np.int64)
+    clock_s = np.zeros(p)
+    left = 2 * m * p
+    while left > 0:
+        for j in range(p):
+            warm_up = m if schedule == GPIPE else min(m, p - j)
+            while backwards[j] < m:
+                forward_next = forwards[j] < m and forwards[j] - backwards[j] < warm_up
+                if forward_next:
+                    k = forwards[j]
+                    ready_s = 0.0 if j == 0 else forward_end[j - 1, k]
+                else:
+                    k = backwards[j]
+                    ready_s = forward_end[j, k] if j == p - 1 else backward_end[j + 1, k]
+                if ready_s < 0.0:
+                    break
+                if forward_next:
+                    clock_s[j] = max(clock_s[j], ready_s) + forward_s[j]
+                    forward_end[j, k] = clock_s[j]
+                    forwards[j] += 1
+                else:
+                    clock_s[j] = max(clock_s[j], ready_s) + backward_s[j]
+                    backward_end[j, k] = clock_s[j]
+                    backwards[j] += 1
+                left -= 1
+    last_s = 0.0
+    for j in range(p):
+        last_s = max(last_s, clock_s[j] + sync_s[j])
+    return float(last_s)

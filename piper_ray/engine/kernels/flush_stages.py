@@ -1,4 +1,6 @@
-"""Kernels: what one stage takes and holds at least, and its choices of TMPCs, for one (d, t)."""
+"""Kernels: what one stage takes and holds at least, and its choices of TMPCs; and what is left to do in front of each
+downset at least. For one (d, t).
+"""
 
 from __future__ import annotations
 
@@ -6,32 +8,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel, inner_kernel
+from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel, leaf_kernel
+from piper_ray.engine.kernels.arrays import stable_order
+from piper_ray.engine.kernels.bounds import crosses_border, has
 from piper_ray.engine.kernels.flush_choices import choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_paths import Figures
 from piper_ray.engine.kernels.flush_types import (
-    FAST_ACTIVATION,
-    FAST_FIXED,
-    FAST_FORWARD_S,
-    FAST_SHARED,
     FASTEST,
     GPIPE,
-    LEAST_ACTIVATION,
-    LEAST_BACKWARD_S,
-    LEAST_FIXED,
-    LEAST_FORWARD_S,
-    LEAST_S,
-    LEAST_SHARED,
     LEAST_TIME,
-    LEAST_WEIGHTS,
-    MIXED,
     NO_CHOICE,
     SLACK,
+    SUM,
     TWO_BW,
     FlushTables,
     FlushTask,
 )
-from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey
 
 NO_ROW = -4
 """In place of a choice: the stage does not fit."""
@@ -50,35 +43,29 @@ class LeastFigures(NamedTuple):
 
 
 @inlined_kernel
-def least_figures(i: int, j: int, r: int, tables: FlushTables, task: FlushTask) -> LeastFigures:
-    """Of stage i \\ j in variant r."""
+def least_figures(stage: StageKey, tables: FlushTables, task: FlushTask) -> LeastFigures:
+    """Of one stage."""
+    i, j, r = stage
     crossing_s, tensor_forward_s, tensor_backward_s = 0.0, 0.0, 0.0
     inner, outer = tables.bits[j], tables.bits[i]
     for k in range(tables.crossing_start[i], tables.crossing_start[i + 1]):
         e = tables.crossing[k]
-        v = tables.edge_head[e]
-        if not (inner[v >> 6] >> np.uint64(v & 63)) & np.uint64(1):
+        if not has(inner, tables.edge_head[e]):
             crossing_s += tables.edge_in_s[r, e]
     for k in range(tables.crossing_start[j], tables.crossing_start[j + 1]):
         e = tables.crossing[k]
-        v = tables.edge_tail[e]
-        if (outer[v >> 6] >> np.uint64(v & 63)) & np.uint64(1):
+        if has(outer, tables.edge_tail[e]):
             crossing_s += tables.edge_out_s[r, e]
     for h in range(tables.tensor_bits.shape[0]):
-        inside, outside = False, False
-        for word in range(inner.size):
-            ends, stage = tables.tensor_bits[h, word], outer[word] & ~inner[word]
-            inside = inside or (ends & stage) != 0
-            outside = outside or (ends & ~stage) != 0
-        if inside and outside:
+        if crosses_border(tables.tensor_bits[h], outer, inner):
             tensor_forward_s += tables.tensor_forward_s[h]
             tensor_backward_s += tables.tensor_backward_s[h]
     above, below = tables.sums[r, i], tables.sums[r, j]
     return LeastFigures(
-        above[LEAST_S] - below[LEAST_S] + 2.0 * crossing_s + tensor_forward_s + tensor_backward_s,
-        above[LEAST_FORWARD_S] - below[LEAST_FORWARD_S] + crossing_s + tensor_forward_s,
-        above[LEAST_BACKWARD_S] - below[LEAST_BACKWARD_S] + crossing_s + tensor_backward_s,
-        (above[LEAST_WEIGHTS] - below[LEAST_WEIGHTS]) * task.sync_s_per_byte,
+        above[SUM.least_s] - below[SUM.least_s] + 2.0 * crossing_s + tensor_forward_s + tensor_backward_s,
+        above[SUM.least_forward_s] - below[SUM.least_forward_s] + crossing_s + tensor_forward_s,
+        above[SUM.least_backward_s] - below[SUM.least_backward_s] + crossing_s + tensor_backward_s,
+        (above[SUM.least_weights] - below[SUM.least_weights]) * task.sync_s_per_byte,
         crossing_s,
         tensor_forward_s,
         tensor_backward_s,
@@ -94,40 +81,37 @@ def in_flight(schedule: int, microbatches: int, behind: int) -> int:
 
 
 @inlined_kernel
-def least_memory_bytes(i: int, j: int, r: int, y: int, tables: FlushTables, task: FlushTask) -> float:
+def least_memory_bytes(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) -> float:
     """No choice of the stage holds less with y microbatches in flight."""
-    above, below = tables.sums[r, i], tables.sums[r, j]
-    held = (above[LEAST_ACTIVATION] - below[LEAST_ACTIVATION]) * y + above[LEAST_FIXED] - below[LEAST_FIXED]
-    return float(held + (above[LEAST_SHARED] - below[LEAST_SHARED]) / task.data_parallel_degree)
+    above, below = tables.sums[stage.variant, stage.outer], tables.sums[stage.variant, stage.inner]
+    held = (above[SUM.least_activation] - below[SUM.least_activation]) * y
+    held += above[SUM.least_fixed]
+    held -= below[SUM.least_fixed]
+    return float(held + (above[SUM.least_shared] - below[SUM.least_shared]) / task.data_parallel_degree)
 
 
 @inlined_kernel
-def fastest_fits(i: int, j: int, r: int, y: int, tables: FlushTables, task: FlushTask) -> bool:
+def fastest_fits(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) -> bool:
     """Whether the stage's fastest choice fits and takes the least for the border and for synchronisation too."""
-    above, below = tables.sums[r, i], tables.sums[r, j]
-    if above[MIXED] != below[MIXED]:
+    above, below = tables.sums[stage.variant, stage.outer], tables.sums[stage.variant, stage.inner]
+    if above[SUM.mixed] != below[SUM.mixed]:
         return False
-    held = (above[FAST_ACTIVATION] - below[FAST_ACTIVATION]) * y + above[FAST_FIXED] - below[FAST_FIXED]
-    held += (above[FAST_SHARED] - below[FAST_SHARED]) / task.data_parallel_degree
+    held = (above[SUM.fast_activation] - below[SUM.fast_activation]) * y + above[SUM.fast_fixed] - below[SUM.fast_fixed]
+    held += (above[SUM.fast_shared] - below[SUM.fast_shared]) / task.data_parallel_degree
     return bool(held <= task.memory_bytes)
 
 
 @inlined_kernel
 def one_choice_is_best(
-    schedule: int,
-    microbatches: int,
-    behind: int,
-    forward_s: float,
-    backward_s: float,
-    sync_s: float,
-    f_and_b_decide: bool,
-    least: LeastFigures,
-    tail: Figures,
+    task: FlushTask, behind: int, seconds: FloatArray, f_and_b_decide: bool, least: LeastFigures, tail: Figures
 ) -> bool:
     """Whether a choice of least t (and R) gives the least figures with this tail, whatever f and b other choices have.
 
-    It does where f and b are the least too, or hidden behind what the tail takes. f_and_b_decide: on the tail, too.
+    It does where f and b are the least too, or hidden behind what the tail takes. seconds: the choice's forward,
+    backward and synchronisation. f_and_b_decide: on the tail, too.
     """
+    schedule, microbatches = task.schedule, task.microbatches
+    forward_s, backward_s, sync_s = float(seconds[0]), float(seconds[1]), float(seconds[2])
     if sync_s > least.sync_s * (1.0 + SLACK):
         return False
     least_forward = forward_s <= least.forward_s * (1.0 + SLACK)
@@ -153,24 +137,17 @@ def one_choice_is_best(
 
 @inner_kernel
 def quickest_row(
-    i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
+    stage: StageKey, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
 ) -> int:
     """Writes the choice of least t to ``row``: FASTEST, LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
-    if fastest_fits(i, j, r, y, tables, task):
-        forward_s = tables.sums[r, i, FAST_FORWARD_S] - tables.sums[r, j, FAST_FORWARD_S]
+    if fastest_fits(stage, y, tables, task):
+        i, j, r = stage
+        forward_s = tables.sums[r, i, SUM.fast_forward_s] - tables.sums[r, j, SUM.fast_forward_s]
         row[0] = forward_s + least.crossing_s + least.tensor_forward_s
         row[1] = least.time_s - row[0]
         row[2] = least.sync_s
         return FASTEST
-    return _least_time_row(i, j, r, y, least, tables, task, row)
-
-
-@inner_kernel
-def _least_time_row(
-    i: int, j: int, r: int, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask, row: FloatArray
-) -> int:
-    """Writes the choice of least t to ``row``: LEAST_TIME; NO_CHOICE if only a bound is known; or NO_ROW."""
-    _, start, items = stage_items(i, j, r, y, tables, task)
+    _, start, items = stage_items(stage, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
     found_s = least_time_choice(start, items, task.memory_bytes, chosen)
     if found_s == np.inf:
@@ -188,18 +165,10 @@ def _least_time_row(
 
 @inner_kernel
 def front_rows(
-    i: int,
-    j: int,
-    r: int,
-    y: int,
-    most_s: float,
-    most: int,
-    least: LeastFigures,
-    tables: FlushTables,
-    task: FlushTask,
+    stage: StageKey, y: int, most_s: float, most: int, least: LeastFigures, tables: FlushTables, task: FlushTask
 ) -> tuple[int, FloatArray]:
     """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 3]."""
-    _, start, items = stage_items(i, j, r, y, tables, task)
+    _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
     status, rows, _, _, _ = choice_front(start, items, task.memory_bytes, most_s, most)
     for row in range(rows.shape[0]):
@@ -207,3 +176,119 @@ def front_rows(
         rows[row, 1] += least.tensor_backward_s
         rows[row, 2] *= task.sync_s_per_byte
     return status, rows
+
+
+class AheadArrays(NamedTuple):
+    """What is left to do in front of each downset at least, and the downsets by their own least time."""
+
+    own_s: FloatArray  # float64[m]: least forward and backward seconds of the layers
+    ahead_s: FloatArray  # float64[m]: of the layers outside, and of what crosses into the downset
+    ahead_forward_s: FloatArray  # float64[m]
+    ahead_activation: FloatArray  # float64[m], bytes: least of the layers outside, for each microbatch in flight
+    ahead_fixed: FloatArray  # float64[m], bytes
+    ahead_shared: FloatArray  # float64[m], bytes
+    order: IndexArray  # int64[m]: downsets by own_s
+    ordered_s: FloatArray  # float64[m]: own_s in that order
+    ordered_bits: BitArray  # uint64[m, words]
+    rank: IndexArray  # int64[m]: where a downset is in that order
+
+
+@kernel
+def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
+    """Sums over the layers outside of each downset."""
+    m = tables.bits.shape[0]
+    own, ahead, ahead_forward = np.full(m, np.inf), np.full(m, np.inf), np.full(m, np.inf)
+    activation, fixed, shared = np.zeros(m), np.zeros(m), np.zeros(m)
+    for r in task.variants:
+        sums = tables.sums[r]
+        for i in range(m):
+            own[i] = min(own[i], sums[i, SUM.least_s])
+            crossing_s = 0.0
+            for k in range(tables.crossing_start[i], tables.crossing_start[i + 1]):
+                crossing_s += tables.edge_out_s[r, tables.crossing[k]]
+            ahead[i] = min(ahead[i], sums[m - 1, SUM.least_s] - sums[i, SUM.least_s] + 2.0 * crossing_s)
+            forward_s = sums[m - 1, SUM.least_forward_s] - sums[i, SUM.least_forward_s] + crossing_s
+            ahead_forward[i] = min(ahead_forward[i], forward_s)
+            activation[i] = sums[m - 1, SUM.least_activation] - sums[i, SUM.least_activation]
+            fixed[i] = sums[m - 1, SUM.least_fixed] - sums[i, SUM.least_fixed]
+            shared[i] = sums[m - 1, SUM.least_shared] - sums[i, SUM.least_shared]
+    if tables.tensor_bits.shape[0] > 0:
+        for i in range(m):
+            for k in range(tables.cut_start[i], tables.cut_start[i + 1]):
+                ahead[i] += tables.tensor_forward_s[tables.cut[k]] + tables.tensor_backward_s[tables.cut[k]]
+                ahead_forward[i] += tables.tensor_forward_s[tables.cut[k]]
+    # With several variants each layer may be in a stage of its best one; of their memory nothing is promised then.
+    if task.variants.size > 1:
+        for i in range(m):
+            own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
+            activation[i], fixed[i], shared[i] = 0.0, 0.0, 0.0
+    for i in range(m):  # rounding of sums
+        ahead[i] = max(0.0, ahead[i] * (1.0 - SLACK))
+        ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
+    ahead[m - 1], ahead_forward[m - 1] = 0.0, 0.0
+    order = stable_order(own, m)
+    rank = np.empty(m, np.int64)
+    for k in range(m):
+        rank[order[k]] = k
+    return AheadArrays(
+        own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank
+    )
+
+
+@leaf_kernel
+def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, float, float]:
+    """own, ahead and ahead_forward where each layer may be in a stage of another variant."""
+    own, ahead, ahead_forward = 0.0, 0.0, 0.0
+    bits = tables.bits[i]
+    for v in range(tables.option_start.shape[1] - 1):
+        least, least_forward = np.inf, np.inf
+        for r in task.variants:
+            for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
+                least = min(least, tables.option_forward_s[o] + tables.option_backward_s[o])
+                least_forward = min(least_forward, tables.option_forward_s[o])
+        if not np.isfinite(least):
+            continue
+        if has(bits, v):
+            own += least
+        else:
+            ahead += least
+            ahead_forward += least_forward
+    return own, ahead, ahead_forward
+
+
+@leaf_kernel
+def most_behind(i: int, task: FlushTask, ahead: AheadArrays) -> int:
+    """The most stages that a tail of downset i can have so that the memory of those in front may do for the rest; 0 if
+    not even one.
+
+    The more stages are behind, the fewer are left, and the more they have in flight.
+    """
+    low, high = 0, task.most_stages
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if _rest_fits(i, middle, task, ahead):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@leaf_kernel
+def _rest_fits(i: int, behind: int, task: FlushTask, ahead: AheadArrays) -> bool:
+    """Whether the layers outside may fit into the stages that are left, if layers could be cut to pieces.
+
+    It takes the least memory in all to give the stages with the fewest microbatches in flight as many activations as
+    they hold.
+    """
+    left = task.most_stages - behind
+    needed = ahead.ahead_fixed[i] + ahead.ahead_shared[i] / task.data_parallel_degree
+    rest = ahead.ahead_activation[i]
+    room = left * task.memory_bytes * (1.0 + 1e-9)
+    for k in range(left):
+        if rest <= 0.0 or needed > room:
+            break
+        y = in_flight(task.schedule, task.microbatches, behind + k)
+        part = min(rest, task.memory_bytes / y)
+        needed += part * y
+        rest -= part
+    return bool(needed <= room and rest <= ahead.ahead_activation[i] * 1e-9)

@@ -13,31 +13,33 @@ import numpy as np
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.arrays import twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
-from piper_ray.engine.kernels.flush_ahead import AheadArrays, most_behind
 from piper_ray.engine.kernels.flush_choices import FEW
-from piper_ray.engine.kernels.flush_paths import Figures, empty_tail, least_batch_s, with_stage
+from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, empty_tail, least_batch_s, with_stage
 from piper_ray.engine.kernels.flush_stages import (
     NO_ROW,
+    AheadArrays,
     front_rows,
     in_flight,
     least_figures,
     least_memory_bytes,
+    most_behind,
     one_choice_is_best,
     quickest_row,
 )
 from piper_ray.engine.kernels.flush_types import (
     FIGURES,
     GPIPE,
-    MISSING,
     NO_CHOICE,
     ON_FRONT,
+    ORIGIN,
     SLACK,
+    SUM,
     TWO_BW,
     FlushTables,
     FlushTask,
     TailArrays,
 )
-from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey
 
 FINISHED = 0
 STOPPED = 1
@@ -63,8 +65,8 @@ def tails(
     start, kept = np.zeros(levels.shape[0] * m, np.int64), np.zeros(levels.shape[0] * m, np.int64)
     room = 4096
     figures, stage = np.empty((room, FIGURES)), np.empty((room, 3))
-    stages, downset, below = np.zeros(room, np.int64), np.zeros(room, np.int64), np.full(room, -1, np.int64)
-    variant, choice = np.full(room, -1, np.int64), np.full(room, NO_CHOICE, np.int64)
+    origin = np.zeros((room, len(ORIGIN)), np.int64)
+    origin[0, ORIGIN.below], origin[0, ORIGIN.variant], origin[0, ORIGIN.choice] = -1, -1, NO_CHOICE
     kept[::m] = 1
     empty = empty_tail(schedule)
     for column in range(FIGURES):
@@ -77,8 +79,7 @@ def tails(
     # Of the downset at hand: candidates, linked by level and number of stages.
     new_room = 1024
     new_figures, new_stage = np.empty((new_room, FIGURES)), np.empty((new_room, 3))
-    new_below, new_variant = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
-    new_choice, link = np.empty(new_room, np.int64), np.empty(new_room, np.int64)
+    new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
     first = np.full((levels.shape[0], most_stages + 2), -1, np.int64)
     # Of the stage at hand: its choice of least time and its front, by the number of stages behind it.
     stage_id = 0
@@ -124,9 +125,10 @@ def tails(
             if j >= i or not is_subset(ahead.ordered_bits[inner], outer):
                 continue
             for r in task.variants:
-                if tables.sums[r, i, MISSING] != tables.sums[r, j, MISSING]:
+                if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
                     continue
-                least = least_figures(i, j, r, tables, task)
+                key = StageKey(i, j, r)
+                least = least_figures(key, tables, task)
                 if microbatches * least.time_s + fill_s > limit:
                     continue
                 stage_id += 1
@@ -138,60 +140,39 @@ def tails(
                     promised_f, promised_b = levels[level, 0], levels[level, 1]
                     for source in range(max(level, low), max(level, high) + 1):
                         for s in range(start[source * m + j], start[source * m + j] + kept[source * m + j]):
-                            behind = stages[s]
+                            behind = origin[s, ORIGIN.stages]
                             if behind >= most_tail:
                                 break
                             if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
                                 continue
                             y = in_flight(schedule, microbatches, behind)
-                            if least_memory_bytes(i, j, r, y, tables, task) > task.memory_bytes:
+                            if least_memory_bytes(key, y, tables, task) > task.memory_bytes:
                                 break
                             tail = figures_of(figures, s)
                             # First with the least of everything.
-                            bound = least_batch_s(
-                                schedule,
-                                microbatches,
-                                behind + 1,
-                                most_stages,
-                                ahead_s,
-                                0.0,
-                                _without_ends(
-                                    schedule,
-                                    with_stage(
-                                        schedule,
-                                        microbatches,
-                                        behind,
-                                        least.time_s,
-                                        least.forward_s,
-                                        least.backward_s,
-                                        least.sync_s,
-                                        max(least.forward_s, promised_f),
-                                        max(least.backward_s, promised_b),
-                                        tail,
-                                    ),
-                                ),
+                            seconds = StageSeconds(
+                                least.time_s,
+                                least.forward_s,
+                                least.backward_s,
+                                least.sync_s,
+                                max(least.forward_s, promised_f),
+                                max(least.backward_s, promised_b),
                             )
+                            grown = _without_ends(schedule, with_stage(schedule, microbatches, behind, seconds, tail))
+                            bound = least_batch_s(schedule, microbatches, behind + 1, most_stages, ahead_s, 0.0, grown)
                             if bound > limit:
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
-                                one_choice[behind] = quickest_row(i, j, r, y, least, tables, task, one[behind])
+                                one_choice[behind] = quickest_row(key, y, least, tables, task, one[behind])
                             if one_choice[behind] == NO_ROW:
                                 break
                             alone = one_choice[behind] == NO_CHOICE or one_choice_is_best(
-                                schedule,
-                                microbatches,
-                                behind,
-                                one[behind, 0],
-                                one[behind, 1],
-                                one[behind, 2],
-                                levels.shape[0] > 1,
-                                least,
-                                tail,
+                                task, behind, one[behind], levels.shape[0] > 1, least, tail
                             )
                             if not alone and front_of[behind] != stage_id:
                                 front_of[behind] = stage_id
-                                _, rows = front_rows(i, j, r, y, most_s, FEW, least, tables, task)
+                                _, rows = front_rows(key, y, most_s, FEW, least, tables, task)
                                 while used_rows + rows.shape[0] > fronts.shape[0]:
                                     fronts = twice_rows(fronts)
                                 front_begin[behind] = used_rows
@@ -202,30 +183,12 @@ def tails(
                                 front_end[behind] = used_rows
                             rows_here = 1 if alone else front_end[behind] - front_begin[behind]
                             for row in range(rows_here):
-                                if alone:
-                                    f, b, sync, chosen = (
-                                        one[behind, 0],
-                                        one[behind, 1],
-                                        one[behind, 2],
-                                        one_choice[behind],
-                                    )
-                                else:
-                                    at = front_begin[behind] + row
-                                    f, b, sync, chosen = fronts[at, 0], fronts[at, 1], fronts[at, 2], ON_FRONT
+                                taken = one[behind] if alone else fronts[front_begin[behind] + row]
+                                f, b, sync = taken[0], taken[1], taken[2]
                                 if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
                                     continue
-                                grown = with_stage(
-                                    schedule,
-                                    microbatches,
-                                    behind,
-                                    f + b,
-                                    f,
-                                    b,
-                                    sync,
-                                    max(f, promised_f),
-                                    max(b, promised_b),
-                                    tail,
-                                )
+                                seconds = StageSeconds(f + b, f, b, sync, max(f, promised_f), max(b, promised_b))
+                                grown = with_stage(schedule, microbatches, behind, seconds, tail)
                                 bound = least_batch_s(
                                     schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
                                 )
@@ -235,13 +198,14 @@ def tails(
                                     continue
                                 if new == new_room:
                                     new_figures, new_stage = twice_rows(new_figures), twice_rows(new_stage)
-                                    new_below, new_variant = twice(new_below), twice(new_variant)
-                                    new_choice, link = twice(new_choice), twice(link)
+                                    new_origin, link = twice_rows(new_origin), twice(link)
                                     new_room *= 2
                                 for column in range(FIGURES):
                                     new_figures[new, column] = grown[column]
                                 new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
-                                new_below[new], new_variant[new], new_choice[new] = s, r, chosen
+                                new_origin[new, ORIGIN.stages], new_origin[new, ORIGIN.downset] = behind + 1, i
+                                new_origin[new, ORIGIN.below], new_origin[new, ORIGIN.variant] = s, r
+                                new_origin[new, ORIGIN.choice] = one_choice[behind] if alone else ON_FRONT
                                 link[new] = first[level, behind + 1]
                                 first[level, behind + 1] = new
                                 new += 1
@@ -254,16 +218,14 @@ def tails(
                 first[level, behind] = -1
                 while at >= 0:
                     if used == room:
-                        figures, stage = twice_rows(figures), twice_rows(stage)
-                        stages, downset, below = twice(stages), twice(downset), twice(below)
-                        variant, choice = twice(variant), twice(choice)
+                        figures, stage, origin = twice_rows(figures), twice_rows(stage), twice_rows(origin)
                         room *= 2
                     for column in range(FIGURES):
                         figures[used, column] = new_figures[at, column]
                     for column in range(3):
                         stage[used, column] = new_stage[at, column]
-                    stages[used], downset[used], below[used] = behind, i, new_below[at]
-                    variant[used], choice[used] = new_variant[at], new_choice[at]
+                    for column in range(len(ORIGIN)):
+                        origin[used, column] = new_origin[at, column]
                     used += 1
                     at = link[at]
             kept[level * m + i] = used - start[level * m + i]
@@ -271,18 +233,7 @@ def tails(
         if used > most_states:
             status = TOO_MANY
             break
-    states = TailArrays(
-        start,
-        kept,
-        figures[:used].copy(),
-        stage[:used].copy(),
-        stages[:used].copy(),
-        downset[:used].copy(),
-        below[:used].copy(),
-        variant[:used].copy(),
-        choice[:used].copy(),
-    )
-    return status, states
+    return status, TailArrays(start, kept, figures[:used].copy(), stage[:used].copy(), origin[:used].copy())
 
 
 @leaf_kernel
@@ -297,15 +248,8 @@ def level_of(levels: FloatArray, forward_s: float, backward_s: float) -> int:
 @inlined_kernel
 def figures_of(figures: FloatArray, s: int) -> Figures:
     """Those of one state."""
-    return (
-        figures[s, 0],
-        figures[s, 1],
-        figures[s, 2],
-        figures[s, 3],
-        figures[s, 4],
-        figures[s, 5],
-        figures[s, 6],
-    )
+    row = figures[s]
+    return row[0], row[1], row[2], row[3], row[4], row[5], row[6]
 
 
 @inlined_kernel

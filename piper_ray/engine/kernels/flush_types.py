@@ -13,21 +13,39 @@ GPIPE = 0
 ONE_F_ONE_B = 1
 TWO_BW = 2
 
-# Columns of FlushTables.sums. "Fast": as each layer runs its option of least time.
-LEAST_S = 0  # forward and backward
-LEAST_FORWARD_S = 1
-LEAST_BACKWARD_S = 2
-LEAST_WEIGHTS = 3
-LEAST_ACTIVATION = 4
-LEAST_FIXED = 5
-LEAST_SHARED = 6
-FAST_FORWARD_S = 7
-FAST_ACTIVATION = 8
-FAST_FIXED = 9
-FAST_SHARED = 10
-MISSING = 11  # layers without an option in the variant
-MIXED = 12  # layers whose fastest option is not the one of least weights and charges too
-COLUMNS = 13
+
+class SumColumns(NamedTuple):
+    """Columns of ``FlushTables.sums``. fast: as each layer runs its option of least time."""
+
+    least_s: int = 0  # forward and backward
+    least_forward_s: int = 1
+    least_backward_s: int = 2
+    least_weights: int = 3
+    least_activation: int = 4
+    least_fixed: int = 5
+    least_shared: int = 6
+    fast_forward_s: int = 7
+    fast_activation: int = 8
+    fast_fixed: int = 9
+    fast_shared: int = 10
+    missing: int = 11  # layers without an option in the variant
+    mixed: int = 12  # layers whose fastest option is not the one of least weights and charges too
+
+
+SUM = SumColumns()
+
+
+class OriginColumns(NamedTuple):
+    """Columns of ``TailArrays.origin``."""
+
+    stages: int = 0  # how many the tail has
+    downset: int = 1  # of the tail
+    below: int = 2  # the state behind the first stage
+    variant: int = 3  # of the first stage
+    choice: int = 4
+
+
+ORIGIN = OriginColumns()
 
 FIGURES = 7  # of a state
 
@@ -54,7 +72,7 @@ class FlushTables(NamedTuple):
     cut: IndexArray  # int64[..], tensors with ends inside and outside, by downset
     tensor_forward_s: FloatArray  # float64[h]
     tensor_backward_s: FloatArray  # float64[h]
-    sums: FloatArray  # float64[r, m, COLUMNS]
+    sums: FloatArray  # float64[r, m, columns]: see SumColumns
     edge_in_s: FloatArray  # float64[r, e]: least charge of an edge in the stage of its head, in each direction
     edge_out_s: FloatArray  # float64[r, e]: and of its tail
     option_start: IndexArray  # int64[r, n + 1], into the option_* arrays; the fastest option comes first
@@ -91,16 +109,12 @@ class TailArrays(NamedTuple):
     tables, one after the other.
 
     A state stands for a pipeline tail: ``stages`` of them, of which the first one is ``downset`` without the downset of
-    state ``below``. Its figures are those of ``flush_paths``,
-    with what its table promises of the stages in front: see ``flush_states``.
+    state ``below``: see ``OriginColumns``. Its figures are those of ``flush_paths``, with what its table promises of
+    the stages in front: see ``flush_states``.
     """
 
     start: IndexArray  # int64[l * m]: first state of a downset; its states lie together, by ascending stages
     kept: IndexArray  # int64[l * m]: how many it has
     figures: FloatArray  # float64[states, FIGURES]
     stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
-    stages: IndexArray  # int64[states]
-    downset: IndexArray  # int64[states]
-    below: IndexArray  # int64[states]
-    variant: IndexArray  # int64[states]
-    choice: IndexArray  # int64[states]
+    origin: IndexArray  # int64[states, columns]: see OriginColumns

@@ -206,16 +206,16 @@ def _evaluate_downset(
     target, buckets, groups = arrays.target, arrays.buckets, arrays.groups
     priced = has_price(arrays.tables.options)
     listed, in_groups, near = scratch.open_buckets, scratch.open_groups, scratch.near_buckets
-    jumps = list_jumps(i, arrays.tables.lattice, scratch)
+    list_jumps(i, arrays.tables.lattice, scratch)
     grouped, opened = 0, 0
     if end_bucket - begin_bucket < _MANY_BUCKETS:
         scratch.tested[BUCKETS_TESTED] += end_bucket - begin_bucket
-        opened = open_among(i, buckets, begin_bucket, end_bucket, jumps, arrays, scratch, listed, opened)
+        opened = open_among(i, buckets, begin_bucket, end_bucket, arrays, scratch, listed, opened)
     else:
         end_group = groups.used[0]
         begin_group = first_above(groups.bucket_start, end_group, begin_bucket) - 1
         scratch.tested[BUCKETS_TESTED] += end_group - begin_group
-        grouped = open_among(i, groups, begin_group, end_group, jumps, arrays, scratch, in_groups, grouped)
+        grouped = open_among(i, groups, begin_group, end_group, arrays, scratch, in_groups, grouped)
     if grouped + opened == 0:
         return size
     if crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
@@ -240,7 +240,7 @@ def _evaluate_downset(
             elif not meets(groups.all_dominated_by[group], arrays.tables.lattice.bits[i]):
                 begin, end = groups.bucket_start[group], groups.bucket_start[group + 1]
                 scratch.tested[BUCKETS_TESTED] += end - begin
-                opened = open_among(i, buckets, begin, end, jumps, arrays, scratch, listed, opened)
+                opened = open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
         grouped = left
         chosen, left = 0, 0
         for at in range(opened):

@@ -17,6 +17,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, inner_kernel, kernel
 from piper_ray.cost.stage import held_bytes, in_flight
+from piper_ray.engine.kernels.bounds import has
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 _CELLS_A_DEVICE, _FEWEST_CELLS, _MOST_CELLS = 64, 128, 2048
@@ -72,11 +73,6 @@ class Reached(NamedTuple):
     devices: IndexArray  # int64[room]: no plan for it takes fewer
     least_sum: IndexArray  # int64[room]: nor has a smaller sum of data-parallel degrees
     slot: IndexArray  # int64[slots]: a hash table of ids, -1 where free; slots: a power of two, twice the room at least
-
-
-@inlined_kernel
-def _has(row: BitArray, v: int) -> bool:
-    return bool((row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
 
 
 @inlined_kernel
@@ -153,7 +149,7 @@ def _price_ahead(
         for state in range(paths.state_start[k], paths.state_start[k + 1]):
             for label in range(3):
                 target = paths.target[state, label]
-                if target < 0 or (_has(meet, v) if label != _BEHIND else not _has(join, v)):
+                if target < 0 or (has(meet, v) if label != _BEHIND else not has(join, v)):
                     continue
                 extra_s = paths.charge_s[kinds.variant[q], state, label]
                 gain = 0.0
@@ -231,7 +227,7 @@ def _reach_from(
     for word in range(words):
         path.outer[0, word] = reached.bits[j, word]
     for v in range(n):
-        if _has(path.outer[0], v):
+        if has(path.outer[0], v):
             own += limits.price[v]
     # So much price it has at least.
     least = devices - (limits.spare - (used - own)) - _GUARD
@@ -259,7 +255,7 @@ def _reach_from(
             k -= 1
             continue
         target = paths.target[state, label]
-        if target < 0 or (label == _BEHIND) != _has(path.outer[0], v):
+        if target < 0 or (label == _BEHIND) != has(path.outer[0], v):
             continue
         spent_s = path.spent_s[k] + paths.charge_s[r, state, label]
         price = path.price[k]

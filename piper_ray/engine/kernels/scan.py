@@ -112,6 +112,7 @@ class Scratch(NamedTuple):
     upto_head_s: FloatArray  # float64[n, r]: of these and all of less number
     jumping_s: FloatArray  # float64[r]: see find_jumping
     most_jumping_s: FloatArray  # float64[r]: over a stage with a J of the bucket at hand
+    jumps: IndexArray  # int64[1]: how many are listed below
     jump_level: IndexArray  # int64[most edges and tensors that cross into a downset]
     jump_order: IndexArray
     steps: StepCache
@@ -140,6 +141,7 @@ def make_scratch(tables: Tables, buckets: int, steps: StepCache) -> Scratch:
         upto_head_s=np.empty((lattice.vertex_level.size, tables.options.degree.size)),
         jumping_s=np.empty(tables.options.degree.size),
         most_jumping_s=np.empty(tables.options.degree.size),
+        jumps=np.zeros(1, np.int64),
         jump_level=np.empty(crossings, np.int64),
         jump_order=np.empty(crossings, np.int64),
         steps=steps,
@@ -285,8 +287,8 @@ def find_jumping(
 
 
 @inlined_kernel
-def list_jumps(i: int, lattice: LatticeArrays, scratch: Scratch) -> int:
-    """Lists what crosses into I by the first level with a J that can hold some of its ends; returns how many.
+def list_jumps(i: int, lattice: LatticeArrays, scratch: Scratch) -> None:
+    """Lists what crosses into I by the first level with a J that can hold some of its ends.
 
     A J that holds the head of an edge holds all behind it, so it is of that level at least. Tensors are numbered after
     the edges.
@@ -300,17 +302,15 @@ def list_jumps(i: int, lattice: LatticeArrays, scratch: Scratch) -> int:
         v = lattice.edge_head[e]
         scratch.heads[v >> 6] |= np.uint64(1) << np.uint64(v & 63)
         _insert_jump(k, lattice.vertex_level[v], e, scratch.jump_level, scratch.jump_order)
-    if lattice.tensor_bits.shape[0] == 0:
-        return edges
-    return edges + _list_cuts(i, edges, lattice, scratch)
+    scratch.jumps[0] = edges
+    if lattice.tensor_bits.shape[0] > 0:
+        _list_cuts(i, lattice, scratch)
 
 
 @leaf_kernel
-def _list_cuts(i: int, listed: int, lattice: LatticeArrays, scratch: Scratch) -> int:
-    first = lattice.cut_start[i]
-    count = int(lattice.cut_start[i + 1] - first)
-    for k in range(count):
-        tensor = lattice.cut[first + k]
+def _list_cuts(i: int, lattice: LatticeArrays, scratch: Scratch) -> None:
+    for k in range(lattice.cut_start[i], lattice.cut_start[i + 1]):
+        tensor = lattice.cut[k]
         level = lattice.level_start.size - 1
         for word in range(lattice.bits.shape[1]):
             ends = lattice.tensor_bits[tensor, word] & lattice.bits[i, word]
@@ -319,8 +319,9 @@ def _list_cuts(i: int, listed: int, lattice: LatticeArrays, scratch: Scratch) ->
                 low = ends & (~ends + np.uint64(1))
                 level = min(level, lattice.vertex_level[64 * word + lowest_position(low)])
                 ends ^= low
-        _insert_jump(listed + k, level, lattice.edge_tail.size + tensor, scratch.jump_level, scratch.jump_order)
-    return count
+        what = lattice.edge_tail.size + tensor
+        _insert_jump(scratch.jumps[0], level, what, scratch.jump_level, scratch.jump_order)
+        scratch.jumps[0] += 1
 
 
 @leaf_kernel
@@ -348,7 +349,6 @@ def open_among(
     parts: BucketArrays | GroupArrays,
     begin: int,
     end: int,
-    jumps: int,
     arrays: StateArrays,
     scratch: Scratch,
     listed: Listed,
@@ -357,11 +357,12 @@ def open_among(
     """Lists the buckets, or groups of them, with a J for a state of I within its limits, and the least tally and sum of
     such a state, behind ``opened`` listed already. Looks at begin .. end - 1 and returns how many are listed then.
 
-    By work alone: a stage has at least need - cap, less what crosses into I and may jump over it: ``jumps`` of them are
-    listed.
+    By work alone: a stage has at least need - cap, less what crosses into I and may jump over it, as ``list_jumps`` has
+    listed it.
     """
     costs, degree = arrays.tables.costs, arrays.tables.options.degree
     target, stage_devices, cap_s = arrays.target, scratch.stage_devices, parts.cap_s
+    jumps = scratch.jumps[0]
     per_threshold = 1.0 / target.threshold_s
     largest_degree = 1.0
     for r in range(degree.size):

@@ -8,7 +8,8 @@ import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel, shared_kernel
 from piper_ray.cost.stage import held_bytes, one_device_s
-from piper_ray.engine.kernels.bounds import lowest_position
+from piper_ray.engine.kernels.arrays import members
+from piper_ray.engine.kernels.bounds import crosses_border, has, lowest_position
 from piper_ray.engine.kernels.knapsack import TOO_HARD, hull_steps, least_cost
 from piper_ray.engine.kernels.types import (
     BitArray,
@@ -186,11 +187,6 @@ def relaxed_extra(
     return least_s, rounded_s
 
 
-@leaf_kernel
-def _contains(row: BitArray, v: int) -> bool:
-    return bool((row[v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
-
-
 @kernel
 def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexArray, Items]:
     """The stage's vertices, and for each option its cost (s, for one device) and memory (bytes) in this very stage.
@@ -199,45 +195,29 @@ def stage_items(stage: StageKey, d: int, y: int, tables: Tables) -> tuple[IndexA
     """
     lattice, options, r = tables.lattice, tables.options, stage.variant
     inner, outer = lattice.bits[stage.inner], lattice.bits[stage.outer]
-    size, width = 0, 0
-    for word in range(outer.size):
-        rest = outer[word] & ~inner[word]
-        while rest != 0:
-            low = rest & (~rest + np.uint64(1))
-            rest ^= low
-            v = 64 * word + lowest_position(low)
-            size += 1
-            width += options.option_start[r, v + 1] - options.option_start[r, v]
-    vertices = np.empty(size, np.int64)
-    start = np.zeros(size + 1, np.int64)
-    cost = np.empty(width)
-    memory = np.empty(width)
-    k, at = 0, 0
-    for word in range(outer.size):
-        rest = outer[word] & ~inner[word]
-        while rest != 0:
-            low = rest & (~rest + np.uint64(1))
-            rest ^= low
-            vertices[k] = 64 * word + lowest_position(low)
-            k += 1
-    for k in range(size):
+    vertices = members(outer, inner)
+    start = np.zeros(vertices.size + 1, np.int64)
+    for k in range(vertices.size):
         v = vertices[k]
+        start[k + 1] = start[k] + options.option_start[r, v + 1] - options.option_start[r, v]
+    cost, memory = np.empty(start[-1]), np.empty(start[-1])
+    at = 0
+    for v in vertices:
         for o in range(options.option_start[r, v], options.option_start[r, v + 1]):
             total = one_device_s(options.option_p_s[o], options.option_resync_s[o], d)
             charge = options.charge_start[o]
             for e in range(options.in_start[v], options.in_start[v + 1]):
-                if not _contains(outer, lattice.edge_tail[options.in_edge[e]]):
+                if not has(outer, lattice.edge_tail[options.in_edge[e]]):
                     total += options.charge_s[charge]
                 charge += 1
             for e in range(options.out_start[v], options.out_start[v + 1]):
-                if _contains(inner, lattice.edge_head[options.out_edge[e]]):
+                if has(inner, lattice.edge_head[options.out_edge[e]]):
                     total += options.charge_s[charge]
                 charge += 1
             cost[at] = total
             memory[at] = held_bytes(options.option_a[o], options.option_b[o], options.option_shared[o], y, d)
             at += 1
-        start[k + 1] = at
-    if size > 0 and lattice.tensor_bits.shape[0] > 0:
+    if vertices.size > 0 and lattice.tensor_bits.shape[0] > 0:
         tensors_s = cut_tensors_s(inner, outer, lattice, tables.costs)
         for o in range(start[1]):
             cost[o] += tensors_s
@@ -249,15 +229,7 @@ def cut_tensors_s(inner: BitArray, outer: BitArray, lattice: LatticeArrays, cost
     """What the stage pays for tensors with ends in it and outside."""
     total_s = 0.0
     for tensor in range(lattice.tensor_bits.shape[0]):
-        inside, outside = False, False
-        for word in range(outer.size):
-            ends = lattice.tensor_bits[tensor, word]
-            of_stage = ends & outer[word] & ~inner[word]
-            if of_stage != 0:
-                inside = True
-            if of_stage != ends:
-                outside = True
-        if inside and outside:
+        if crosses_border(lattice.tensor_bits[tensor], outer, inner):
             total_s += 0.5 * costs.both_s[0, lattice.edge_tail.size + tensor]
     return total_s
 

@@ -341,7 +341,7 @@ class Dispatcher:
         node, shared, call = self._pool.node_of(command.worker), [], given.call
         for one in given.shared:
             if one.stored is None:
-                one.stored = self.publisher.put(one.value, one.size_bytes)
+                one.stored = self.publisher.put(one.value)
                 self._shared.add(one)
             self.publisher.sent(node, [one.stored])
             shared.append((one.key, [one.stored.ref]))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import pyarrow as pa
+import numpy as np
 import ray
 
-from piper_ray.engine.backends.ray.arrow import downset_table, graph_table, state_table, target_table
-from piper_ray.engine.backends.ray.worker import EvaluationOrder
+from piper_ray.engine.backends.ray.worker import EvaluationOrder, narrow
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.kernels.types import Tables
 
@@ -23,6 +22,13 @@ class Stored:
 
     ref: ray.ObjectRef[Any]
     size_bytes: int
+
+
+def array_bytes(value: object) -> int:
+    """Of an array, or all arrays in a tuple."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sum(map(array_bytes, value)) if isinstance(value, tuple) else 0
 
 
 @dataclass
@@ -40,7 +46,7 @@ class _Workload:
 
     key: int
     tables: Tables
-    stored: tuple[Stored, Stored]
+    stored: Stored
 
     def holds(self, tables: Tables) -> bool:
         return self.tables.costs is tables.costs and self.tables.options is tables.options
@@ -70,37 +76,25 @@ class Publisher:
         """The evaluation's entry; what it needs is put when it is new."""
         if states not in self._published:
             workload = self._workload_of(states.tables)
-            target = states.target
-            limits = self._put(target_table(target))
-            downsets, graph = workload.stored
+            target = self.put(states.target)
             order = EvaluationOrder(
-                key=next(self._keys),
-                tables_key=workload.key,
-                downsets=[downsets.ref],
-                graph=[graph.ref],
-                cluster=states.tables.cluster,
-                limits=[limits.ref],
-                threshold_s=target.threshold_s,
-                device_weight=target.device_weight,
-                stage_weight=target.stage_weight,
+                next(self._keys), workload.key, [workload.stored.ref], states.tables.cluster, [target.ref]
             )
-            self._published[states] = Published(order, (downsets, graph, limits))
+            self._published[states] = Published(order, (workload.stored, target))
         return self._published[states]
 
     def needed(self, states: StateTables, known_level: int | None, level: int) -> list[Stored]:
         """What a worker must fetch to know the evaluation's levels below ``level``, who knows those below
         ``known_level``, or nothing of it (None).
 
-        The levels come last, as one table.
+        The levels come last, as one object.
         """
         published = self.publish(states)
         objects = [] if known_level is not None else list(published.tables)
         span = (known_level or 1, level)
         if span[0] < span[1]:
             if span not in published.levels:
-                first = int(states.tables.lattice.level_start[span[0]])
-                table = state_table(first, states.finished(*span))
-                published.levels[span] = self._put(table.replace_schema_metadata({"level": str(span[1])}))
+                published.levels[span] = self.put(narrow(states.finished(*span)))
             objects.append(published.levels[span])
         return objects
 
@@ -108,10 +102,10 @@ class Publisher:
         """Of the evaluations that somebody still holds."""
         return tuple(sorted(published.order.key for published in self._published.values()))
 
-    def put(self, value: object, size_bytes: int) -> Stored:
+    def put(self, value: object) -> Stored:
         """Anything that can be sent; arrays are read in place where they are fetched."""
-        stored = Stored(ray.put(value), size_bytes)
-        self.traffic.put_bytes += size_bytes
+        stored = Stored(ray.put(value), array_bytes(value))
+        self.traffic.put_bytes += stored.size_bytes
         self._hold(self._node, stored)
         return stored
 
@@ -128,9 +122,6 @@ class Publisher:
         for node, objects in self._on_node.items():
             self.traffic.held_bytes[node] = sum(item.size_bytes for item in objects)
 
-    def _put(self, table: pa.Table) -> Stored:
-        return self.put(table, table.nbytes)
-
     def _hold(self, node: str, stored: Stored) -> None:
         self._on_node[node].add(stored)
         held_bytes = sum(item.size_bytes for item in self._on_node[node])
@@ -138,6 +129,6 @@ class Publisher:
 
     def _workload_of(self, tables: Tables) -> _Workload:
         if self._workload is None or not self._workload.holds(tables):
-            stored = self._put(downset_table(tables.lattice, tables.costs)), self._put(graph_table(tables))
+            stored = self.put((tables.lattice, tables.costs, tables.options))
             self._workload = _Workload(next(self._keys), tables, stored)
         return self._workload

@@ -14,7 +14,8 @@ import numpy as np
 from piper_ray.engine.backends.calls import Call
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
-from piper_ray.engine.backends.ray.publication import Stored
+from piper_ray.engine.backends.ray.publication import Stored, array_bytes
+from piper_ray.engine.backends.ray.worker import wide
 from piper_ray.engine.evaluation.state_tables import StateTables, joined
 from piper_ray.engine.kernels.types import LevelStates
 from piper_ray.model.errors import ClusterError
@@ -108,7 +109,7 @@ class ChunkBatch(GivenWork):
         return here.evaluate(self.states, *self.span(chunk), lambda _: None, buckets=self.buckets)
 
     def take(self, chunk: int, found: LevelStates) -> None:
-        self.found[chunk] = found
+        self.found[chunk] = wide(found)
         if len(self.found) == self.count:
             super().take(chunk, joined([self.found[chunk] for chunk in self.chunks]))
 
@@ -124,11 +125,6 @@ class Shared:
     value: Any
     key: int = field(default_factory=lambda: next(_KEYS))
     stored: Stored | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Of its arrays."""
-        return sum(getattr(part, "nbytes", 0) for part in self.value) if isinstance(self.value, tuple) else 0
 
 
 @dataclass(eq=False, kw_only=True)
@@ -155,4 +151,4 @@ class GivenCall(GivenWork):
             self.control[1] = float(stop) or self.control[1]
 
     def described(self, chunk: int) -> tuple[str, float]:  # noqa: ARG002 - it is one chunk
-        return self.call.what, sum(shared.size_bytes for shared in self.shared)
+        return self.call.what, sum(array_bytes(shared.value) for shared in self.shared)

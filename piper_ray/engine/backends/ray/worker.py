@@ -13,17 +13,24 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 import ray
 
 from piper_ray.engine.backends.calls import Function
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.backends.ray.arrow import narrow, states_of, tables_of, target_of
 from piper_ray.engine.backends.ray.software import Software, software
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
-from piper_ray.engine.kernels.types import ClusterArrays, Earlier, IndexArray, LevelStates, Threshold, frozen
+from piper_ray.engine.kernels.types import (
+    ClusterArrays,
+    CostArrays,
+    Earlier,
+    LatticeArrays,
+    LevelStates,
+    OptionArrays,
+    Tables,
+    Threshold,
+    frozen,
+)
 from piper_ray.engine.tables.problem import tables_of_nothing
 
 CONTROL = "control"
@@ -42,25 +49,22 @@ class Hello(NamedTuple):
 class EvaluationOrder:
     """An evaluation and where its tables lie; refs in lists, so that only a worker that lacks them fetches them.
 
-    key: of the evaluation, among all of a driver. tables_key: of downsets and graph, shared by many evaluations.
+    key: of the evaluation, among all of a driver. tables_key: of what many evaluations share: lattice, costs and
+    options.
     """
 
     key: int
     tables_key: int
-    downsets: list[ray.ObjectRef[pa.Table]]
-    graph: list[ray.ObjectRef[pa.Table]]
+    tables: list[ray.ObjectRef[Any]]
     cluster: ClusterArrays
-    limits: list[ray.ObjectRef[pa.Table]]
-    threshold_s: float
-    device_weight: int
-    stage_weight: int
+    target: list[ray.ObjectRef[Threshold]]
 
 
 @dataclass(frozen=True)
 class ChunkOrder:
     """Downsets first .. last - 1 of an evaluation, over the first ``buckets`` buckets of its finished levels.
 
-    known_level: the worker has the levels below already; the state tables that come with the order hold the rest.
+    known_level: the worker has the levels below already; the states that come with the order hold the rest.
     in_use: keys of the evaluations that go on; what belongs to others can go.
     """
 
@@ -86,26 +90,13 @@ class CallOrder:
     in_use: tuple[int, ...]
 
 
-class CallReply(NamedTuple):
-    """What the function returned, and the seconds that it took."""
+class Reply(NamedTuple):
+    """What a call's function returned, or a chunk's states, ``narrow``; and the seconds that it took: those of a chunk
+    are the CPU seconds of all threads.
+    """
 
     found: Any
     worked_s: float
-
-
-class ChunkReply(NamedTuple):
-    """The chunk's states in narrow integers, and the CPU seconds of all threads."""
-
-    counts: npt.NDArray[np.generic]
-    tallies: npt.NDArray[np.generic]
-    sums: npt.NDArray[np.generic]
-    tested: IndexArray
-    worked_s: float
-
-    @property
-    def found(self) -> LevelStates:
-        counts, tallies, sums = (array.astype(np.int64) for array in (self.counts, self.tallies, self.sums))
-        return LevelStates(counts, tallies, sums, self.tested.astype(np.int64))
 
 
 class Worker:
@@ -114,7 +105,7 @@ class Worker:
     def __init__(self, threads: int) -> None:
         compile_kernels()
         self._backend = LocalBackend(threads)
-        self._tables: dict[int, tuple[pa.Table, pa.Table]] = {}
+        self._tables: dict[int, tuple[LatticeArrays, CostArrays, OptionArrays]] = {}
         self._evaluations: dict[int, StateTables] = {}
         self._shared: dict[int, Any] = {}
         self._told = (-1, np.inf, 0.0)  # the newest turn that somebody told of: its bound, and the wish to stop
@@ -123,8 +114,8 @@ class Worker:
     def hello(self) -> Hello:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
-    def evaluate(self, order: ChunkOrder, *finished: pa.Table) -> ChunkReply:
-        """finished: levels from ``known_level`` on that the order needs, in order, as one state table or several."""
+    def evaluate(self, order: ChunkOrder, *finished: LevelStates) -> Reply:
+        """finished: levels from ``known_level`` on that the order needs, in order, ``narrow``."""
         states = self._states(order)
         if order.known_level == 1 and states.level > 1:
             # The driver counts on nothing that this worker had: it failed before.
@@ -132,13 +123,12 @@ class Worker:
             states = self._states(order)
         if states.level != order.known_level:
             raise RuntimeError(f"levels below {states.level} are here, not those below {order.known_level}")
-        for table in finished:
-            level = int(table.schema.metadata[b"level"])
-            states.take(states_of(table, *states.downsets(level)))
+        for levels in finished:
+            states.take(wide(levels))
         found, worked_s = self._backend.evaluate(states, order.first, order.last, lambda _: None, buckets=order.buckets)
-        return ChunkReply(narrow(found.counts), narrow(found.tallies), narrow(found.sums), found.tested, worked_s)
+        return Reply(narrow(found), worked_s)
 
-    def call(self, order: CallOrder) -> CallReply:
+    def call(self, order: CallOrder) -> Reply:
         """What is shared is fetched once for all calls."""
         began_s = time.perf_counter()
         for key in set(self._shared) - set(order.in_use):
@@ -150,7 +140,7 @@ class Worker:
         self._control = order.turn, control
         self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
         result = order.function(*(self._shared[key] for key, _ in order.shared), *order.arguments, control)
-        return CallReply(result, time.perf_counter() - began_s)
+        return Reply(result, time.perf_counter() - began_s)
 
     @ray.method(concurrency_group=CONTROL)
     def tell(self, turn: int, bound_s: float, stop: float) -> None:
@@ -173,14 +163,22 @@ class Worker:
         evaluation = order.evaluation
         if evaluation.key not in self._evaluations:
             if evaluation.tables_key not in self._tables:
-                self._tables = {evaluation.tables_key: tuple(ray.get([*evaluation.downsets, *evaluation.graph]))}
-            downsets, graph = self._tables[evaluation.tables_key]
-            (limits,) = ray.get(evaluation.limits)
-            self._evaluations[evaluation.key] = StateTables(
-                tables_of(downsets, graph, evaluation.cluster),
-                target_of(limits, evaluation.threshold_s, evaluation.device_weight, evaluation.stage_weight),
-            )
+                ((lattice, costs, options),) = ray.get(evaluation.tables)
+                self._tables = {evaluation.tables_key: (frozen(lattice), frozen(costs), frozen(options))}
+            (target,) = ray.get(evaluation.target)
+            tables = Tables(*self._tables[evaluation.tables_key], frozen(evaluation.cluster))
+            self._evaluations[evaluation.key] = StateTables(tables, frozen(target))
         return self._evaluations[evaluation.key]
+
+
+def narrow(states: LevelStates) -> LevelStates:
+    """The same figures, none negative, in the narrowest integers that hold them: as states travel."""
+    return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
+
+
+def wide(states: LevelStates) -> LevelStates:
+    """As the kernels take them."""
+    return LevelStates(*(array.astype(np.int64) for array in states))
 
 
 def compile_kernels() -> None:
