@@ -4,18 +4,41 @@ with its formula and its numbers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from piper_ray.model.cluster import Link
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import given_size_text, range_text
+from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, range_text, size_text, time_text
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
-from piper_ray.workloads.estimate import costs, exchanges, memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.hardware import Training
+from piper_ray.workloads.estimate.memory import (
+    Numbers,
+    backward_bytes,
+    kept_bytes,
+    kept_parts,
+    numbers_on_device,
+    state_bytes,
+    transient_bytes,
+)
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
-from piper_ray.workloads.estimate.operators import LayerKind, Split, number_text, substituted
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
+from piper_ray.workloads.estimate.roofline import (
+    achieved_fraction,
+    backward_s,
+    forward_s,
+    hardware_flop,
+    model_flop,
+    product_s,
+    shape_on,
+    traffic_s,
+)
+from piper_ray.workloads.estimate.software import ContextExchange
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -29,22 +52,50 @@ def file_text(result: Estimate, command: str) -> str:
         adapted=_adapted(result),
         shards=max(mode.optimizer_shards for mode in modes),
         offload=any(mode.offload for mode in modes),
-        links=_links(result),
+        links=list(zip(result.instance.cluster.links, _link_texts(result), strict=True)),
     )
     return workload_text(result.instance, header.splitlines())
 
 
 def summary_lines(result: Estimate) -> list[str]:
     """What was estimated, and whether memory can be enough."""
-    samples, tokens = result.instance.batch.samples, result.instance.batch.tokens_per_sample
-    text = template(__package__, "estimate_summary.txt.jinja").render(
-        result=result,
-        parameters=_parameters_text(result),
-        tmpcs=sum(len(row) for layer in result.instance.layers for row in layer.tmpcs.values()),
-        links=_links(result),
-        work_units=[(samples, "sample"), (samples and tokens and samples * tokens, "token")],
+    instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
+    tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
+    kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
+    memory = memory_text(gpu.device_bytes)
+    return [
+        f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
+        f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
+        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found",
+        f"Links     {_links_line(result)}",
+        _work_line(result),
+        memory_line(result),
+    ]
+
+
+def _work_line(result: Estimate) -> str:
+    """FLOP of a step by the usual definitions, and the steps that would be 100 % MFU and HFU."""
+    step, again = result.model_flop, result.hardware_flop
+    batch = result.instance.batch
+    units = [(batch.samples, "sample")]
+    if batch.samples is not None and batch.tokens_per_sample is not None:
+        units.append((batch.samples * batch.tokens_per_sample, "token"))
+    each = "".join(f", {flop_text(step / count)} a {unit}" for count, unit in units if count)
+    peak = result.peak_flop_per_s
+    return (
+        f"Work      {flop_text(step)} a step{each}; MFU = {time_text(step / peak, 4)} / step "
+        f"(HFU, all recomputed: {time_text(again / peak, 4)})"
     )
-    return text.splitlines()
+
+
+def memory_line(result: Estimate) -> str:
+    """The least that the layers need on all GPUs together, and the GPUs for that."""
+    least = result.least_devices
+    text = (
+        f"Memory    at least {size_text(result.least_memory_bytes)} with one microbatch in flight: "
+        f"{plural(least, 'GPU')} or more"
+    )
+    return text + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
 
 
 def _parameters_text(result: Estimate) -> str:
@@ -61,50 +112,62 @@ def _adapted(result: Estimate) -> bool:
     return architecture.trained_parameters < architecture.parameters
 
 
-def _links(result: Estimate) -> list[tuple[Link, str]]:
-    """Each link of the cluster, innermost first: with what it is and its rate in one direction; its own counts what
-    comes in and what goes out."""
-    found = []
-    for link in result.instance.cluster.links:
-        rate = f"{given_size_text(link.bandwidth_bytes_per_s / 2.0)}/s"
-        within = f"{result.setting.gpu.link} within {link.devices}, {rate}"
-        found.append((link, within if link.devices is not None else f"network between nodes, {rate} a GPU"))
-    return found
+def _links_line(result: Estimate) -> str:
+    """Each link's rate, and what the planner has for it: B counts what comes in and what goes out."""
+    links = list(zip(result.instance.cluster.links, _link_texts(result), strict=True))
+    *inner, (outermost, network) = links
+    words = [f"{network} each way, so B = {_both_ways(outermost)}"]
+    words += [f"{text}, so {_both_ways(link)}" for link, text in reversed(inner)]
+    return "; ".join(words)
 
 
-def explanation_lines(result: Estimate, layer: str) -> list[str]:
+def _link_texts(result: Estimate) -> list[str]:
+    """Of each link of the cluster, innermost first: what it is and its rate in one direction."""
+    gpu = result.setting.gpu
+    return [
+        f"network between nodes, {_one_way(link)} a GPU"
+        if link.devices is None
+        else f"{gpu.link} within {link.devices}, {_one_way(link)}"
+        for link in result.instance.cluster.links
+    ]
+
+
+def _one_way(link: Link) -> str:
+    return f"{given_size_text(link.bandwidth_bytes_per_s / 2.0)}/s"
+
+
+def _both_ways(link: Link) -> str:
+    return f"{given_size_text(link.bandwidth_bytes_per_s)}/s"
+
+
+def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
     """All about one kind of layer; ``layer`` is its key, its name, its type in the file or the number of a layer.
 
     Raises UsageError.
     """
     kind = _find(result, layer)
     numbers = [index for index, node in enumerate(result.architecture.nodes) if node.kind.key == kind.key]
-    divisions: dict[LayerMode, list[LayerMode]] = {}
-    for mode in result.modes[kind.key]:
-        divisions.setdefault(_divided(mode), []).append(mode)
-    text = template(__package__, "estimate_layer.txt.jinja").render(
-        result=result,
-        kind=kind,
-        layers=range_text(numbers),
-        symbols=_used_symbols(kind),
-        divisions=divisions.items(),
-        kept_terms=_kept_terms,
-        numbers_held=_numbers_held,
-        state_parts=_states_alone(result.setting.training),
-        times=_times_s,
-        attends=attends,
-        exchanges=exchanges,
-        memory=memory,
-        pricing=costs,
-        roofline=roofline,
-        number_text=number_text,
-        substituted=substituted,
-        full=Recomputation.FULL,
-        sharding=Sharding,
-        all_replicas=ALL_REPLICAS,
-        whole_sequence=Split.SEQUENCE,
+    yield from (
+        template(__package__, "estimate_layer.txt.jinja")
+        .render(
+            result=result,
+            kind=kind,
+            layers=range_text(numbers),
+            symbols=_used_symbols(kind),
+            flop=flop_text(model_flop(kind)),
+            recomputed_flop=flop_text(hardware_flop(kind, Recomputation.FULL)),
+            whole_sequence=Split.SEQUENCE,
+            number_text=number_text,
+            substituted=substituted,
+        )
+        .splitlines()
     )
-    return text.splitlines()
+    for divided in dict.fromkeys(map(_divided, result.modes[kind.key])):
+        yield ""
+        yield from _passes(result, kind.on(divided.degree), divided)
+        for mode in result.modes[kind.key]:
+            if _divided(mode) == divided:
+                yield from _figures(result, kind.on(mode.degree), mode)
 
 
 def _divided(mode: LayerMode) -> LayerMode:
@@ -117,6 +180,18 @@ def _divided(mode: LayerMode) -> LayerMode:
         expert_tensor=mode.expert_tensor,
         gathered=mode.gathered,
     )
+
+
+def _division_text(mode: LayerMode) -> str:
+    """``t = 4, cp = 2, sp``."""
+    parts = [f"t = {mode.degree}"]
+    parts += [f"cp = {mode.context}"] if mode.context > 1 else []
+    parts += ["sp"] if mode.sequence_parallel else []
+    parts += ["kept gathered"] if mode.gathered else []
+    if mode.experts is not None:
+        parts.append(f"experts over {mode.experts} ranks")
+        parts += [f"{mode.expert_tensor} devices each"] if mode.expert_tensor > 1 else []
+    return ", ".join(parts)
 
 
 def _find(result: Estimate, layer: str) -> LayerKind:
@@ -152,15 +227,128 @@ def _used_symbols(kind: LayerKind) -> dict[str, float]:
     return {symbol: value for symbol, value in kind.symbols.items() if symbol in used}
 
 
-def _numbers_held(kind: LayerKind, mode: LayerMode) -> list[tuple[memory.Numbers, str]]:
-    """Dense parameters on a device, and experts' apart where they are shared out otherwise; with whose they are."""
-    dense, routed = memory.numbers_on_device(kind, mode)
+def _term(name: str, formula: str, kind: LayerKind) -> str:
+    return f"{name}: {formula} = {substituted(formula, kind.symbols)} = {kind.value(formula):,.0f}"
+
+
+def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
+    stack = result.setting.stack
+    yield f"{_division_text(mode)}: forward and backward pass of each operator"
+    for operator in kind.operators:
+        there = forward_s(operator, kind, mode, stack)
+        back = backward_s(operator, kind, mode, stack)
+        yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
+        yield from (f"    {line}" for line in _work(result, kind, operator, mode))
+    if mode.context > 1 and attends(kind):
+        yield (
+            f"  {_CONTEXT[stack.software.context]} over {mode.context} groups: "
+            f"{time_text(context_s(kind, mode, stack), 4)} a forward pass"
+        )
+    for exchange in kind.exchanges if mode.degree > 1 or mode.experts is not None else ():
+        once = time_text(exchange_s(exchange, kind, mode, stack), 4)
+        formula, how = exchange.bytes, "all-reduce"
+        if mode.sequence_parallel:
+            how = "reduce-scatter and all-gather"
+        if is_all_to_all(exchange, mode):
+            formula, how = exchange.expert_bytes, "all-to-all"
+        again = ""
+        if regathers(exchange, mode):
+            again = f"; gathered again backward: {time_text(regather_s(exchange, kind, mode, stack), 4)}"
+        yield (
+            f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
+            f"{exchange.backward:g} backward{again}"
+        )
+
+
+_CONTEXT = {
+    ContextExchange.RING: "keys and values around a ring, beside attention,",
+    ContextExchange.ALL_GATHER: "all-gather of keys and values",
+    ContextExchange.ALL_TO_ALL: "all-to-all of heads, there and back,",
+}
+
+
+def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode) -> Iterator[str]:
+    gpu, degree = result.setting.gpu, mode.degree
+    for product in operator.products:
+        shape = shape_on(product, kind, mode)
+        sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
+        times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
+        yield (
+            f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
+            f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
+            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
+            f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
+            f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
+        )
+    parts = mode.parts(operator.split)
+    for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
+        if kind.value(formula):
+            size = kind.value(formula) / parts
+            shown = f"({formula}) / {parts}" if parts > 1 else formula
+            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+
+
+def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
+    costs = result.costs(kind, mode)
+    yield f"  TMPC {mode.id} at t = {mode.degree}"
+    yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
+    if mode.offload:
+        yield f"        offload: {_offload_text(result, kind, mode, costs)}"
+    yield f"    a = {_kept_text(kind, mode)}"
+    yield (
+        f"    b = {_state_text(kind, result.setting.training, mode)}{_excess_text(result, costs)} = "
+        f"{costs.fixed_bytes:,.0f} bytes"
+    )
+    yield from (f"        {line}" for line in _memory_lines(result, kind, mode))
+    yield f"    w = {_synchronised_text(result, mode, costs)} = {costs.synchronised_bytes:,.0f} bytes"
+    if costs.shared_bytes:
+        yield f"    shared = {costs.shared_bytes:,.0f} bytes of optimizer state, a d-th on each of d replicas"
+    if mode.least_data_parallel_degree > 1:
+        yield f"    only in stages of {mode.least_data_parallel_degree} replicas or more"
+    if costs.unsaid_s:
+        sign, why = ("+", "among c groups") if costs.unsaid_s > 0.0 else ("-", "of replicas without these weights")
+        yield f"    in p: {sign}{time_text(abs(costs.unsaid_s), 4)} of w's synchronisation, {why}, for each microbatch"
+    if kind.value(kind.output):
+        yield f"    {_edge_text(result, kind, mode)}"
+
+
+def _state_text(kind: LayerKind, training: Training, mode: LayerMode) -> str:
+    """Of dense parameters, and of experts' where they are shared out otherwise."""
+    dense, routed = numbers_on_device(kind, mode)
     if mode.state_parts(routed=True) == mode.state_parts(routed=False) or not routed.held:
-        return [(memory.Numbers(False, dense.held + routed.held, dense.trained + routed.trained), "")]
-    return [(dense, ""), (routed, " of experts")]
+        both = Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
+        return _numbers_text(both, "", training, mode)
+    texts = (_numbers_text(dense, "", training, mode), _numbers_text(routed, " of experts", training, mode))
+    return " + ".join(texts)
 
 
-def _states_alone(training: Training) -> dict[str, Training]:
+def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: LayerMode) -> str:
+    shards = mode.state_parts(numbers.routed)
+
+    def share(of: Sharding) -> str:
+        return f"/{shards:g}" if shards > 1 and mode.sharding >= of else ""
+
+    optimizer = 0.0 if mode.optimizer_shards == ALL_REPLICAS else training.optimizer_bytes
+    weights = f"{training.weight_bytes:g}{share(Sharding.WEIGHTS)} weights"
+    gradients = f"{training.gradient_bytes:g}{share(Sharding.GRADIENTS)} gradients"
+    of_trained = f"{gradients} + {optimizer:g}{share(Sharding.OPTIMIZER)} optimizer"
+    if numbers.trained == numbers.held:
+        return f"{numbers.held:,.0f} parameters{whose} x ({weights} + {of_trained})"
+    return f"{numbers.held:,.0f} parameters{whose} x {weights} + {numbers.trained:,.0f} trained x ({of_trained})"
+
+
+def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
+    """What b is for, and what the backward pass holds beside a and b."""
+    states = [
+        (name, state_bytes(kind, mode, training)) for name, training in _parts_of(result.setting.training).items()
+    ]
+    yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
+    again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
+    made = f" and {again:,.0f} made again or brought back" if again else ""
+    yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
+
+
+def _parts_of(training: Training) -> dict[str, Training]:
     """Each with one of the states alone."""
     nothing = Training(weight_bytes=0.0, gradient_bytes=0.0, optimizer_bytes=0.0)
     return {
@@ -170,23 +358,67 @@ def _states_alone(training: Training) -> dict[str, Training]:
     }
 
 
-def _kept_terms(kind: LayerKind, mode: LayerMode) -> list[tuple[float, int]]:
-    """Bytes that a microbatch keeps, and by how many devices each is divided."""
+def _edge_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
+    output, setting = kind.value(kind.output), result.setting
+    gathers = mode.degree > 1 and not mode.sequence_parallel
+    return (
+        f"c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each layer that "
+        f"reads it; bw = {output:,.0f} / {mode.devices} - c{' + gathering' if gathers else ''} = "
+        f"{sync_bytes(output, mode, setting):,.0f} bytes; fw of what it reads likewise"
+    )
+
+
+def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
     if mode.recomputation == Recomputation.FULL:
-        return [(kind.value(kind.checkpoint), mode.parts(Split.SEQUENCE))]
-    saved = [(operator, item) for operator in kind.operators for item in operator.saved if not mode.does_again(item)]
-    return [(kind.value(item.bytes), memory.kept_parts(operator, item, mode)) for operator, item in saved]
+        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
+    else:
+        saved = [(operator, item) for operator in kind.operators for item in operator.saved]
+        listed = [
+            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not mode.does_again(item)
+        ]
+    terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
+    total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
+    return f"0; in host memory {total}" if mode.offload else total
 
 
-def _times_s(found: costs.LayerCosts) -> list[tuple[str, float]]:
-    """What a layer's time is made of, as far as there is such."""
+def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: LayerCosts) -> str:
+    gpu = result.setting.gpu
+    rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
+    moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    return (
+        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and through "
+        f"the GPU's memory: {time_text(costs.offload_s, 4)}"
+    )
+
+
+def _synchronised_text(result: Estimate, mode: LayerMode, costs: LayerCosts) -> str:
+    setting = result.setting
+    gradient_bytes = setting.stack.software.reduced_bytes(setting.stack.precision, setting.training)
+    weight, shards = f"{setting.training.weight_bytes:g} of a weight gathered", mode.optimizer_shards
+    gradient = f"{gradient_bytes:g} of a gradient"
+    if mode.sharding is Sharding.OPTIMIZER:
+        return f"{costs.trained:,.0f} x ({gradient} scattered + {weight}) / 2"
+    if mode.sharding is Sharding.GRADIENTS:
+        return f"{costs.trained:,.0f} x ({weight} / 2 + {gradient} / {shards})"
+    if mode.sharding is Sharding.WEIGHTS:
+        return f"{costs.trained:,.0f} x {gradient} / {shards}, among groups that share weights,"
+    return f"{costs.trained:,.0f} x {gradient_bytes:g}"
+
+
+def _time_terms(costs: LayerCosts) -> str:
     terms = [
-        ("forward", found.forward_s),
-        ("backward", found.backward_s),
-        ("again", found.recompute_s),
-        ("exchanges", found.exchange_forward_s + found.exchange_backward_s + found.exchange_recompute_s),
-        ("offload", found.offload_s),
-        ("waiting for the host", found.idle_forward_s + found.idle_backward_s),
-        ("gathering sharded weights", found.gather_forward_s + found.gather_backward_s),
+        ("forward", costs.forward_s),
+        ("backward", costs.backward_s),
+        ("again", costs.recompute_s),
+        ("exchanges", costs.exchange_forward_s + costs.exchange_backward_s + costs.exchange_recompute_s),
+        ("offload", costs.offload_s),
+        ("waiting for the host", costs.idle_forward_s + costs.idle_backward_s),
+        ("gathering sharded weights", costs.gather_forward_s + costs.gather_backward_s),
     ]
-    return [(name, seconds) for name, seconds in terms if seconds or name == "forward"]
+    return " + ".join(f"{name} {time_text(seconds, 4)}" for name, seconds in terms if seconds or name == "forward")
+
+
+def _excess_text(result: Estimate, costs: LayerCosts) -> str:
+    if not costs.excess_bytes:
+        return ""
+    return f" + {costs.transient_bytes:,.0f} in its backward pass - {result.setting.workspace_bytes:,.0f} set aside"

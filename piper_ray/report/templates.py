@@ -15,14 +15,13 @@ from piper_ray.model import figures
 def template(package: str, name: str) -> Template:
     """The template file of a package, as its ``__package__`` names it. Texts are escaped in HTML alone.
 
-    Filters: what writes a figure, by its name in ``model/figures.py``; ``whole``: a number without a fraction;
-    ``breakable``: places after each + where a name of several parts may go on in another line.
+    Filters: what writes a figure, by its name in ``model/figures.py``; ``breakable``: places after each + where a name
+    of several parts may go on in another line.
     """
     environment = Environment(
         autoescape=name.endswith("html.jinja"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     writers = (
-        figures.flop_text,
         figures.given_size_text,
         figures.memory_text,
         figures.percent_text,
@@ -33,6 +32,5 @@ def template(package: str, name: str) -> Template:
         figures.time_text,
     )
     environment.filters.update({writer.__name__: writer for writer in writers})
-    environment.filters["whole"] = "{:,.0f}".format
     environment.filters["breakable"] = lambda text: Markup("+<wbr>").join(text.split("+"))
     return environment.from_string(files(package).joinpath(name).read_text(encoding="utf-8"))
