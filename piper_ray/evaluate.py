@@ -400,8 +400,7 @@ def _time_parts_s(
 def links_holding(instance: Instance, devices: int) -> list[tuple[int, float]]:
     """Group sizes and bandwidths, the smallest groups first, up to that which holds a plan of so many devices.
 
-    A plan that fits into one node is placed in one; only of searches that look at more devices that is not said. Who
-
+    A plan that fits into one node is placed in one. A search looks at plans of all sizes: it asks for all devices.
     """
     links = instance.cluster.links
     found: list[tuple[int, float]] = []

@@ -95,7 +95,10 @@ def stage_groups(found: Valued) -> list[Group]:
 
 
 def _spreads(
-    values: Sequence[float], text: Callable[[float], str], largest: float | None = None, over: frozenset[int] = frozenset()
+    values: Sequence[float],
+    text: Callable[[float], str],
+    largest: float | None = None,
+    over: frozenset[int] = frozenset(),
 ) -> Callable[[Group], Cell]:
     """Cells of a figure: one, or from the least to the largest of a group.
 
