@@ -15,7 +15,7 @@ from types import ModuleType
 
 
 def _homes() -> dict[str, str]:
-    """By each public name the module where it lives, in the order of the stub beside this file, which declares them."""
+    """The module of each public name, as the stub ``__init__.pyi`` declares them, in its order."""
     homes = {}
     for line in __loader__.get_data(f"{__file__}i").decode().splitlines():
         match line.split():

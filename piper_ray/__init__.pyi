@@ -89,7 +89,7 @@ from piper_ray.engine.evaluation.backend import Backend as Backend
 from piper_ray.engine.backends.ray import RayBackend as RayBackend
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers as WithoutWorkers
 
-# what is told meanwhile
+# events, and who hears them
 from piper_ray.model.events import Listener as Listener
 from piper_ray.engine.frontier.events import FrontierListener as FrontierListener
 from piper_ray.engine.frontier.events import CurveAdvanced as CurveAdvanced

@@ -201,7 +201,7 @@ class Interrupts:
         so_far = None if self.number is None else stop.answer()
         if so_far is None:
             raise error
-        self.tell(error)  # whatever else was told to end may have been needed
+        self.tell(error)  # the signal may have ended a process that the search needs
         return so_far
 
     def _give_up(self, stop: Stop[Any]) -> None:

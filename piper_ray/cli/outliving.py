@@ -32,7 +32,7 @@ SUPERVISED = "PIPER_RAY_SUPERVISED"
 """In the environment of a child that is started again when it dies: its answer is in its checkpoint."""
 
 _ANSWER, _INPUT, _SERVICES, _WHOLE = "answer", "input", "services", "whole"
-"""What is told of."""
+"""Kinds of messages from the child to its parent."""
 
 _ANSWERS_WITHIN_S = 1.0
 _PR_SET_PDEATHSIG = 1

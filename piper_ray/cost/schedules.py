@@ -1,5 +1,5 @@
-"""Plans with one d and one t for all stages: which degrees and how many ranks they may have, and what their step takes
-beside passes."""
+"""Plans with one d and one t for all stages: which degrees and how many ranks they may have, and
+how long they take to sum gradients."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What solves of one graph share: variants, contraction, lattice and stage sums. None of it depends on M or B, nor on N
-where there is one link.
+"""What solves of one graph share: variants, contraction, lattice and stage sums; and what they found so far.
 
-Of K it depends in one way: tensor-parallel degrees above K are left out.
+The former do not depend on M or B, nor on N where there is one link. Of K they depend in one way: tensor-parallel
+degrees above K are left out.
 """
 
 from __future__ import annotations
@@ -160,9 +160,11 @@ class PointShape(NamedTuple):
 
 @dataclass(frozen=True)
 class Outline:
-    """What comes before the lattice, and is quick whatever its size. alike: the variants as they are before those with
-    different links are told apart. graph: contracted as far as it is worth. downsets: of the graph; None where they
-    cannot be counted quickly."""
+    """What comes before the lattice, and is quick whatever its size.
+
+    alike: the variants, one for all links. graph: contracted as far as that pays. downsets: how many the graph has;
+    None where counting them takes long.
+    """
 
     alike: tuple[Variant, ...]
     variants: tuple[Variant, ...]

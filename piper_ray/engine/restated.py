@@ -8,8 +8,9 @@ from graphlib import CycleError, TopologicalSorter
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.one_setting import solve_one_setting
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, solve_one_setting, unproved
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
 from piper_ray.model.constraints import Constraint, KeepOrder, Recompute, SameDegrees, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance

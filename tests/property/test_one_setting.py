@@ -10,8 +10,9 @@ from random import Random
 import pytest
 
 import piper_ray
+from piper_ray.engine.one_setting import worth_of
 from piper_ray.engine.request import SolveRequest
-from piper_ray.engine.subproblems import Solver, SubProblem, best_of, worth_of
+from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
@@ -225,7 +226,7 @@ def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkey
 
         return plain(request, parts, solve_one)
 
-    monkeypatch.setattr("piper_ray.engine.subproblems.best_of", counted)
+    monkeypatch.setattr("piper_ray.engine.one_setting.best_of", counted)
     instance, rule = mixture(), OneMode(context=True, experts=True)
     found = piper_ray.solve(
         instance, restrictions=Restrictions(constraints=[SameDegrees(), rule]), schedule="1f1b", options=ONE_THREAD

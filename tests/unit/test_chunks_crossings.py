@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.chunks.candidates import model_of
-from piper_ray.engine.chunks.relaxation import forced_transfers_s
+from piper_ray.engine.chunks.crossings import forced_transfers_s
 from piper_ray.engine.chunks.tasks import ChunkProblem, Task
 from piper_ray.engine.kernels.chunk_moves import batch_seconds
 from piper_ray.engine.kernels.types import IndexArray

@@ -74,7 +74,7 @@ def test_what_is_on_record_is_not_searched_again(tmp_path: Path, monkeypatch: py
     instance, options = uneven_layers(3), SolveOptions(threads=1, resume=str(tmp_path))
     whole = solve(instance, schedule="1f1b", options=options)
     assert whole.status is Status.OPTIMAL
-    monkeypatch.setattr("piper_ray.engine.flush.tasks.run_task", None)
+    monkeypatch.setattr("piper_ray.engine.flush.task_search.run_task", None)
     listener = Ending(-1)
     assert figures(solve(instance, schedule="1f1b", options=options, listener=listener)) == figures(whole)
     assert any("searches of degrees are on record" in note for note in listener.notes)

@@ -17,7 +17,8 @@ from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.flush.search import FlushSearch
 from piper_ray.engine.flush.solve import instance_under, solve_under_flush
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
-from piper_ray.engine.flush.tasks import ChosenStages, DegreePair, build_flush_plan, list_tasks
+from piper_ray.engine.flush.task_search import ChosenStages, build_flush_plan
+from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice

@@ -1,4 +1,4 @@
-"""Cases of a task (d, t, p, v), and what is done for one when it is its turn.
+"""Cases of a task (d, t, p, v): what is done for one when it is its turn, how it travels, and its record.
 
 A turn's outcome depends on the node's turns before and on nothing else: not on the thread, nor on what else is known.
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from piper_ray.engine.chunks.tables import DegreeTables
+from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FrequentKind, LayerKinds, Paths, Prices, ShapeLimits
@@ -355,13 +355,13 @@ class TimeUnit:
             start, stop, layers = alike.get(key, (first, end, 0))
             alike[key] = start, stop, layers + count
         first, end, layers = max(alike.values(), key=lambda found: (found[2], -found[0]))
-        return cls(float(_rank_seconds(kinds.figures, task)[first:end].min()) * _A_LITTLE_LESS, first, end, layers)
+        return cls(float(rank_seconds(kinds.figures, task)[first:end].min()) * _A_LITTLE_LESS, first, end, layers)
 
     def told(self, kinds: LayerKinds, task: Task) -> LayerKinds:
         """The kinds with their options' whole units."""
         if self.seconds <= 0.0:
             return kinds
-        return kinds._replace(units=np.floor(_rank_seconds(kinds.figures, task) / self.seconds))
+        return kinds._replace(units=np.floor(rank_seconds(kinds.figures, task) / self.seconds))
 
     def most(self, task: Task, crossing_s: FloatArray, rank_of: IndexArray, target_s: float) -> FloatArray:
         """float64[p]: the most that a rank can have in plans that take less than ``target_s``."""
@@ -371,94 +371,3 @@ class TimeUnit:
         room_s = target_s / task.shape.microbatches - np.bincount(rank_of, 2.0 * crossing_s, p)
         found: FloatArray = np.floor(room_s / self.seconds)
         return found
-
-
-def _rank_seconds(figures: FloatArray, task: Task) -> FloatArray:
-    """float64[options]: seconds of the rank for a microbatch, with its part of the synchronisation."""
-    sync_s = figures[:, chunk_bound.WEIGHTS] * task.sync_s_per_byte
-    passes_s = figures[:, chunk_bound.FORWARD_S : chunk_bound.WEIGHT_S + 1].sum(axis=1)
-    found: FloatArray = passes_s + sync_s / task.shape.microbatches
-    return found
-
-
-_A_LITTLE_MORE = 1.0 + 1e-9
-"""Than a rank has time for, as sums are rounded."""
-
-
-class _Chain(NamedTuple):
-    """layers: positions along it. sent_s, received_s: by the ends of the edges between them, in either direction."""
-
-    layers: list[int]
-    sent_s: list[float]
-    received_s: list[float]
-
-
-def forced_transfers_s(task: Task, target_s: float) -> float:
-    """What chunks send and receive at least, in either direction, in plans that take less than ``target_s``.
-
-    Chains are paths through the graph, no layer of which is in two. Consecutive layers of a chain on one rank take no
-    longer, with what they receive and send, than that rank's part of a batch. So a chain is in pieces, and between two
-    of them an edge is sent from a rank to another. The hub's edges are left out.
-    """
-    if not np.isfinite(target_s):
-        return 0.0
-    tables = task.tables
-    layer_s = _rank_seconds(tables.figures(task.data_parallel_degree), task)
-    least_s = np.minimum.reduceat(layer_s, tables.option_start[:-1])
-    room_s = target_s / task.shape.microbatches * _A_LITTLE_MORE
-    return sum(_least_between_pieces_s([least_s[x] for x in chain.layers], chain, room_s) for chain in _chains(tables))
-
-
-def _least_between_pieces_s(layer_s: list[float], chain: _Chain, room_s: float) -> float:
-    """Of all ways to cut a chain into pieces that each take at most ``room_s``; inf if there is none."""
-    n = len(layer_s)
-    sent_s, received_s = [*chain.sent_s, 0.0], [0.0, *chain.received_s]
-    least_s = [0.0] + [np.inf] * n  # of the first so many layers in pieces
-    for first in range(n):
-        piece_s = 2.0 * received_s[first]  # forward and backward
-        for last in range(first, n):
-            piece_s += layer_s[last]
-            if piece_s > room_s:
-                break
-            if piece_s + 2.0 * sent_s[last] <= room_s:
-                least_s[last + 1] = min(least_s[last + 1], least_s[first] + received_s[first] + sent_s[last])
-    return least_s[n]
-
-
-def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerKinds:
-    """The kinds and one more layer, that takes as long as the transfers and may be in any chunk: each of them is."""
-    if transfers_s <= 0.0:
-        return kinds
-    figures = np.zeros((1, chunk_bound.KIND_COLUMNS))
-    figures[0, [chunk_bound.FORWARD_S, chunk_bound.INPUT_S]] = transfers_s
-    return LayerKinds(
-        np.append(kinds.layers, 1),
-        np.append(kinds.first_chunk, 0),
-        np.append(kinds.last_chunk, stages - 1),
-        np.append(kinds.side, chunk_bound.APART),
-        np.append(kinds.option_start, kinds.option_start[-1] + 1),
-        np.concatenate([kinds.figures, figures]),
-        np.append(kinds.units, 0.0),
-    )
-
-
-def _chains(tables: DegreeTables) -> list[_Chain]:
-    """The dearest edges first come in."""
-    order = tables.order
-    after: dict[int, tuple[int, float, float]] = {}
-    heads: set[int] = set()
-    edges = tables.edge_seconds()
-    for edge in sorted(edges, key=lambda edge: (-edge.sent_s - edge.received_s, edge.tail, edge.head)):
-        if order.layers[edge.tail] != order.hub and edge.tail not in after and edge.head not in heads:
-            after[edge.tail] = edge.head, edge.sent_s, edge.received_s
-            heads.add(edge.head)
-    found = []
-    for first in sorted(after.keys() - heads):
-        chain = _Chain([first], [], [])
-        while chain.layers[-1] in after:
-            x, sent_s, received_s = after[chain.layers[-1]]
-            chain.layers.append(x)
-            chain.sent_s.append(sent_s)
-            chain.received_s.append(received_s)
-        found.append(chain)
-    return found

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.tasks import ChosenStages, DegreePair, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy

@@ -12,7 +12,8 @@ from piper_ray.cost.variants import Variant, layer_without_choice, usable_varian
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.search import Degrees, FlushSearch
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
-from piper_ray.engine.flush.tasks import ChosenStages, DegreePair, TaskMemo, build_flush_plan, list_tasks
+from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
+from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.forecast import lattice_within, tell_of_options
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets

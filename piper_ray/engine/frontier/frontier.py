@@ -13,7 +13,8 @@ from piper_ray.engine.chunks.solve import ChunkSeries
 from piper_ray.engine.flush.solve import FlushSeries
 from piper_ray.engine.frontier.events import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import Numbers, rising
-from piper_ray.engine.frontier.result import Frontier, Walk
+from piper_ray.engine.frontier.result import Frontier
+from piper_ray.engine.frontier.walk import Walk
 from piper_ray.engine.layers import LayerSeries
 from piper_ray.engine.ledger import no_search, stats_of_nothing
 from piper_ray.engine.preparation import PointShape

@@ -1,0 +1,278 @@
+"""The search of one (d, t): stages with their choices made, the call that workers get, and the record of its result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from piper_ray.cost.plan import places, stage_of
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
+from piper_ray.engine.checkpoint import Checkpoint
+from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.tasks import DegreePair
+from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_state, close_gap
+from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
+from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
+from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
+from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, ONE_F_ONE_B, TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
+from piper_ray.engine.ledger import TIE
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.stop import StoppedBy
+
+_MOST_PASSES = 10_000_000
+"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
+
+
+@dataclass(frozen=True)
+class ChosenStages:
+    """Stages with all choices made. value_s: of a batch, simulated. seconds: float64[p, 3], each stage's forward and
+    backward seconds for a microbatch and its synchronisation, front to back.
+
+    options: for each stage int64[k, 2], its vertices, ascending, and for each the number of its option.
+    """
+
+    task: FlushTask
+    variant: IndexArray
+    options: tuple[IndexArray, ...]
+    seconds: FloatArray
+    value_s: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.options)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Of plans that take the same: fewest devices, then stages, then the least d."""
+        return self.devices, self.stages, self.task.data_parallel_degree
+
+    @property
+    def devices(self) -> int:
+        return self.stages * self.task.data_parallel_degree * self.task.tensor_parallel_degree
+
+
+def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
+    """Makes the TMPC choices that the stages name, or where they name none quick ones that fit."""
+    p = stages.outer.size
+    seconds = np.zeros((p, 3))
+    options = []
+    for k in range(p):
+        stage = StageKey(int(stages.outer[k]), int(stages.inner[k]), int(stages.variant[k]))
+        y = in_flight(task.schedule, task.microbatches, p - 1 - k)
+        vertices, start, items = stage_items(stage, y, tables, task)
+        least = least_figures(stage, tables, task)
+        items[:, 2] *= task.sync_s_per_byte
+        wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
+        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes)
+        totals = items[chosen].sum(axis=0)
+        seconds[k, 0] = totals[0] + least.tensor_forward_s
+        seconds[k, 1] = totals[1] + least.tensor_backward_s
+        seconds[k, 2] = totals[2]
+        options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
+    columns = [seconds[:, column].copy() for column in range(3)]
+    quick = task.schedule != TWO_BW and p * task.microbatches <= _MOST_PASSES
+    batch_s = float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
+    return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
+
+
+def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> Plan:
+    """Layers in file order."""
+    place, graph, d = places(instance), workload.lattice.graph, chosen.task.data_parallel_degree
+    built = []
+    for r, options in zip(chosen.variant.tolist(), chosen.options, strict=True):
+        tmpc_ids = {graph.layer_ids[v]: workload.tmpcs[r][v][o].id for v, o in options.tolist()}
+        built.append(stage_of(place, tmpc_ids, d, workload.variants[r].degree))
+    return Plan(tuple(built))
+
+
+def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArray, memory_bytes: float) -> IndexArray:
+    """The option of each layer, as an index into ``items``. wanted: the seconds to take, or to come close to."""
+    chosen = start[:-1].copy()
+    if choice == FASTEST:
+        return chosen
+    if choice == LEAST_TIME:
+        least_time_choice(start, items, memory_bytes, chosen)
+        return chosen
+    most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
+    status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
+    if status == NONE_FITS:  # what is wanted is a bound
+        _, rows, ids, before, taken = choice_front(start, items, memory_bytes, np.inf, FEW)
+    at = int(ids[np.argmin(np.abs(rows - wanted).sum(axis=1))])
+    for k in range(chosen.size - 1, -1, -1):
+        chosen[k] = taken[at]
+        at = int(before[at])
+    return chosen
+
+
+_FEW_NODES = 3_000
+_MOST_NODES = 200_000
+_MOST_STATES = 20_000_000
+_STATES_BYTES = 500e6
+"""Of a worker, for the states of a task's tails; few have as many."""
+
+_LEVELS = 24
+_LEAST_LEVEL = 0.4
+_MOST_LEVEL = 1.1
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """What was found in one task. lower_s: on those of its plans that take less than the best known; inf: none does.
+
+    left_open: why the bound is not met, where it is not.
+    """
+
+    lower_s: float
+    states: int
+    looked_through: bool
+    found: ChosenStages | None
+    left_open: StoppedBy | None
+
+
+def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> TaskResult:
+    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
+
+    A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
+    for, in s, and control[1], the wish to stop (0: none).
+    """
+    if task.lower_s > control[0] * (1.0 + TIE):
+        return TaskResult(np.inf, 0, False, None, None)
+    downsets = tables.bits.shape[0]
+    levels = np.zeros((1, 2))
+    status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+    kept = len(states.origin)
+    if status != FINISHED:
+        return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
+    state, lower_s = best_state(task.arrays, states, downsets)
+    if state < 0:
+        return TaskResult(np.inf, kept, False, None, None)
+    found = choose(tables, task.arrays, best_stages(states, state))
+    control[0] = min(control[0], found.value_s)
+    looked_through = False
+    for most_nodes in (_FEW_NODES, _MOST_NODES):
+        if lower_s >= control[0] * (1.0 - PROOF):
+            return TaskResult(np.inf, kept, looked_through, found, None)
+        if looked_through and task.arrays.schedule == ONE_F_ONE_B:
+            # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
+            levels = _levels(found)
+            status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+            kept += len(states.origin)
+            if status != FINISHED:
+                break
+            state, least_s = best_state(task.arrays, states, downsets)
+            lower_s = max(lower_s, least_s)
+            if state >= 0:
+                found = _better(found, choose(tables, task.arrays, best_stages(states, state)))
+                control[0] = min(control[0], found.value_s)
+        looked_through = True
+        status, least_s, better, stages = close_gap(tables, task.arrays, levels, states, most_nodes, control)
+        lower_s = max(lower_s, least_s)
+        if better:
+            found = _better(found, choose(tables, task.arrays, stages))
+            control[0] = min(control[0], found.value_s)
+        if status != TOO_MANY:
+            break
+    if lower_s >= control[0] * (1.0 - PROOF):
+        return TaskResult(np.inf, kept, looked_through, found, None)
+    left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None, TOO_MANY: StoppedBy.TOO_MANY_PLANS}[status]
+    return TaskResult(lower_s, kept, looked_through, found, left_open)
+
+
+def call_of(tables: FlushTables, task: DegreePair, bound_s: float) -> Call:
+    """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
+    d, t = task.degrees
+    shared_bytes = sum(array.nbytes for array in (*tables, *task.ahead))
+    return Call(
+        task,
+        _run_sent,
+        (tables, task.ahead),
+        (task.arrays, task.order, task.lower_s),
+        f"the search of d={d} t={t}",
+        bound_s,
+        PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
+    )
+
+
+def _run_sent(
+    tables: FlushTables, ahead: AheadArrays, arrays: FlushTask, order: int, lower_s: float, control: FloatArray
+) -> TaskResult:
+    """``run_task``, of what is shared by many tasks and of what is not."""
+    return run_task(tables, DegreePair(order, frozen(arrays), ahead, lower_s), control)
+
+
+def _levels(found: ChosenStages) -> FloatArray:
+    """float64[l, 2]: none, and evenly from a part of a plan's largest forward and backward seconds to a little more."""
+    shares = np.linspace(_LEAST_LEVEL, _MOST_LEVEL, _LEVELS)
+    return np.concatenate([np.zeros((1, 2)), shares[:, None] * found.seconds[:, :2].max(axis=0)])
+
+
+def _better(one: ChosenStages, other: ChosenStages) -> ChosenStages:
+    return other if other.value_s < one.value_s else one
+
+
+@dataclass(frozen=True)
+class TaskMemo:
+    """Those of one solve: its checkpoint's identity says of which."""
+
+    checkpoint: Checkpoint
+
+    def result(self, task: DegreePair, cutoff_s: float) -> TaskResult | None:
+        """Of a search for plans of at most so many seconds a batch, if it is on record."""
+        found: Any = self.checkpoint.result(_key(task, cutoff_s))
+        return None if found is None else _result(task.arrays, found)
+
+    def record(self, task: DegreePair, cutoff_s: float, result: TaskResult) -> None:
+        """Raises CheckpointLost if another solve has taken the checkpoint over."""
+        self.checkpoint.record_result(_key(task, cutoff_s), _row(result))
+
+
+def _key(task: DegreePair, cutoff_s: float) -> str:
+    d, t = task.degrees
+    return f"d={d} t={t} {float(cutoff_s).hex()}"
+
+
+def _row(result: TaskResult) -> dict[str, object]:
+    found = result.found
+    return {
+        "lower_s": float(result.lower_s).hex(),
+        "states": int(result.states),
+        "looked_through": bool(result.looked_through),
+        "left_open": None if result.left_open is None else result.left_open.value,
+        "found": None if found is None else _stages_row(found),
+    }
+
+
+def _stages_row(found: ChosenStages) -> dict[str, object]:
+    return {
+        "batch_s": float(found.value_s).hex(),
+        "variant": found.variant.tolist(),
+        "options": [of_stage.tolist() for of_stage in found.options],
+        "seconds": [[value.hex() for value in row] for row in found.seconds.tolist()],
+    }
+
+
+def _result(task: FlushTask, row: Any) -> TaskResult:
+    left_open, found = row["left_open"], row["found"]
+    return TaskResult(
+        float.fromhex(row["lower_s"]),
+        row["states"],
+        row["looked_through"],
+        None if found is None else _chosen_stages(task, found),
+        None if left_open is None else StoppedBy(left_open),
+    )
+
+
+def _chosen_stages(task: FlushTask, row: Any) -> ChosenStages:
+    return ChosenStages(
+        task,
+        np.array(row["variant"], np.int64),
+        tuple(np.array(of_stage, np.int64).reshape(-1, 2) for of_stage in row["options"]),
+        np.array([[float.fromhex(value) for value in values] for values in row["seconds"]]),
+        float.fromhex(row["batch_s"]),
+    )

@@ -1,0 +1,142 @@
+"""The walk along a frontier, from the most devices down: which positions are solved, and what answers say of others."""
+
+from __future__ import annotations
+
+import math
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Hashable
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.frontier.events import CurveAdvanced, FrontierListener, PointClosed
+from piper_ray.engine.ledger import status_of
+from piper_ray.model.errors import ChoiceTooHard
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+
+_ENDING = (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT)
+_WORTH_A_ROW_S = 1.0
+
+
+@dataclass
+class Walk:
+    """``run`` solves all ``positions``, which rise: numbers of devices, or ``by_sum`` bounds on the sum of d.
+
+    falling: whether more hurts no plan. solve: the answer at a position, which it offers to the Stop on its way.
+    unknown: what is said of a position that nothing was searched of. alike: positions with the same answer prefer the
+    same plan if this is equal; it differs of no two between which it is equal.
+    """
+
+    positions: tuple[int, ...]
+    by_sum: bool
+    falling: bool
+    solve: Callable[[int, Stop[Solution]], Solution]
+    unknown: Callable[[int], Solution]
+    alike: Callable[[int], Hashable]
+    evaluations: int = 0
+    seconds: float = 0.0
+    preparation_s: float = 0.0
+    stopped_by: StoppedBy | None = None
+    _solved: dict[int, Solution] = field(default_factory=dict)
+    _under_way: tuple[int, Stop[Solution]] | None = None
+    _settled: dict[int, Solution] | None = None
+
+    def run(self, listener: FrontierListener, stop: Stop[Any]) -> None:
+        """Until all is solved or a limit or a wish to stop comes first."""
+        began_s, index = time.perf_counter(), len(self.positions) - 1
+        while index >= 0 and self.stopped_by not in _ENDING:
+            position, part, since_s = self.positions[index], stop.part(), time.perf_counter()
+            self._under_way = position, part
+            try:
+                found = self.solve(position, part)
+            except StopSearch as ended:
+                self.stopped_by = ended.reason
+                break
+            except ChoiceTooHard:
+                self.stopped_by = StoppedBy.CHOICE_TOO_HARD
+                break
+            now_s = time.perf_counter()
+            first = self._first_with(found, index)
+            self._solved |= dict.fromkeys(self.positions[first : index + 1], found)
+            self._under_way, index = None, first - 1
+            evaluations = len(found.stats.evaluations) or 1
+            self.evaluations += evaluations
+            if found.stopped_by in _ENDING or (found.stopped_by is not StoppedBy.GAP and self.stopped_by is None):
+                self.stopped_by = found.stopped_by
+            if now_s - since_s > _WORTH_A_ROW_S:
+                value_s = math.inf if found.time_per_sample_s is None else found.time_per_sample_s
+                bounds_s = found.lower_bound_s, value_s
+                listener(PointClosed(self.by_sum, position, *bounds_s, evaluations, now_s - began_s))
+            closed = len(self._solved)
+            listener(CurveAdvanced(self.by_sum, closed, len(self.positions), self.evaluations, now_s - began_s))
+        self.seconds, self._settled = time.perf_counter() - began_s, self._settle()
+
+    def known(self) -> dict[int, Solution]:
+        """For each position the best plan and the bound that are known. For other threads too."""
+        return self._settle() if self._settled is None else self._settled
+
+    def so_far(self) -> Walk:
+        """What is known at this moment, as if it ended now."""
+        known = copy(self)
+        known._settled, known.stopped_by = self.known(), StoppedBy.INTERRUPT
+        return known
+
+    def _first_with(self, found: Solution, index: int) -> int:
+        """The first position up to this one that has the same answer, with the same plan."""
+        if not self.falling:
+            return index
+        if found.plan is None:
+            return 0 if found.status is Status.INFEASIBLE else index
+        if found.status is not Status.OPTIMAL and found.stopped_by not in (
+            StoppedBy.GAP,
+            StoppedBy.NO_BETTER_BOUND,
+        ):
+            return index
+        plan = found.plan.by_rank(found.schedule)
+        fits = bisect_left(self.positions, plan.data_parallel_sum if self.by_sum else plan.devices, hi=index)
+        if fits == index:
+            return index
+        here = self.alike(self.positions[index])
+        return bisect_left(self.positions, True, fits, index, key=lambda position: self.alike(position) == here)
+
+    def _settle(self) -> dict[int, Solution]:
+        """Where more never hurts, bounds of larger positions and plans of smaller ones count too."""
+        found, under_way = dict(self._solved), self._under_way
+        if under_way is not None and under_way[0] not in found:
+            so_far = under_way[1].answer()
+            if so_far is not None:
+                found[under_way[0]] = so_far
+        found = {position: found.get(position) or self.unknown(position) for position in self.positions}
+        if not self.falling:
+            return found
+        lower_s = 0.0
+        for position in reversed(self.positions):
+            lower_s = max(lower_s, found[position].lower_bound_s)
+            found[position] = _bounded(found[position], lower_s)
+        best: Solution | None = None
+        for position in self.positions:
+            here = found[position]
+            if best is not None and _is_faster(best, here):
+                here = replace(here, plan=best.plan, time_per_sample_s=best.time_per_sample_s, schedule=best.schedule)
+                here = found[position] = _bounded(here, here.lower_bound_s)
+            best = here if here.plan is not None else best
+        return found
+
+
+def _is_faster(one: Solution, other: Solution) -> bool:
+    if one.time_per_sample_s is None or other.time_per_sample_s is None:
+        return one.time_per_sample_s is not None
+    return one.time_per_sample_s < other.time_per_sample_s * (1.0 - PROOF)
+
+
+def _bounded(found: Solution, lower_s: float) -> Solution:
+    """With another bound, and what both figures say."""
+    value_s = found.time_per_sample_s
+    lower_s = lower_s if value_s is None else min(lower_s, value_s)
+    status = status_of(math.inf if value_s is None else value_s, lower_s)
+    if (lower_s, status) == (found.lower_bound_s, found.status):
+        return found
+    return replace(found, lower_bound_s=lower_s, status=status)
