@@ -48,7 +48,7 @@ def test_any_small_instance(instance: Instance) -> None:
         assert_best(instance, schedule)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", long_after(2, SCHEDULES))
 def test_restricted_recomputation(schedule: FlushSchedule) -> None:
     roles: dict[Recompute, tuple[Role, ...]] = {
         Recompute.ALWAYS: (True,),

@@ -28,6 +28,7 @@ from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
 from tests.instances import equal_chain, random_instance, two_towers
+from tests.lengths import long_after
 
 ONE_F_ONE_B, GPIPE = FlushSchedule.ONE_F_ONE_B, FlushSchedule.GPIPE
 
@@ -82,7 +83,7 @@ def test_equal_layers_under_1f1b_take_m_and_p_minus_1_times_a_stage() -> None:
     assert solution.time_per_sample_s == pytest.approx((8 + 4 - 1) * 6.0 / 8, rel=1e-8)
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: FlushSchedule) -> None:
     for instance in some_instances():
         free = solve_flush(instance, schedule)
@@ -108,7 +109,7 @@ def test_constraints_are_kept_and_the_best_of_all_is_the_best_of_each(schedule: 
         assert halves.plan is None or degrees(halves)[0] == 2
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
     for instance in some_instances():
         best_s = np.inf
@@ -246,6 +247,7 @@ def test_fewer_microbatches_than_stages(microbatches: int) -> None:
         assert solution.time_per_sample_s == pytest.approx(batch_s / microbatches, rel=1e-12)
 
 
+@pytest.mark.long
 def test_where_the_proof_takes_minutes_a_limit_ends_it_with_a_gap() -> None:
     instance = instance_of(str(INPUTS / "t5-11b.toml"))
     solution = solve_flush(instance, GPIPE, options=SolveOptions(time_limit_s=2.0))
@@ -303,6 +305,14 @@ def test_a_plan_found_on_a_chain_is_told_as_such() -> None:
     assert next(event.origin for event in told if isinstance(event, IncumbentFound)) == "chain"
 
 
+def test_steps_in_proportion_to_a_bound_of_nothing_end() -> None:
+    instance = random_instance(73)
+    solution = solve_flush(instance, GPIPE)
+    assert solution.status is Status.OPTIMAL
+    assert solution.plan is not None
+    assert plan_batch_s(instance, solution.plan, GPIPE.value) == pytest.approx(47.0)
+
+
 def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
     def interrupted(event: Event) -> None:
         if isinstance(event, DegreesSearched):
@@ -317,7 +327,7 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
     assert solution.lower_bound_s <= optimum.time_per_sample_s
 
 
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe", "2bw"]))
 def test_the_least_memory_with_a_plan(schedule: str) -> None:
     """With so much there is one; with a little less there is none."""
     same = Restrictions(constraints=[SameDegrees()])

@@ -26,7 +26,7 @@ from piper_ray.engine.kernels.flush_paths import (
 )
 from piper_ray.engine.kernels.flush_stages import front_rows, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, figures_of, tails
-from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
+from piper_ray.engine.kernels.flush_types import FIGURES, GPIPE, ONE_F_ONE_B, ORIGIN, FlushTask, TailArrays
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import build_lattice
@@ -112,6 +112,26 @@ def test_no_stages_in_front_take_less_than_the_least_batch(schedule: int) -> Non
     assert least_batch_s(schedule, 4, 2, 2, 1.0, 0.5, empty_tail(schedule)) == np.inf
 
 
+@pytest.mark.parametrize(
+    ("stages", "known", "batch"),
+    [
+        # f = 1, 2 and b = 2, 4: 3 + 2 * 2 forward and 6 + 2 * 4 backward; of 9 s in all, 6 are the last stage's.
+        ([(1.0, 2.0, 0.0), (2.0, 4.0, 0.0)], 1, 9.0 + 2 * 6.0),
+        # It synchronises for 20 s after its own 3 * 4 backward; 1 + 3 * 2 forward come first.
+        ([(1.0, 2.0, 0.0), (2.0, 4.0, 20.0)], 1, 7.0 + 12.0 + 20.0),
+        # Nothing is known of two equal stages: 6 s for a microbatch, and 3 s at either for each further one.
+        ([(1.0, 2.0, 0.0), (1.0, 2.0, 0.0)], 0, 6.0 + 2 * 3.0),
+    ],
+)
+def test_bound_and_plan_meet_under_gpipe(stages: list[tuple[float, ...]], known: int, batch: float) -> None:
+    """Worked out by hand: three microbatches, two stages, of which the last ``known`` are the tail."""
+    m, p, table = 3, len(stages), np.array(stages)
+    ahead, tail = table[: p - known], table[p - known :]
+    ahead_s, ahead_forward_s = float(ahead[:, :2].sum()), float(ahead[:, 0].sum())
+    assert step_s(GPIPE, m, *columns(table)) == batch
+    assert least_batch_s(GPIPE, m, known, p, ahead_s, ahead_forward_s, grown(GPIPE, m, tail, False)) == batch
+
+
 def random_items(rng: Random, most_layers: int, most_options: int) -> tuple[IndexArray, FloatArray]:
     widths = [rng.randint(1, most_options) for _ in range(rng.randint(1, most_layers))]
     integers = rng.random() < 0.5
@@ -189,6 +209,11 @@ def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedul
     return list_tasks(instance, workload, Schedule(ScheduleName(schedule.value)), Restrictions(), StepTerms())
 
 
+def any_tails(task: FlushTask, workload: FlushWorkload) -> IndexArray:
+    """No limits on stages behind."""
+    return np.full(workload.lattice.size, task.most_stages)
+
+
 def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int], list[Figures]]:
     """Figures of all tails that fit, by downset and number of stages, with nothing in front."""
     tables, arrays = workload.arrays, task.arrays
@@ -220,7 +245,9 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
         for task in tasks_of(instance, workload, schedule) if workload else []:
             assert workload is not None
             control = np.array([np.inf, 0.0])
-            status, states = tails(workload.arrays, task.arrays, task.ahead, NO_LEVELS, 10**6, control)
+            status, states = tails(
+                workload.arrays, task.arrays, task.ahead, any_tails(task.arrays, workload), NO_LEVELS, 10**6, control
+            )
             assert status == FINISHED
             kept = kept_figures(states)
             for (i, stages), wanted in every_tail(workload, task).items():
@@ -260,7 +287,9 @@ def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
             bounds = []
             for levels in (NO_LEVELS, np.array([[k, 2.0 * k] for k in range(0, 40, 2)])):
                 control = np.array([np.inf, 0.0])
-                _, states = tails(workload.arrays, arrays, task.ahead, levels, 10**6, control)
+                _, states = tails(
+                    workload.arrays, arrays, task.ahead, any_tails(arrays, workload), levels, 10**6, control
+                )
                 m = workload.arrays.bits.shape[0]
                 top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))
                 listed = [(batch_s(ONE_F_ONE_B, arrays.microbatches, figures_of(states.figures, s)), s) for s in top]

@@ -8,6 +8,7 @@ exactly the linear program is solved does not matter.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,7 @@ from piper_ray.cost.tolerances import RESOLUTION, THRESHOLD_TOLERANCE
 from piper_ray.engine.kernels.cover import (
     BoolArray,
     CoverBasis,
+    LabelMoves,
     StageKinds,
     dearest_stage,
     least_spent_s,
@@ -26,7 +28,7 @@ from piper_ray.engine.kernels.reach import StagePaths
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import members_of, offsets
 from piper_ray.engine.lattice.labelling import Labelling
-from piper_ray.engine.lattice.layer_graph import descendants
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.engine.tables.problem import Problem
 
 _CELLS, _FINER = 256, 4
@@ -74,12 +76,51 @@ class DualPrices:
         return threshold_s <= self.threshold_s
 
 
-class StageCover:
-    """The fractional covers of a problem's layers by stages, at any threshold. most_cells: of the grid of times."""
+class Cover(ABC):
+    """The fractional covers of layers by stages, at any threshold. devices: those there are. most_cells: of the grid of
+    times."""
+
+    def __init__(self, moves: LabelMoves, devices: int, most_cells: int = _CELLS) -> None:
+        self.moves, self._devices, self._most_cells = moves, devices, most_cells
+        # What was found at a threshold keeps every higher one.
+        self._stages: list[tuple[BoolArray, float, float]] = []
+
+    @abstractmethod
+    def kinds_at(self, keep_s: float) -> StageKinds:
+        """The stages that there are, and what they may spend where none takes longer."""
+
+    def dual_prices(
+        self,
+        threshold_s: float,
+        *,
+        start: DualPrices | None = None,
+        until: float = np.inf,
+        rounds: int = _ROUNDS,
+        check: Callable[[], None] = lambda: None,
+    ) -> DualPrices:
+        """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
+        kinds = self.kinds_at(kept_s(threshold_s))
+        alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
+        if not np.isfinite(alone).all():
+            return DualPrices(threshold_s, np.zeros(alone.size))
+        trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
+        ascent = _Ascent(self.moves, kinds, self._most_cells)
+        for inside, devices, known_at_s in self._stages:
+            if known_at_s <= threshold_s:
+                ascent.program.add(inside, devices)
+        devices = self._devices
+        found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
+        self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
+        return DualPrices(threshold_s, found * (1.0 - _GUARD))
+
+
+class StageCover(Cover):
+    """Of a problem's layers."""
 
     def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
-        self._problem, self._labelling, self._most_cells = problem, labelling, most_cells
+        super().__init__(labelling.moves, cluster.devices, most_cells)
+        self._problem, self._labelling = problem, labelling
         in_s, out_s = edges_s(problem)
         self._charge_s = np.stack([labelling.charges_s(in_s[:, r], out_s[:, r]) for r in range(options.degree.size)])
         self._kinds = [
@@ -88,12 +129,8 @@ class StageCover:
             for d in cluster.divisors[cluster.first_divisor[r] : cluster.end_divisor[r]]
             if options.degree[r] * d <= cluster.devices
         ]
-        # What was found at a threshold keeps every higher one.
-        self._stages: list[tuple[BoolArray, float, float]] = []
         replica_s = np.where(least.missing > 0, np.inf, least.work_s).min(axis=1)
-        behind = descendants(problem.workload.lattice.graph.successors)
-        # Of each vertex and all behind it, the least that their stages take together, of one replica.
-        self._behind_s = np.array([replica_s[members_of(mask | 1 << v)].sum() for v, mask in enumerate(behind)])
+        self._behind_s = work_behind_s(problem.workload.lattice.graph, replica_s)
 
     @classmethod
     def of(cls, problem: Problem, most_cells: int = _CELLS) -> StageCover | None:
@@ -104,7 +141,7 @@ class StageCover:
     @property
     def paths(self) -> StagePaths:
         """All stages, with the least that their borders cost."""
-        moves, label = self._labelling.moves, self._labelling.label
+        moves, label = self.moves, self._labelling.label
         state_start = offsets(moves.states)
         step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
         source = state_start[step] + moves.source
@@ -122,47 +159,23 @@ class StageCover:
     @property
     def round_s(self) -> float:
         """What a round takes, roughly."""
-        return _MOVE_S * self._labelling.moves.source.size * len(self._kinds)
-
-    def dual_prices(
-        self,
-        threshold_s: float,
-        *,
-        start: DualPrices | None = None,
-        until: float = np.inf,
-        rounds: int = _ROUNDS,
-        check: Callable[[], None] = lambda: None,
-    ) -> DualPrices:
-        """Good ones, from ``start`` on if given. until: devices that are enough. ``check`` may raise, to end it."""
-        kinds = self._at(kept_s(threshold_s))
-        alone = (kinds.weight_s / kinds.budget_s[:, None] * kinds.devices[:, None]).min(axis=0)
-        if not np.isfinite(alone).all():
-            return DualPrices(threshold_s, np.zeros(alone.size))
-        trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
-        ascent = _Ascent(self._labelling, kinds, self._most_cells)
-        for inside, devices, known_at_s in self._stages:
-            if known_at_s <= threshold_s:
-                ascent.program.add(inside, devices)
-        devices = self._problem.cluster.devices
-        found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
-        self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
-        return DualPrices(threshold_s, found * (1.0 - _GUARD))
+        return _MOVE_S * self.moves.source.size * len(self._kinds)
 
     def kinds(self, dual_prices: DualPrices, spare: float) -> StageKinds:
         """Those of which some stage may keep the threshold and waste no more than ``spare`` devices."""
-        kinds = self._at(kept_s(dual_prices.threshold_s))
+        kinds = self.kinds_at(kept_s(dual_prices.threshold_s))
         inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
         useful = []
         for kind, devices in enumerate(kinds.devices.tolist()):
             least, alone = 1.0 - spare / devices - _GUARD, _some(kinds, slice(kind, kind + 1))
             _, found = dearest_stage(
-                self._labelling.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
+                self.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
             )
             if found >= 0:
                 useful.append(kind)
         return _some(kinds, useful)
 
-    def _at(self, keep_s: float) -> StageKinds:
+    def kinds_at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
         rows = [self._row(r, d, keep_s) for r, d in self._kinds]
         return StageKinds(
@@ -188,16 +201,33 @@ class StageCover:
         in_flight = np.repeat(1.0 + np.ceil(later / d - _GUARD), counts)
         held = options.option_a[first:last] * in_flight + options.option_b[first:last]
         held += options.option_shared[first:last] / d
-        best: tuple[float, FloatArray, float] | None = None
-        for price in (0.0, *_MEMORY_PRICES):
-            per_byte = price * budget_s / memory_bytes if memory_bytes > 0.0 else 0.0
-            weight_s = _least_of_each(time_s + per_byte * held, start, counts)
-            within_s = budget_s + per_byte * memory_bytes
-            share = float(weight_s[counts > 0].sum()) / within_s
-            if best is None or share > best[0]:
-                best = share, weight_s, within_s
-        assert best is not None
-        return best[1], best[2]
+        return dearest_weights(time_s, held, start, budget_s, memory_bytes)
+
+
+def dearest_weights(
+    time_s: FloatArray, held_bytes: FloatArray, start: IndexArray, budget_s: float, memory_bytes: float
+) -> tuple[FloatArray, float]:
+    """Weights of vertices and their budget: time, and memory at the price that binds most.
+
+    time_s, held_bytes: of each option; start: int64[n], the first option of each vertex. A stage may take ``budget_s``.
+    """
+    counts = np.diff(start, append=time_s.size)
+    best: tuple[float, FloatArray, float] | None = None
+    for price in (0.0, *_MEMORY_PRICES):
+        per_byte = price * budget_s / memory_bytes if memory_bytes > 0.0 else 0.0
+        weight_s = _least_of_each(time_s + per_byte * held_bytes, start, counts)
+        within_s = budget_s + per_byte * memory_bytes
+        share = float(weight_s[counts > 0].sum()) / within_s
+        if best is None or share > best[0]:
+            best = share, weight_s, within_s
+    assert best is not None
+    return best[1], best[2]
+
+
+def work_behind_s(graph: LayerGraph, least_s: FloatArray) -> FloatArray:
+    """float64[n]: of each vertex and all behind it, the least that their stages take together."""
+    behind = descendants(graph.successors)
+    return np.array([least_s[members_of(mask | 1 << v)].sum() for v, mask in enumerate(behind)])
 
 
 def _some(kinds: StageKinds, at: slice | list[int]) -> StageKinds:
@@ -233,8 +263,8 @@ def _least_of_each(values: FloatArray, start: IndexArray, counts: IndexArray) ->
 class _Ascent:
     """Dual prices that rise from round to round."""
 
-    def __init__(self, labelling: Labelling, kinds: StageKinds, most_cells: int) -> None:
-        self._moves, self._kinds, self._cells, self._most_cells = labelling.moves, kinds, _CELLS, most_cells
+    def __init__(self, moves: LabelMoves, kinds: StageKinds, most_cells: int) -> None:
+        self._moves, self._kinds, self._cells, self._most_cells = moves, kinds, _CELLS, most_cells
         self._size = kinds.weight_s.shape[1]
         self._ratios = np.ones(kinds.devices.size)
         self._too_coarse = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
+from piper_ray.engine.flush.stage_limits import PathArrays
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_types import FlushTables
@@ -18,6 +19,8 @@ from piper_ray.model.stop import StoppedBy
 _FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
+_STEP = 0.03
+"""On a large lattice, where a plan is known: the number of states grows steeply with the time that they may take."""
 _LOOK_S = 0.05
 """How often is looked whether to stop."""
 
@@ -29,7 +32,8 @@ Degrees = tuple[int, int]
 @dataclass
 class FlushSearch:
     """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
-    plans takes less. origin: what finds its plans, as events tell it.
+    plans takes less. origin: what finds its plans, as events tell it. paths: for dual prices, where the lattice is
+    large. proves: whether bounds are to meet plans; a search for an early plan alone need not do so.
     """
 
     tables: FlushTables
@@ -39,6 +43,8 @@ class FlushSearch:
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
     memo: TaskMemo | None = None
     origin: str = "search"
+    paths: PathArrays | None = None
+    proves: bool = True
 
     def __post_init__(self) -> None:
         self.states = 0
@@ -81,7 +87,7 @@ class FlushSearch:
         """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
         ledger = self.ledger
         chain = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
-        search = FlushSearch(tables, tasks, self.workers, chain, origin="chain")
+        search = FlushSearch(tables, tasks, self.workers, chain, origin="chain", proves=False)
         chain.run(search)
         self.found += search.found
 
@@ -93,8 +99,8 @@ class FlushSearch:
         try:
             while self.tasks and not self._is_near():
                 index += 1
-                upper_s = ledger.upper_s
-                cutoff_s = min(upper_s, ledger.lower_s * (1.0 + share))
+                upper_s, lower_s = ledger.upper_s, ledger.lower_s
+                cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
                 yield from self._seek(tasks, cutoff_s, round_)
@@ -103,6 +109,10 @@ class FlushSearch:
                 if ledger.proved or cutoff_s >= upper_s:
                     break
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
+                # A step that does not raise the bound, as from 0, is not to be made again.
+                rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
+                if self.paths is not None and rose and np.isfinite(ledger.upper_s):
+                    share = min(share, _STEP)
         finally:
             self._ended_s = time.perf_counter()
 
@@ -123,7 +133,7 @@ class FlushSearch:
                     if known is not None:
                         self._take(task, known)
                         continue
-                    workers.give(call_of(self.tables, task, self._bound_s))
+                    workers.give(call_of(self.tables, self.paths, task, self._bound_s, proves=self.proves))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S):

@@ -11,6 +11,7 @@ from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.search import Degrees, FlushSearch
+from piper_ray.engine.flush.stage_limits import PathArrays, build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -84,7 +85,7 @@ class FlushSeries:
         ):
             memo = None if checkpoint is None else TaskMemo(checkpoint)
             tasks = problem.tasks(problem.workload, instance)
-            search = FlushSearch(problem.workload.arrays, tasks, workers, ledger, proved_s, memo)
+            search = FlushSearch(problem.workload.arrays, tasks, workers, ledger, proved_s, memo, paths=problem.paths)
             usable = (x for k, x in self._found.items() if k == devices or (k < devices and not every))
             best = min(usable, key=preference, default=None)
             if best is not None:
@@ -144,6 +145,10 @@ class _Problem:
         if self.workload.lattice.size < _CHAIN_SHARE * (graph.size + 1):
             return None
         return build_workload(self.instance, chain_lattice(graph, range(graph.size)), self.variants)
+
+    @cached_property
+    def paths(self) -> PathArrays | None:
+        return None if self.chain is None else build_paths(self.workload)
 
     def on(self, devices: int) -> Instance:
         """The instance on as many devices as it has, or fewer."""

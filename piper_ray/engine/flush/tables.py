@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from piper_ray.engine.lattice.downsets import GrownLattice
 from piper_ray.engine.tables.flat_options import SHARED, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
+
+_QUANTILES = (0.25, 0.5, 0.75)
+_PRICED_BYTES = 100e6
+"""Of all priced sums."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,55 @@ def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence
         charge_start=charges.start,
         charge_s=charge_s,
         **edges._asdict(),
+        **_priced(lattice, options, seconds.sum(axis=1), instance.microbatches)._asdict(),
     )
     return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(arrays))
+
+
+class _Priced(NamedTuple):
+    """What ``FlushTables`` has of prices of memory."""
+
+    in_flight: IndexArray
+    memory_s: FloatArray
+    priced_s: FloatArray
+
+
+def _priced(lattice: GrownLattice, options: Options, time_s: FloatArray, microbatches: int) -> _Priced:
+    """Of few numbers in flight where more would take much room. time_s: float64[options].
+
+    Any price bounds. Those bound closely that some choices pay: what options take longer than the fastest for a byte
+    that they save, at some quantiles.
+    """
+    most = int(_PRICED_BYTES / (8 * options.variants * len(_QUANTILES) * lattice.size))
+    in_flight = _spread(microbatches, max(1, most))
+    memory_s = np.zeros((options.variants, in_flight.size * len(_QUANTILES)))
+    priced_s = np.zeros((options.variants, lattice.size, memory_s.shape[1]))
+    variant = options.variant_of_option()
+    held = options.figures[:, A, None] * in_flight + options.figures[:, B, None]
+    fastest = np.repeat(options.fastest, np.diff(options.start)[options.filled])
+    saved, longer_s = held[fastest] - held, (time_s - time_s[fastest])[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        paid_s = np.where((saved > 0.0) & (longer_s > 0.0), longer_s / saved, np.nan)
+    for r in range(options.variants):
+        of_variant = variant == r
+        for k in range(in_flight.size):
+            paid = paid_s[of_variant, k]
+            if np.isfinite(paid).any():
+                memory_s[r, k * len(_QUANTILES) : (k + 1) * len(_QUANTILES)] = np.nanquantile(paid, _QUANTILES)
+        priced = time_s[of_variant, None] + np.repeat(held[of_variant], len(_QUANTILES), axis=1) * memory_s[r]
+        values = np.zeros((lattice.graph.size, memory_s.shape[1]))
+        starts = options.option_start()[r]
+        some = starts[:-1] < starts[1:]
+        values[some] = np.minimum.reduceat(priced, starts[:-1][some] - starts[0])
+        priced_s[r] = lattice.sums(values)
+    return _Priced(in_flight, memory_s, priced_s)
+
+
+def _spread(microbatches: int, most: int) -> IndexArray:
+    """At most so many numbers from 1 on, each half as large again as the one before or twice as large."""
+    doubled = 2 ** np.arange(int(microbatches).bit_length())
+    found = np.unique(np.append(doubled, 3 * doubled[:-1] // 2))
+    return found[found <= microbatches][:most].astype(np.int64)
 
 
 def _seconds(tmpc: Tmpc) -> tuple[float, float]:

@@ -11,6 +11,7 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
+from piper_ray.engine.flush.stage_limits import PathArrays, stage_limits
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
@@ -18,7 +19,15 @@ from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_
 from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
 from piper_ray.engine.kernels.flush_states import FINISHED, STOPPED, TOO_MANY, tails
-from piper_ray.engine.kernels.flush_types import FASTEST, LEAST_TIME, ONE_F_ONE_B, TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import (
+    FASTEST,
+    GPIPE,
+    LEAST_TIME,
+    ONE_F_ONE_B,
+    TWO_BW,
+    FlushTables,
+    FlushTask,
+)
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
 from piper_ray.engine.ledger import TIE
 from piper_ray.model.instance import Instance
@@ -113,8 +122,13 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
+_FEW_STATES = 3_000
+"""Beyond which dual prices may pay."""
 _STATES_BYTES = 500e6
 """Of a worker, for the states of a task's tails; few have as many."""
+
+_BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
+"""Whether a tail's warm-up takes longer the slower the stages in front are: then there are tails for levels of it."""
 
 _LEVELS = 24
 _LEAST_LEVEL = 0.4
@@ -135,8 +149,12 @@ class TaskResult:
     left_open: StoppedBy | None
 
 
-def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> TaskResult:
-    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
+def run_task(
+    tables: FlushTables, paths: PathArrays | None, task: DegreePair, control: FloatArray, *, proves: bool = True
+) -> TaskResult:
+    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one. paths: for
+    dual prices, where the lattice is so large that they may pay. proves: whether plans are looked
+    through where the bound does not meet the first one.
 
     A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
     for, in s, and control[1], the wish to stop (0: none).
@@ -145,8 +163,14 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
         return TaskResult(np.inf, 0, False, None, None)
     downsets = tables.bits.shape[0]
     levels = np.zeros((1, 2))
-    status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+    most_tails = np.full(downsets, task.arrays.most_stages)
+    most_states = _MOST_STATES if paths is None or control[0] == np.inf else _FEW_STATES
+    status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, most_states, control)
     kept = len(states.origin)
+    if paths is not None and status == TOO_MANY and most_states < _MOST_STATES:
+        most_tails = stage_limits(tables, task.arrays, paths, float(task.ahead.ahead_s[0]), control[0])
+        status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, _MOST_STATES, control)
+        kept += len(states.origin)
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
     state, lower_s = best_state(task.arrays, states, downsets)
@@ -154,14 +178,16 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
         return TaskResult(np.inf, kept, False, None, None)
     found = choose(tables, task.arrays, best_stages(states, state))
     control[0] = min(control[0], found.value_s)
-    looked_through = False
+    looked_through, by_levels = False, _BY_LEVELS[task.arrays.schedule]
     for most_nodes in (_FEW_NODES, _MOST_NODES):
         if lower_s >= control[0] * (1.0 - PROOF):
             return TaskResult(np.inf, kept, looked_through, found, None)
-        if looked_through and task.arrays.schedule == ONE_F_ONE_B:
+        if not proves:
+            return TaskResult(lower_s, kept, False, found, None)
+        if looked_through and by_levels:
             # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
             levels = _levels(found)
-            status, states = tails(tables, task.arrays, task.ahead, levels, _MOST_STATES, control)
+            status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, _MOST_STATES, control)
             kept += len(states.origin)
             if status != FINISHED:
                 break
@@ -184,15 +210,17 @@ def run_task(tables: FlushTables, task: DegreePair, control: FloatArray) -> Task
     return TaskResult(lower_s, kept, looked_through, found, left_open)
 
 
-def call_of(tables: FlushTables, task: DegreePair, bound_s: float) -> Call:
+def call_of(
+    tables: FlushTables, paths: PathArrays | None, task: DegreePair, bound_s: float, *, proves: bool = True
+) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
     shared_bytes = sum(array.nbytes for array in (*tables, *task.ahead))
     return Call(
         task,
         _run_sent,
-        (tables, task.ahead),
-        (task.arrays, task.order, task.lower_s),
+        (tables, paths, task.ahead),
+        (task.arrays, task.order, task.lower_s, proves),
         f"the search of d={d} t={t}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
@@ -200,10 +228,17 @@ def call_of(tables: FlushTables, task: DegreePair, bound_s: float) -> Call:
 
 
 def _run_sent(
-    tables: FlushTables, ahead: AheadArrays, arrays: FlushTask, order: int, lower_s: float, control: FloatArray
+    tables: FlushTables,
+    paths: PathArrays | None,
+    ahead: AheadArrays,
+    arrays: FlushTask,
+    order: int,
+    lower_s: float,
+    proves: bool,
+    control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(tables, DegreePair(order, frozen(arrays), ahead, lower_s), control)
+    return run_task(tables, paths, DegreePair(order, frozen(arrays), ahead, lower_s), control, proves=proves)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

@@ -96,7 +96,7 @@ def with_stage(schedule: int, microbatches: int, behind: int, stage: StageSecond
     if m > w:
         start_s = (m - w + 1) * whole_s + first
         own, own_own = start_s + final, start_s + final_own
-        ends_behind = start_s - backward_s + last
+        ends_behind = (m - w) * whole_s + forward_s + first + last
     else:
         warm_s = (w - 1) * slowest_forward_s
         own = whole_s + max(warm_s + final, first + (w - 1) * slowest_backward_s)
@@ -133,9 +133,14 @@ def least_batch_s(
 
     ahead_s: least t of all that is in front, in at most most_stages - stages stages. ahead_forward_s: so for f.
 
-    One of the stages in front takes t >= ahead_s / (most_stages - stages). With w - 1 stages behind it, r seconds
-    between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and r >= ahead_s - t (most_stages - w +
-    1) if it is the slowest. Where m > most_stages that is least at the least t.
+    One of the stages in front takes t >= ahead_s / (most_stages - stages).
+
+    gpipe: with e the first stage, sum t + (m - 1) (max f + max b), and max f + max b >= t of any stage. The path to the
+    end of a stage of the tail is ``synced``, with sum f in front and (m - 1) max f.
+    2bw: m t of that stage, or the slowest of the tail.
+    1f1b: m t of that stage; the tail's ``whole`` with sum t in front; its ``synced`` with sum f. With w - 1 stages
+    behind that stage, r seconds between it and the tail, its path takes ahead_s + (m - w) t + r + down + up, and
+    r >= ahead_s - t (most_stages - w + 1) if it is the slowest. Where m > most_stages that is least at the least t.
     """
     if ahead_s <= 0.0:
         return batch_s(schedule, microbatches, figures)
@@ -190,8 +195,7 @@ def _end_s(m: int, forward_s: FloatArray, backward_s: FloatArray, end: int) -> f
     """When stage ``end`` has done its last backward pass under 1F1B.
 
     Further backward passes are those of stages from ``end`` on; a path whose m - w + 1 microbatches are at a stage
-    before
-    ``end`` does not come back to that one.
+    before ``end`` does not come back to that one.
     """
     p = forward_s.size
     # From the back: S, E and the longest whole path of the stages from j on; ``last`` from the last microbatch's entry

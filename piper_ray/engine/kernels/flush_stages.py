@@ -91,6 +91,24 @@ def least_memory_bytes(stage: StageKey, y: int, tables: FlushTables, task: Flush
 
 
 @inlined_kernel
+def priced_time_s(stage: StageKey, y: int, least: LeastFigures, tables: FlushTables, task: FlushTask) -> float:
+    """No choice of the stage that fits with y microbatches in flight takes less: what exceeds the memory is priced."""
+    i, j, r = stage
+    at = 0
+    while at + 1 < tables.in_flight.size and tables.in_flight[at + 1] <= y:
+        at += 1
+    prices = tables.memory_s.shape[1] // tables.in_flight.size
+    shared = tables.sums[r, i, SUM.least_shared] - tables.sums[r, j, SUM.least_shared]
+    found_s = 0.0
+    for column in range(at * prices, (at + 1) * prices):
+        price, above_s = tables.memory_s[r, column], tables.priced_s[r, i, column]
+        room_s = price * (task.memory_bytes - shared / task.data_parallel_degree)
+        priced_s = above_s - tables.priced_s[r, j, column] - room_s
+        found_s = max(found_s, priced_s - SLACK * (above_s + abs(room_s)))
+    return max(least.time_s, found_s + 2.0 * least.crossing_s + least.tensor_forward_s + least.tensor_backward_s)
+
+
+@inlined_kernel
 def fastest_fits(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) -> bool:
     """Whether the stage's fastest choice fits and takes the least for the border and for synchronisation too."""
     above, below = tables.sums[stage.variant, stage.outer], tables.sums[stage.variant, stage.inner]

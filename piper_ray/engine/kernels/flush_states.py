@@ -24,11 +24,11 @@ from piper_ray.engine.kernels.flush_stages import (
     least_memory_bytes,
     most_behind,
     one_choice_is_best,
+    priced_time_s,
     quickest_row,
 )
 from piper_ray.engine.kernels.flush_types import (
     FIGURES,
-    GPIPE,
     NO_CHOICE,
     ON_FRONT,
     ORIGIN,
@@ -51,6 +51,7 @@ def tails(
     tables: FlushTables,
     task: FlushTask,
     ahead: AheadArrays,
+    most_tails: IndexArray,
     levels: FloatArray,
     most_states: int,
     control: FloatArray,
@@ -58,6 +59,7 @@ def tails(
     """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
 
+    most_tails: int64[m], the most stages that a tail of each downset may have.
     levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0.
     """
     m = tables.bits.shape[0]
@@ -81,8 +83,9 @@ def tails(
     new_figures, new_stage = np.empty((new_room, FIGURES)), np.empty((new_room, 3))
     new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
     first = np.full((levels.shape[0], most_stages + 2), -1, np.int64)
-    # Of the stage at hand: its choice of least time and its front, by the number of stages behind it.
+    # Of the stage at hand, by the number of stages behind it: a bound on its time, its choice of least time, its front.
     stage_id = 0
+    priced_of, priced = np.full(most_stages + 1, -1, np.int64), np.zeros(most_stages + 1)
     one_of, front_of = np.full(most_stages + 1, -1, np.int64), np.full(most_stages + 1, -1, np.int64)
     one_choice = np.zeros(most_stages + 1, np.int64)
     one = np.zeros((most_stages + 1, 3))
@@ -105,8 +108,8 @@ def tails(
             even_s = limit / microbatches
             if _stages_for(ahead.own_s[i], even_s) + _stages_for(ahead_s, even_s) > most_stages:
                 continue
-        most_tail = most_behind(i, task, ahead)
-        if most_tail == 0:
+        most_tail = min(most_tails[i], most_behind(i, task, ahead))
+        if most_tail <= 0:
             continue
         new = 0
         outer = tables.bits[i]
@@ -148,19 +151,27 @@ def tails(
                             y = in_flight(schedule, microbatches, behind)
                             if least_memory_bytes(key, y, tables, task) > task.memory_bytes:
                                 break
+                            if priced_of[behind] != stage_id:
+                                priced_of[behind] = stage_id
+                                priced[behind] = priced_time_s(key, y, least, tables, task)
+                            time_s = priced[behind]
+                            if microbatches * time_s + fill_s > limit:
+                                break
                             tail = figures_of(figures, s)
                             # First with the least of everything.
                             seconds = StageSeconds(
-                                least.time_s,
+                                time_s,
                                 least.forward_s,
                                 least.backward_s,
                                 least.sync_s,
                                 max(least.forward_s, promised_f),
                                 max(least.backward_s, promised_b),
                             )
-                            grown = _without_ends(schedule, with_stage(schedule, microbatches, behind, seconds, tail))
-                            bound = least_batch_s(schedule, microbatches, behind + 1, most_stages, ahead_s, 0.0, grown)
-                            if bound > limit:
+                            grown = with_stage(schedule, microbatches, behind, seconds, tail)
+                            bound = least_batch_s(
+                                schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
+                            )
+                            if bound > limit or _has_as_good(grown, new_figures, first[level, behind + 1], link):
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
@@ -275,13 +286,13 @@ def _stages_for(work_s: float, slowest_s: float) -> float:
 
 
 @inlined_kernel
-def _without_ends(schedule: int, figures: Figures) -> Figures:
-    """Less what depends on f and b each for itself in ways that least figures do not bound."""
-    if schedule == TWO_BW:
-        return figures
-    if schedule == GPIPE:
-        return figures[0], figures[1], figures[2], -np.inf, 0.0, 0.0, 0.0
-    return figures[0], figures[1], figures[2], figures[3], figures[4], -np.inf, -np.inf
+def _has_as_good(grown: Figures, figures: FloatArray, at: int, link: IndexArray) -> bool:
+    """Whether one of the candidates from ``at`` on is as good in all."""
+    while at >= 0:
+        if _as_good(figures[at], grown):
+            return True
+        at = link[at]
+    return False
 
 
 @inlined_kernel

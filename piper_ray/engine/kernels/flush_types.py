@@ -1,6 +1,7 @@
 """Arrays of the search under a flush, as the kernels see them.
 
-Sizes: m downsets, n vertices, e edges that cost something, h tensors, words = ceil(n / 64), r variants, o options.
+Sizes: m downsets, n vertices, e edges that cost something, h tensors, words = ceil(n / 64), r variants, o options, c
+prices of memory.
 """
 
 from __future__ import annotations
@@ -88,6 +89,9 @@ class FlushTables(NamedTuple):
     in_edge: IndexArray
     out_start: IndexArray  # int64[n + 1], into out_edge
     out_edge: IndexArray
+    in_flight: IndexArray  # int64[k], ascending from 1: microbatches for which memory is priced
+    memory_s: FloatArray  # float64[r, k * c]: prices, in s a byte
+    priced_s: FloatArray  # float64[r, m, k * c]: least sum over the layers of t and the price of a y + b
 
 
 class FlushTask(NamedTuple):

@@ -1,0 +1,163 @@
+"""Bounds on single stages under a flush: by dual prices, and by the price of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise, product
+from random import Random
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.flush import task_search
+from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, most_stage_s, stage_limits
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.task_search import run_task
+from piper_ray.engine.flush.tasks import DegreePair
+from piper_ray.engine.kernels.flush_choices import stage_items
+from piper_ray.engine.kernels.flush_paths import simulate_step
+from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, priced_time_s
+from piper_ray.engine.kernels.flush_states import FINISHED, tails
+from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
+from piper_ray.engine.kernels.types import IndexArray, StageKey
+from piper_ray.engine.lattice.contraction import without_contraction
+from piper_ray.engine.lattice.downsets import build_lattice
+from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from tests.flush_schedules import FlushSchedule
+from tests.instances import random_instance
+from tests.unit.test_kernels_flush import NO_LEVELS, any_tails, random_pipelines, tasks_of
+
+
+@pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
+def test_no_stage_takes_more_than_a_batch_leaves_to_it(schedule: int) -> None:
+    for m, stages in random_pipelines(5, 600):
+        forward_s, backward_s = stages[:, 0].copy(), stages[:, 1].copy()
+        batch_s = simulate_step(schedule, m, forward_s, backward_s, np.zeros(len(stages)))
+        times_s = forward_s + backward_s
+        for more in (0, 3):
+            most_s = most_stage_s(schedule, m, len(stages) + more, float(times_s.sum()), batch_s)
+            assert times_s.max() <= most_s * (1.0 + 1e-12)
+
+
+def test_that_is_met_by_even_stages() -> None:
+    stages = np.ones(4)
+    batch_s = simulate_step(GPIPE, 6, stages, stages, np.zeros(4))
+    assert most_stage_s(GPIPE, 6, 4, 8.0, batch_s) == pytest.approx(2.0)
+
+
+class Searched(NamedTuple):
+    """A task on a small lattice, and the time of its best plan."""
+
+    seed: int
+    workload: FlushWorkload
+    paths: PathArrays
+    task: DegreePair
+    batch_s: float
+
+
+def searched(schedule: FlushSchedule) -> Iterator[Searched]:
+    """Tasks that have a plan."""
+    for seed in range(120):
+        instance = random_instance(seed, most_layers=7)
+        workload, paths = tables(instance)
+        if workload is None or paths is None:
+            continue
+        for task in tasks_of(instance, workload, schedule):
+            found = run_task(workload.arrays, None, task, np.array([np.inf, 0.0])).found
+            if found is not None:
+                yield Searched(seed, workload, paths, task, found.value_s)
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule) -> None:
+    fewer = ruled_out = 0
+    for one in searched(schedule):
+        _, workload, paths, task, batch_s = one
+        work_s = float(task.ahead.ahead_s[0])
+
+        limits = stage_limits(workload.arrays, task.arrays, paths, work_s, batch_s)
+        every, limited = states_within(one, any_tails(task.arrays, workload)), states_within(one, limits)
+        assert figures_of_all(limited, workload) == figures_of_all(every, workload), one.seed
+        fewer += len(limited.origin) < len(every.origin)
+        ruled_out += int((stage_limits(workload.arrays, task.arrays, paths, work_s, 0.9 * batch_s) < limits).sum())
+    assert fewer > 5
+    assert ruled_out > 20
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_a_task_searched_by_dual_prices_has_the_same_plan(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_search, "_FEW_STATES", 0)
+    compared = 0
+    for seed, workload, paths, task, batch_s in searched(schedule):
+        for share in (0.97, 1.0, 1.2):
+            priced = run_task(workload.arrays, paths, task, np.array([batch_s * share, 0.0]))
+            plain = run_task(workload.arrays, None, task, np.array([batch_s * share, 0.0]))
+            assert value_s(priced) == value_s(plain), (seed, task.degrees, share)
+            compared += 1
+    assert compared > 200
+
+
+def states_within(one: Searched, limits: IndexArray) -> TailArrays:
+    """Of tails of plans that take no more than the best one."""
+    control = np.array([one.batch_s, 0.0])
+    status, states = tails(one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, 10**6, control)
+    assert status == FINISHED
+    return states
+
+
+def figures_of_all(states: TailArrays, workload: FlushWorkload) -> set[tuple[float, ...]]:
+    """The figures of all whole pipelines."""
+    whole = states.origin[:, ORIGIN.downset] == workload.lattice.size - 1
+    assert whole.any()
+    return {tuple(row) for row in states.figures[whole].tolist()}
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_no_choice_that_fits_takes_less_than_its_priced_time(schedule: FlushSchedule) -> None:
+    rng, dearer = Random(3), 0
+    for seed in range(200):
+        instance = random_instance(seed, most_layers=5)
+        workload, _ = tables(instance)
+        for task in [] if workload is None else tasks_of(instance, workload, schedule):
+            assert workload is not None
+            dearer += _priced_above_least(workload, task, rng)
+    assert dearer > 20
+
+
+def _priced_above_least(workload: FlushWorkload, task: DegreePair, rng: Random) -> int:
+    """How often the price of memory tells more than the least time."""
+    bits, found = workload.arrays.bits, 0
+    for _ in range(6):
+        i, r = rng.randrange(1, len(bits)), rng.choice(task.arrays.variants.tolist())
+        j, behind = rng.randrange(i), rng.randrange(task.arrays.most_stages)
+        if (bits[j] & ~bits[i]).any():
+            continue
+        key, y = StageKey(i, j, r), in_flight(task.arrays.schedule, task.arrays.microbatches, behind)
+        least = least_figures(key, workload.arrays, task.arrays)
+        priced_s = priced_time_s(key, y, least, workload.arrays, task.arrays)
+        _, start, items = stage_items(key, y, workload.arrays, task.arrays)
+        for chosen in product(*(range(a, b) for a, b in pairwise(start))):
+            rows = items[list(chosen)]
+            if rows[:, 3].sum() <= task.arrays.memory_bytes:
+                time_s = rows[:, 0].sum() + rows[:, 1].sum() + least.tensor_forward_s + least.tensor_backward_s
+                assert priced_s <= time_s * (1.0 + 1e-9)
+        found += priced_s > least.time_s * (1.0 + 1e-9)
+    return found
+
+
+def value_s(result: task_search.TaskResult) -> float | None:
+    return None if result.found is None else result.found.value_s
+
+
+def tables(instance: Instance) -> tuple[FlushWorkload | None, PathArrays | None]:
+    variants = tuple(x for x in stage_variants(instance, Restrictions()) if x.degree <= instance.devices)
+    if not variants:
+        return None, None
+    workload = build_workload(instance, build_lattice(build_graph(instance, without_contraction()), 10**6), variants)
+    return workload, build_paths(workload)
