@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import piper_ray
-from piper_ray import Instance, Restrictions, Schedule, ScheduleName, Solution, SolveOptions, Status, Stop, StoppedBy
+from piper_ray import Instance, Restrictions, Schedule, ScheduleName, Solution, SolveOptions, Status, Stop
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import option
 from piper_ray.cli.shared import ScheduleOptions
@@ -112,7 +112,8 @@ class RuntimeSolve:
             return _bounded(solve(instance.replace(memory_bytes=instance.memory_bytes - set_aside_bytes)), first)
 
         def missing_bytes(found: Solution) -> float:
-            ended = stop.requested or found.stopped_by is StoppedBy.TIME_LIMIT
+            reason = found.stopped_by
+            ended = stop.requested or (reason is not None and reason.ends_all)
             return 0.0 if ended else self._missing_bytes(instance, found)
 
         return with_room(self.runtime.title, find, missing_bytes)

@@ -84,8 +84,9 @@ def _dual_prices() -> None:
 
 def _flush() -> None:
     import piper_ray
+    from piper_ray.model.schedule import FLUSHED
 
-    for schedule in ("1f1b", "gpipe"):
+    for schedule in sorted(FLUSHED):
         solution = piper_ray.solve(_chain(8), threads=1, schedule=schedule)
         assert solution.plan is not None
         piper_ray.simulate(_chain(8), solution.plan, schedule)

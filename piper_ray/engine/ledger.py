@@ -56,7 +56,7 @@ class Limits:
 
     @property
     def reached(self) -> StoppedBy | None:
-        """Whether it is asked to stop, or the deadline is over."""
+        """INTERRUPT where it is asked to stop, TIME_LIMIT where the deadline is over, else None."""
         if self.stop.requested:
             return StoppedBy.INTERRUPT
         late = self.deadline_s is not None and time.perf_counter() > self.deadline_s
@@ -154,8 +154,10 @@ class Ledger(Generic[P]):
 
     @property
     def lower_s(self) -> float:
-        """No plan takes less. inf: there is no plan."""
-        return min([self.upper_s, *(case.lower_s for case in self.cases.values())])
+        """No plan takes less, but for rounding. inf: there is no plan."""
+        lower_s = min((case.lower_s for case in self.cases.values()), default=np.inf)
+        # Of plans that take the same, one is kept that may take longer by a last bit than the one that was found first.
+        return self.upper_s if lower_s >= self.upper_s * (1.0 - TIE) else lower_s
 
     @property
     def within_s(self) -> float:
@@ -211,7 +213,8 @@ class Ledger(Generic[P]):
         self.best, self.may_prefer = found, False
 
     def ends(self) -> bool:
-        """Whether a wish to stop, the deadline, or that no plan left is as fast as asked ends the search."""
+        """Whether the search ends: by a wish to stop, the deadline, or as no plan left is as fast as asked. Sets
+        ``stopped_by``."""
         if self.stopped_by is None:
             self.stopped_by = self.limits.reached
         if self.stopped_by is None and self.upper_s > self.lower_s > self.within_s:
@@ -225,7 +228,8 @@ class Ledger(Generic[P]):
             raise StopSearch(self.stopped_by)
 
     def is_near(self, wanted_s: float) -> bool:
-        """Whether the bound is within the gap of a time that is wanted, which ends the search, too."""
+        """Ends the search, with GAP as ``stopped_by``, where the bound is within the gap of a time that is wanted.
+        Whether it has ended, by that or before."""
         near = self.lower_s >= wanted_s * (1.0 - self.limits.gap) and np.isfinite(wanted_s) and not self.proved
         if self.stopped_by is None and near:
             self.stopped_by = StoppedBy.GAP

@@ -62,7 +62,7 @@ def solve(
     others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
     kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
     "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
-    every number of chunks on a rank is tried.
+    every number of chunks on a rank is tried. "pipedream" is refused: such plans are simulated alone.
 
     step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
 

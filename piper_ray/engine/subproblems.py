@@ -68,8 +68,8 @@ class _SubProblems:
         """What the first part raises before its search is the caller's: nothing is known then."""
         self.request.stop.offer(self._so_far)
         ledger = Ledger[ValuedPlan](limits=Limits(stop=self.request.stop))
-        if self._solve(0).stopped_by is StoppedBy.INTERRUPT:
-            return self._together(StoppedBy.INTERRUPT)
+        if (ended := self._ended_by(0)) is not None:
+            return self._together(ended)
         ledger.run(self)
         return self._together(ledger.stopped_by)
 
@@ -77,9 +77,14 @@ class _SubProblems:
         for index in range(1, len(self.parts)):
             if self._is_beyond(self.parts[index]):
                 continue
-            if self._solve(index).stopped_by is StoppedBy.INTERRUPT:
-                raise StopSearch(StoppedBy.INTERRUPT)
+            if (ended := self._ended_by(index)) is not None:
+                raise StopSearch(ended)
             yield
+
+    def _ended_by(self, index: int) -> StoppedBy | None:
+        """Solves a part: what ended it, where no other part is to begin. Its time limit is that of its share alone."""
+        reason = self._solve(index).stopped_by
+        return reason if reason is not None and reason.ends_all and reason is not StoppedBy.TIME_LIMIT else None
 
     def _solve(self, index: int) -> Solution:
         part = self.parts[index]

@@ -1,4 +1,7 @@
-"""A wish to end early, and what there is by then. Whoever wishes and whoever works are in threads of their own."""
+"""Why a search ended before its proof (``StoppedBy``), and the wish that ends one (``Stop``), with the answer so far.
+
+Who wishes is in another thread than who works.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,24 @@ class StoppedBy(str, Enum):
         (True, False)
         """
         return self in (StoppedBy.INTERRUPT, StoppedBy.PROCESS_LOST)
+
+    @property
+    def ends_all(self) -> bool:
+        """Whether it comes from outside: then no further search of the same answer begins.
+
+        >>> StoppedBy.TIME_LIMIT.ends_all, StoppedBy.CHOICE_TOO_HARD.ends_all
+        (True, False)
+        """
+        return self.in_haste or self is StoppedBy.TIME_LIMIT
+
+    @property
+    def breaks_off(self) -> bool:
+        """Whether the search would have gone on. For all other reasons it had done what it can.
+
+        >>> StoppedBy.CHOICE_TOO_HARD.breaks_off, StoppedBy.GAP.breaks_off
+        (True, False)
+        """
+        return self.ends_all or self in (StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
 
 
 _Answer = TypeVar("_Answer")

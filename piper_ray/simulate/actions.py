@@ -53,7 +53,9 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
         return [_zb_v(p, r, m) for r in range(p)]
     if name is ScheduleName.DUALPIPE_V:
         return [_dualpipe_v(p, r, m) for r in range(p)]
-    return [one_f_one_b(m, p - r) for r in range(p)]
+    if name is ScheduleName.ONE_F_ONE_B:
+        return [one_f_one_b(m, p - r) for r in range(p)]
+    raise AssertionError(f"schedule {name.value} has no lists of passes between flushes")
 
 
 def check_shape(schedule: Schedule, ranks: int, microbatches: int) -> None:

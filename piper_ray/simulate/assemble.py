@@ -43,6 +43,9 @@ from piper_ray.simulate.timeline import (
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
 """Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
 
+_OF_REPLICA = {ScheduleName.GPIPE: gpipe}
+"""The passes of a replica of its own microbatches, under the other schedules of ``UNEVEN``."""
+
 
 @dataclass(frozen=True)
 class _Scene:
@@ -139,9 +142,9 @@ def _sync_each_pass_s(schedule: Schedule, all_reduce_s: Floats, passes: Floats) 
     All of it under PipeDream, which updates after each round of the replicas; a part of it under 2BW, which updates
     once a batch, as Piper charges it.
     """
-    if schedule.name is ScheduleName.PIPEDREAM:
-        return all_reduce_s
-    return all_reduce_s / passes if schedule.name is ScheduleName.TWO_BW else np.zeros(len(all_reduce_s))
+    if not schedule.asynchronous:
+        return np.zeros(len(all_reduce_s))
+    return {ScheduleName.PIPEDREAM: all_reduce_s, ScheduleName.TWO_BW: all_reduce_s / passes}[schedule.name]
 
 
 def _in_flight(scene: _Scene) -> tuple[int, ...] | None:
@@ -231,7 +234,8 @@ def _lists(scene: _Scene, microbatches: int, in_flight: tuple[int, ...] | None) 
         (stage,) = rank.stages
         own = len(range(rank.replica, microbatches, replicas[stage]))
         if (stage, own) not in known:
-            known[stage, own] = gpipe(own) if in_flight is None else one_f_one_b(own, in_flight[stage])
+            name = scene.schedule.name
+            known[stage, own] = _OF_REPLICA[name](own) if in_flight is None else one_f_one_b(own, in_flight[stage])
         lists.append(known[stage, own])
     return lists
 

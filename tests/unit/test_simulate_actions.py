@@ -54,6 +54,16 @@ def _of_torch(name: str, ranks: int, microbatches: int, chunks: int) -> list[lis
     ]
 
 
+@pytest.mark.parametrize("name", ScheduleName)
+def test_schedules_with_a_flush_have_lists_and_no_others(name: ScheduleName) -> None:
+    schedule = Schedule(name)
+    if not schedule.asynchronous:
+        assert len(flush_lists(schedule, 2, 4)) == 2
+        return
+    with pytest.raises(AssertionError, match=name.value):
+        flush_lists(schedule, 2, 4)
+
+
 @pytest.mark.parametrize(("name", "chunks", "torch_name"), OF_TORCH)
 def test_lists_are_torchs(name: ScheduleName, chunks: int, torch_name: str) -> None:
     compared = 0

@@ -189,8 +189,6 @@ _CHAIN_GAP = 1e-4
 _MOST_ON_CHAIN = 1_000
 """Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
-_STOPPED_EARLY = (StoppedBy.TIME_LIMIT, StoppedBy.INTERRUPT, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
-
 
 def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
@@ -213,6 +211,10 @@ def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Sol
     run, part = _BlockRun(layers, merged, merging_s), request.stop.part()
     request.stop.offer(lambda: None if (so_far := part.answer()) is None else run.answer(so_far, StoppedBy.INTERRUPT))
     return run.improved(layers.solve(replace(exact, instance=merged.blocks.instance, stop=part)))
+
+
+def _breaks_off(reason: StoppedBy | None) -> bool:
+    return reason is not None and reason.breaks_off
 
 
 def _single_layers(request: SolveRequest, schedules: Sequence[Schedule]) -> SingleLayers:
@@ -242,7 +244,7 @@ class _BlockRun:
         request.stop.offer(lambda: self.answer(of_blocks, StoppedBy.INTERRUPT))
         known = self._expanded(of_blocks)
         short = len(request.instance.layers) <= _MOST_ON_CHAIN
-        if known is None or of_blocks.stopped_by in _STOPPED_EARLY or not short:
+        if known is None or _breaks_off(of_blocks.stopped_by) or not short:
             return self.answer(of_blocks, of_blocks.stopped_by)
         limits = replace(request.limits, gap=max(request.options.gap, _CHAIN_GAP))
         began_s = time.perf_counter()
@@ -270,7 +272,7 @@ class _BlockRun:
         reasons = (stopped_by, of_blocks.stopped_by, None if improved is None else improved.stopped_by)
         lower_s, gap = self.layers.lower_bound_s, request.options.gap
         near = best is not None and lower_s >= best.time_per_sample_s * (1.0 - gap)
-        early = StoppedBy.GAP if near else next((x for x in reasons if x in _STOPPED_EARLY), StoppedBy.OPERATOR_BLOCKS)
+        early = StoppedBy.GAP if near else next(filter(_breaks_off, reasons), StoppedBy.OPERATOR_BLOCKS)
         ledger = Ledger[ValuedPlan](
             cases={0: Bounded(lower_s)},
             best=None if best is None else ValuedPlan(best.plan, best.time_per_sample_s),

@@ -17,7 +17,6 @@ from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
-_ENDING = (StoppedBy.INTERRUPT, StoppedBy.TIME_LIMIT)
 _WORTH_A_ROW_S = 1.0
 
 
@@ -47,7 +46,7 @@ class Walk:
     def run(self, listener: FrontierListener, stop: Stop[Any]) -> None:
         """Until all is solved or a limit or a wish to stop comes first."""
         began_s, index = time.perf_counter(), len(self.positions) - 1
-        while index >= 0 and self.stopped_by not in _ENDING:
+        while index >= 0 and not _ends_all(self.stopped_by):
             position, part, since_s = self.positions[index], stop.part(), time.perf_counter()
             self._under_way = position, part
             try:
@@ -64,7 +63,7 @@ class Walk:
             self._under_way, index = None, first - 1
             evaluations = len(found.stats.evaluations) or 1
             self.evaluations += evaluations
-            if found.stopped_by in _ENDING or (found.stopped_by is not StoppedBy.GAP and self.stopped_by is None):
+            if _ends_all(found.stopped_by) or (found.stopped_by is not StoppedBy.GAP and self.stopped_by is None):
                 self.stopped_by = found.stopped_by
             if now_s - since_s > _WORTH_A_ROW_S:
                 value_s = math.inf if found.time_per_sample_s is None else found.time_per_sample_s
@@ -124,6 +123,10 @@ class Walk:
                 here = found[position] = _bounded(here, here.lower_bound_s)
             best = here if here.plan is not None else best
         return found
+
+
+def _ends_all(reason: StoppedBy | None) -> bool:
+    return reason is not None and reason.ends_all
 
 
 def _is_faster(one: Solution, other: Solution) -> bool:
