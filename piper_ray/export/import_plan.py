@@ -18,7 +18,7 @@ from piper_ray.export.megatron_arguments import (
     read_recipe,
     read_sections,
 )
-from piper_ray.export.megatron_flags import READ_FLAGS, RENAMED_FIELDS
+from piper_ray.export.megatron_flags import COMPARED, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
@@ -43,8 +43,6 @@ FORMS = (
 
 _KNOWN = READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS
 _HARMLESS = HARMLESS_FLAGS | HARMLESS_FIELDS
-_COMPARED = frozenset({"num_layers", "mtp_num_layers", "seq_length", "global_batch_size", "micro_batch_size"})
-"""With the workload's, where they are read; where they are not, nothing is divided otherwise."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
     if document is not None or are_arguments(text) or is_recipe(text):
-        require_understood(text, read.names | _COMPARED, _KNOWN, _HARMLESS)
+        require_understood(text, read.names | COMPARED, _KNOWN, _HARMLESS)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 

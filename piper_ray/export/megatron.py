@@ -15,10 +15,8 @@ from collections.abc import Mapping
 from piper_ray.export.files import Export, noted, rendered, resource, yaml_text
 from piper_ray.export.job import ExportJob
 from piper_ray.export.megatron_flags import (
-    DIVIDED,
     MESH,
     PLAN_FLAGS,
-    READ_FLAGS,
     Kind,
     Settings,
     Value,
@@ -75,9 +73,11 @@ def _asks_for_connections(job: ExportJob) -> bool:
     return job.tensor_parallel > 1 or job.context_parallel > 1
 
 
-def _said_by(job: ExportJob, *names: str) -> dict[str, Value]:
-    """Those of the flags that are figures of a plan, as it has them; none where it has not."""
-    known = {name: getattr(job, READ_FLAGS[name].says) for name in names}
+def _figures(job: ExportJob) -> dict[str, Value]:
+    """The flags that are figures of a plan, as it has them; none where it has not."""
+    known = {flag.name: getattr(job, flag.says) for flag in PLAN_FLAGS if flag.says}
+    if job.expert_parallel is None:
+        del known["expert_tensor_parallel_size"]
     return {name: value for name, value in known.items() if value is not None}
 
 
@@ -92,9 +92,7 @@ def _arguments_text(settings: Settings) -> str:
 
 def _plan_settings(job: ExportJob) -> Settings:
     """Raises UsageError for a plan that Megatron has no arguments for."""
-    found = _said_by(job, *(flag.name for flag in PLAN_FLAGS if flag.says))
-    if job.expert_parallel is None:
-        del found["expert_tensor_parallel_size"]
+    found = _figures(job)
     if job.pipeline_ranks > 1:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
@@ -327,8 +325,10 @@ def export_flagscale(job: ExportJob) -> Export:
         "hetero_current_device_type": _DEVICE,
         "standalone_embedding_stage": False,
     }
+    figures = _figures(job)
+    model = {name: figures.pop(name) for name in _OF_THE_MODEL if name in figures} | _flagscale_model(job)
     system: dict[str, object] = {
-        **_said_by(job, *DIVIDED, "sequence_parallel"),
+        **figures,
         "use_distributed_optimizer": job.optimizer_shards > 1,
         **_context_settings(job),
         **_overlap_settings(job),
@@ -336,7 +336,6 @@ def export_flagscale(job: ExportJob) -> Export:
         "hetero": hetero,
     }
     if job.expert_parallel is not None:
-        system |= _said_by(job, "expert_model_parallel_size", "expert_tensor_parallel_size")
         hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.expert_tensor]
     if any(counts):
         system["recompute"] = {
@@ -347,11 +346,6 @@ def export_flagscale(job: ExportJob) -> Export:
             "recompute_method_per_stage_micro_batch": [[1, job.microbatches, 1] for _ in counts],
             "recompute_num_layers_per_stage_micro_batch": [[1, job.microbatches, count] for count in counts],
         }
-    model = {
-        **_said_by(job, "num_layers"),
-        **_flagscale_model(job),
-        **_said_by(job, "micro_batch_size", "global_batch_size", "seq_length"),
-    }
     empty = [number for number, count in enumerate(split, start=1) if count == 0]
     notes = noted("flagscale_notes.jinja", job=job, device=_DEVICE, empty=empty)
     files = {
@@ -366,6 +360,9 @@ def export_flagscale(job: ExportJob) -> Export:
 
 
 _DEVICE = "GPU"
+
+_OF_THE_MODEL = ("num_layers", "micro_batch_size", "global_batch_size", "seq_length")
+"""Figures of a plan that FlagScale has in its section of the model; all others are in that of the system."""
 
 
 def _experiment(job: ExportJob) -> dict[str, object]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, TypeGuard
 
-from piper_ray.export.megatron_flags import DIVIDED, MESH, READ_FLAGS, RENAMED_FIELDS, Kind, PlanFlag, flag_of
+from piper_ray.export.megatron_flags import COMPARED, DIVIDED, MESH, READ_FLAGS, RENAMED_FIELDS, Kind, PlanFlag, flag_of
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, command_words, positive, ranks_started
@@ -168,7 +168,8 @@ def _costly(words: Sequence[str]) -> Iterator[str]:
 
 def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
     """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
-    found = RunAs.of(said)
+    of_run = [flag.says for flag in READ_FLAGS.values() if flag.says and flag.name not in COMPARED]
+    found = RunAs(**{name: said[name] for name in of_run})
     for flag in READ_FLAGS.values():
         if flag.kind is Kind.NUMBER and (value := getattr(found, flag.says, None)) is not None:
             positive(flag_of(flag.name), value)

@@ -1,4 +1,4 @@
-"""The launch arguments of Megatron-LM that a plan decides: one table for writing and for reading them.
+"""The launch arguments of Megatron-LM that a plan decides: one table, by which they are written and read.
 
 Names and meanings are those of Megatron-LM 0.16 to 0.20; the fields are those of a Megatron-Bridge ConfigContainer.
 """
@@ -24,9 +24,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class PlanFlag:
-    """name: in Python. says: the figure of a plan that its value is, by its name in an ``ExportJob`` and in ``RunAs``;
-    empty where it says several, or a part of one (``megatron``). fields: of Megatron-Bridge's config that say the
-    same; none where only Megatron-LM has it."""
+    """name: in Python. says: the figure of a plan that its value is, by its name in an ``ExportJob``, and in ``RunAs``
+    if it is none of ``COMPARED``; empty where it says several, or a part of one (``megatron``). fields: of
+    Megatron-Bridge's config that say the same; none where only Megatron-LM has it."""
 
     name: str
     says: str = ""
@@ -80,7 +80,8 @@ PLAN_FLAGS = (
     PlanFlag("tp_comm_overlap", kind=Kind.SWITCH),
     _of_model("cp_comm_type", kind=Kind.TEXT),
 )
-"""What exports write of a plan, in this order."""
+"""What exports to Megatron-LM write of a plan, in this order. Megatron-Bridge gets those with fields, FlagScale those
+that are figures of a plan."""
 
 OLDER_FLAGS = (
     PlanFlag("data_parallel_size", "data_parallel"),
@@ -96,6 +97,9 @@ OLDER_FLAGS = (
 
 READ_FLAGS = {flag.name: flag for flag in (*PLAN_FLAGS, *OLDER_FLAGS)}
 """By name."""
+
+COMPARED = frozenset({"num_layers", "mtp_num_layers", "seq_length", "global_batch_size", "micro_batch_size"})
+"""Arguments that are the workload's own: a layout's are compared with these, and are no part of how it is run."""
 
 RENAMED_FIELDS = {
     field.rpartition(".")[2]: flag.name

@@ -23,10 +23,11 @@ from piper_ray.model.schedule import ScheduleName
 class RunAs:
     """How a layout is run. None: as the layout says, or else 1, or what ranks are left for the data-parallel degree.
 
-    expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one.
-    recomputed_layers: with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i];
-    None: all. gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards:
-    replicas that share the optimizer's state, or ALL_REPLICAS. world: ranks in all; None: as many as the workload has
+    expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one. recomputed_layers:
+    with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i]; None: all.
+    gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards: replicas that
+    share the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they share weights and gradients, too. group:
+    microbatches that pass through a chunk before the next. world: ranks in all; None: as many as the workload has
     devices.
     """
 
