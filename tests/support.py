@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from piper_ray.model.instance import Instance
 from piper_ray.workloads.formats import load
@@ -48,7 +49,8 @@ def random_goldens() -> Iterator[RandomGolden]:
         yield RandomGolden(number, load(record["instance"]), record["time_per_sample_s"], record.get("reference_s"))
 
 
-def published_goldens() -> list[PublishedGolden]:
+@cache
+def published_goldens() -> tuple[PublishedGolden, ...]:
     found = []
     for record in goldens("published"):
         instance = load(
@@ -70,7 +72,7 @@ def published_goldens() -> list[PublishedGolden]:
                 cpu_s=record["cpu_s"],
             )
         )
-    return found
+    return tuple(found)
 
 
 def assert_same_time(found_s: float | None, expected_s: float | None, what: object, relative: float = 1e-9) -> None:

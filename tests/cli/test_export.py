@@ -12,6 +12,7 @@ import piper_ray
 from piper_ray.workloads.formats.plan_schema import SolutionDocument
 from tests.cli_cases import run, without_notes, write_small
 from tests.export_support import ROOT, llama, plan_of, runtime_says
+from tests.lengths import long_after
 
 LAYOUT = "Et*3|(t*3|)*2,t*3L"
 
@@ -118,6 +119,7 @@ def test_faults_are_told(tmp_path: Path, arguments: tuple[object, ...], code: in
     assert told in " ".join(without_notes(result.stderr).split())
 
 
+@pytest.mark.long
 def test_exports_of_an_estimate_are_taken(tmp_path: Path) -> None:
     """From a config to what torchtitan reads."""
     source, plan = tmp_path / "small.toml", tmp_path / "plan.json"
@@ -158,17 +160,25 @@ def test_arguments_may_be_longer_than_a_path(source: Path, tmp_path: Path) -> No
     assert run("import-plan", source, "x" * 5000, "-o", plan).returncode == 2
 
 
-def test_a_folder_that_was_exported_is_read_with_its_ranks(source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "target",
+    long_after(3, ["megatron", "torch", "yaml", "megatron-bridge", "torchtitan", "deepspeed", "flagscale"]),
+)
+def test_a_folder_that_was_exported_is_read_with_its_ranks(source: Path, tmp_path: Path, target: str) -> None:
+    plan, again = tmp_path / "plan.json", tmp_path / "again.json"
+    one = plan_of(llama(), [7, 7], d=2) if target == "torch" else plan_of(llama(), [7, 7], d=2, t=2)
+    piper_ray.dump_plan(one, plan, llama())
+    good("export", source, plan, "--to", target, "-o", tmp_path / target)
+    good("import-plan", source, tmp_path / target, "-o", again)
+    assert piper_ray.load_plan(again, llama()) == one
+
+
+def test_what_is_no_folder_of_one_export_is_told(source: Path, tmp_path: Path) -> None:
     plan, again = tmp_path / "plan.json", tmp_path / "again.json"
     piper_ray.dump_plan(plan_of(llama(), [7, 7], d=2, t=2), plan, llama())
-    for target in ("megatron", "megatron-bridge", "torchtitan", "torch", "deepspeed", "flagscale", "yaml"):
-        one = plan_of(llama(), [7, 7], d=2) if target == "torch" else plan_of(llama(), [7, 7], d=2, t=2)
-        piper_ray.dump_plan(one, plan, llama())
-        good("export", source, plan, "--to", target, "-o", tmp_path / target)
-        good("import-plan", source, tmp_path / target, "-o", again)
-        assert piper_ray.load_plan(again, llama()) == one, target
     (tmp_path / "nothing").mkdir()
-    good("export", source, plan, "--to", "flagscale", "-o", tmp_path / "torchtitan")
+    for target in ("torchtitan", "flagscale"):
+        good("export", source, plan, "--to", target, "-o", tmp_path / "torchtitan")
     for name, told in (
         ("nothing", "a folder without megatron.args"),
         ("none.yaml", "there is no such file or folder"),
@@ -236,7 +246,7 @@ def test_a_model_whose_ends_are_tied_is_told_and_kept_on_one_rank(tmp_path: Path
 
 
 @pytest.mark.parametrize("runtime", ["megatron", "torchtitan", "deepspeed", "flagscale"])
-@pytest.mark.parametrize("rule", ["always", "never", "all-or-none"])
+@pytest.mark.parametrize("rule", long_after(1, ["always", "never", "all-or-none"]))
 def test_a_runtime_keeps_to_rules_of_recomputation(source: Path, tmp_path: Path, runtime: str, rule: str) -> None:
     """The plan is valid (exit 6 otherwise), keeps both, and can be exported."""
     out = tmp_path / "plan.json"

@@ -131,6 +131,7 @@ piper_ray.engine.blocks.block_instance.MOST_DOWNSETS = 300
 """
 
 
+@pytest.mark.long
 def test_operators_in_blocks_keep_a_plan_of_layers(long: Path, tmp_path: Path) -> None:
     out, setup = tmp_path / "plan.json", _STUCK + _FEW_BLOCKS
     options = ("--json", "--out", out, "--memory", "1kB", "--contract", "operators")
@@ -162,6 +163,7 @@ def test_before_anything_is_found_nothing_is_lost(long: Path) -> None:
         assert errors == "piper-ray: terminated; nothing had been found yet, so nothing is lost\n"
 
 
+@pytest.mark.long
 def test_a_search_for_the_least_memory_keeps_the_proof(long: Path) -> None:
     setup = _STUCK.replace(
         "Search._evaluate = stuck",
@@ -186,6 +188,7 @@ document.to_text = long_text
 """
 
 
+@pytest.mark.long
 def test_a_pipe_that_nobody_reads_does_not_keep_it(tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with started("solve", write_small(tmp_path), "--json", "--out", out, setup=_BLOCKED) as process:
@@ -267,6 +270,7 @@ Evaluations.evaluate = stuck
 """
 
 
+@pytest.mark.long
 def test_a_frontier_that_hangs_is_given_up_and_keeps_its_bounds(long: Path) -> None:
     with started("frontier", long, "--devices", "8..48:8", "--json", setup=_STUCK_FRONTIER) as process:
         wait_for(process, "stuck")
@@ -294,7 +298,7 @@ run.answer = slow
 @pytest.mark.parametrize(
     ("number", "pause_s"),
     long_after(
-        2,
+        1,
         [
             (signal.SIGINT, 0.0),
             (signal.SIGTERM, 1e6),
@@ -357,7 +361,7 @@ sys.meta_path.insert(0, Interrupted())
 @pytest.mark.parametrize(
     "name",
     long_after(
-        2,
+        1,
         ["piper_ray.cli", "typer", "piper_ray.cli.interrupts", "piper_ray.model.errors", "piper_ray.cli.app", "json"],
     ),
 )
@@ -404,7 +408,7 @@ _COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", long_after(1, _COMMANDS))
+@pytest.mark.parametrize("name", long_after(0, _COMMANDS))
 def test_at_random_moments(name: str, long: Path, tmp_path: Path) -> None:
     """From the moment on at which the program itself has begun: before, the system ends it."""
     places = {"long": long, "sweep": write_sweep(tmp_path), "folder": tmp_path}

@@ -93,6 +93,7 @@ def test_plan_and_bound_are_written_and_what_died_is_named(long: Path, tmp_path:
     assert f"piper-ray: Ray's raylet on this machine (process {raylet.pid}) died, and with it" in errors
 
 
+@pytest.mark.long
 def test_a_head_elsewhere_that_no_longer_answers_is_named(long: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     with socket.socket() as free:
@@ -148,7 +149,7 @@ def test_a_fault_of_ours_is_told_once(long: Path) -> None:
     assert errors.count("unexpected ZeroDivisionError: ours") == 1
 
 
-@pytest.mark.parametrize("number", long_after(1, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
+@pytest.mark.parametrize("number", long_after(0, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]))
 def test_signals_are_passed_on(long: Path, tmp_path: Path, number: signal.Signals) -> None:
     out = tmp_path / "plan.json"
     with started("solve", long, "--json", "--out", out, "--address", "local") as process:

@@ -15,6 +15,7 @@ import pytest
 
 import piper_ray
 from tests.cli_cases import ROOT, run, without_notes, write_small
+from tests.lengths import long_after
 from tests.report_cases import small_instance
 from tests.sweep_support import write_small as write_sweep
 
@@ -168,7 +169,7 @@ def test_a_closed_stderr_is_nobodys_fault(small: Path) -> None:
     assert json.loads(result.stdout)["status"] == "optimal"
 
 
-@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("closed", long_after(1, [">&-", ">&- 2>&-", "<&- >&- 2>&-"]))
 @pytest.mark.parametrize("command", ["solve", "sweep"])
 def test_a_stdout_that_was_never_open_is_told(small: Path, tmp_path: Path, command: str, closed: str) -> None:
     """What it was to get is lost and nothing else: no file takes its place, and with it what others print."""

@@ -64,6 +64,7 @@ def test_the_first_runs_make_it_once_and_later_ones_are_silent(checkout: Path) -
     assert "making" in err
 
 
+@pytest.mark.long
 def test_processes_that_the_command_starts_do_not_run_it_again(checkout: Path) -> None:
     assert _run(checkout)[0] == 3
     command = checkout / ".venv" / "bin" / "piper-ray"

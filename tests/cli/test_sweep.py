@@ -87,6 +87,7 @@ def test_no_dataset_to_report(tmp_path: Path) -> None:
     assert "there is no dataset of a sweep" in refused.stderr
 
 
+@pytest.mark.long
 def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     source = write_small(tmp_path)
     dump(two_towers(48, devices=4, microbatches=4), tmp_path / "towers.json")  # takes seconds

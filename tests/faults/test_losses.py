@@ -25,6 +25,7 @@ def test_worker_killed_then_a_raylet(cluster: Machines, local_plan: bytes, tmp_p
         assert driver.finish() == local_plan
 
 
+@pytest.mark.long
 def test_cut_off_machine_comes_back(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     """What the lost worker computes meanwhile does no harm."""
     with driving(cluster, tmp_path) as driver:
@@ -77,6 +78,7 @@ def test_machine_with_less_memory_gets_no_worker(cluster: Machines, local_plan: 
     cluster.wait_for_machines(1, 2)
 
 
+@pytest.mark.long
 def test_object_stores_full(cluster: Machines, local_plan: bytes, tmp_path: Path) -> None:
     """Somebody else keeps nearly all of them, on every machine, and nothing of that can be spilled."""
     with cluster.program(_KEEP_STORES) as keeper, driving(cluster, tmp_path) as driver:

@@ -25,5 +25,6 @@ def test_one_killed_one_cut_off_and_driver_resumed(cluster: Machines, local_plan
         driver.until_level(60, evaluation=4)
         driver.until_workers(1)
         cluster.heal(2)
+        driver.until_workers(2)
         assert driver.finish() == local_plan
         assert driver.was_told(f"resumed from {state}")

@@ -9,6 +9,7 @@ from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.memory import kept_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from tests.estimate_support import estimated, gpt, kind_of
+from tests.lengths import long_after
 
 # Table 3: attention heads, width, layers, tensor-parallel degree, samples of a microbatch; 2,048 tokens each.
 MODELS = {
@@ -27,7 +28,7 @@ def kept(name: str, mode: LayerMode) -> float:
     return kept_bytes(kind_of(result), mode)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", long_after(2, MODELS))
 def test_table_2(name: str) -> None:
     a, h, _, t, b = MODELS[name]
     s = TOKENS
@@ -50,7 +51,7 @@ def test_section_5_selective_recomputation_saves_70_and_65_percent(name: str, sc
     assert 1 - selective / plain == pytest.approx(saved, abs=0.005)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", long_after(1, MODELS))
 def test_figure_7_both_together_keep_less_than_a_fifth_of_tensor_parallelism_alone(name: str) -> None:
     t = MODELS[name][3]
     plain = kept(name, LayerMode(degree=t))

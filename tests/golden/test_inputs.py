@@ -208,6 +208,7 @@ def test_every_shipped_input_says_where_its_figures_come_from_and_converts(path:
     assert load(tmp_path / "converted.json") == instance
 
 
+@pytest.mark.long
 def test_random_goldens_load_and_survive_being_written(tmp_path: Path) -> None:
     documents: list[dict[str, Any]] = [record["instance"] for record in goldens("random")]
     assert len(documents) == 400

@@ -16,6 +16,7 @@ from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.ranks import RankMemory
 from scripts.validation.memory import memory_of
 from tests.data import DATA
+from tests.lengths import long_after
 
 HARDWARE = load_hardware()
 MIB = 2.0**20
@@ -72,7 +73,7 @@ def test_what_each_rank_reserves(measured: list[tuple[str, RankMemory, float, fl
     assert fmean(map(abs, errors)) <= mean + WORSE
 
 
-@pytest.mark.parametrize("name", ["published", "measured"])
+@pytest.mark.parametrize("name", long_after(1, ["published", "measured"]))
 def test_what_ran_fits(name: str) -> None:
     refused, priceable = [], 0
     for run in runs_of(name):

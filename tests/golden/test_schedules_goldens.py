@@ -6,13 +6,14 @@ import pytest
 
 from piper_ray.workloads.formats import load
 from tests.data import goldens
+from tests.lengths import long_after
 from tests.simulate_brute_force import candidates, least_simulated_s
 
 MOST_PLANS = 40
 """Records with more plans than that take longer; all of up to 4,000 were checked once: 271 of the 300."""
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("schedule", long_after(1, ["gpipe", "1f1b"]))
 def test_recorded_optima(schedule: str) -> None:
     feasible = 0
     for number, golden in enumerate(goldens("schedules")):

@@ -9,10 +9,11 @@ from piper_ray.evaluate import evaluate
 from piper_ray.model.instance import Instance
 from piper_ray.model.solution import Status
 from piper_ray.planners.published import paper_table
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD, assert_optimal
 from tests.support import PublishedGolden, assert_same_time, published_goldens, random_goldens
 
-PUBLISHED = published_goldens()
+PUBLISHED = sorted(published_goldens(), key=lambda golden: golden.cpu_s)
 # The paper's table with exact TMPC choice takes a second or two on these.
 WITH_QUICK_TABLE = [
     golden
@@ -39,6 +40,7 @@ def test_random_records() -> None:
     assert infeasible == 42
 
 
+@pytest.mark.long
 def test_least_memory_of_infeasible_random_records() -> None:
     given = 0
     for golden in random_goldens():
@@ -60,7 +62,7 @@ def is_feasible(instance: Instance, memory_bytes: float) -> bool:
     return solve(instance.replace(memory_bytes=memory_bytes), options=ONE_THREAD).status is Status.OPTIMAL
 
 
-@pytest.mark.parametrize("golden", PUBLISHED, ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", long_after(24, PUBLISHED), ids=lambda golden: golden.name)
 def test_published_records(golden: PublishedGolden) -> None:
     solution = solve(golden.instance, options=ONE_THREAD)
     if golden.time_per_sample_s is None:
@@ -74,7 +76,7 @@ def test_published_records(golden: PublishedGolden) -> None:
         assert solution.time_per_sample_s <= golden.time_per_sample_s * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("golden", WITH_QUICK_TABLE, ids=lambda golden: golden.name)
+@pytest.mark.parametrize("golden", long_after(5, WITH_QUICK_TABLE), ids=lambda golden: golden.name)
 def test_published_records_against_the_exact_table(golden: PublishedGolden) -> None:
     """Which is at or below the published value, and whose plan is worth what it says."""
     exact = paper_table(golden.instance)

@@ -22,6 +22,7 @@ from piper_ray.planners import PLANNERS, EqualRuns, PipeDream2BW, plan
 from piper_ray.planners.equal_runs import grid_points, peak_bytes
 from piper_ray.planners.runs import RunCosts, run_order, uniform_choices
 from tests.instances import RECOMPUTE, VANILLA, random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 
@@ -113,7 +114,7 @@ def assert_as_slow_definition(instance: Instance, restrictions: Restrictions, se
     return True
 
 
-@pytest.mark.parametrize("name", [name for name in ScheduleName if name not in ASYNCHRONOUS])
+@pytest.mark.parametrize("name", long_after(2, [name for name in ScheduleName if name not in ASYNCHRONOUS]))
 def test_equal_runs_under_a_flush(name: ScheduleName) -> None:
     """The best simulated step of the whole grid, with as many chunks on a rank as the schedule has."""
     feasible = 0

@@ -93,14 +93,17 @@ def test_parallel_graphs(name: str) -> None:
 
 @pytest.mark.parametrize(
     "restrictions",
-    [
-        Restrictions(tensor_parallelism=False),
-        Restrictions(data_parallelism=False),
-        Restrictions(recompute=Recompute.ALL_OR_NONE),
-        Restrictions(recompute=Recompute.NEVER),
-        Restrictions(recompute=Recompute.ONE_FOR_ALL),
-        Restrictions(constraints=[KeepOrder()]),
-    ],
+    long_after(
+        2,
+        [
+            Restrictions(tensor_parallelism=False),
+            Restrictions(data_parallelism=False),
+            Restrictions(recompute=Recompute.ALL_OR_NONE),
+            Restrictions(recompute=Recompute.NEVER),
+            Restrictions(recompute=Recompute.ONE_FOR_ALL),
+            Restrictions(constraints=[KeepOrder()]),
+        ],
+    ),
     ids=repr,
 )
 def test_restrictions(restrictions: Restrictions) -> None:
@@ -192,7 +195,7 @@ def test_a_gap_holds(seed: int) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
-@pytest.mark.parametrize("rule", [None, AllDevices(), StageCount(2)])
+@pytest.mark.parametrize("rule", long_after(1, [None, AllDevices(), StageCount(2)]))
 def test_one_d_and_one_t_for_all_stages(schedule: str, rule: Constraint | None) -> None:
     restrictions = Restrictions(constraints=(SameDegrees(), *([] if rule is None else [rule])))
     for seed in range(8):

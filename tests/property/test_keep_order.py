@@ -17,6 +17,7 @@ from piper_ray.model.restrictions import Restrictions
 from tests.brute_force import file_order
 from tests.flush_brute_force import simulated_batch_s
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 KEEP = Restrictions(constraints=[KeepOrder()])
@@ -103,7 +104,7 @@ def best_s(instance: Instance, schedule: str) -> float | None:
     return min(found, default=None)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(2, ["2bw", "1f1b", "gpipe"]))
 def test_the_best_of_all_that_keep_the_order(schedule: str) -> None:
     feasible = relayed = 0
     for seed in range(60):

@@ -96,7 +96,7 @@ def test_plans_with_a_flush(seeds: range, schedule: str) -> None:
 
 @pytest.mark.parametrize(
     "schedule",
-    [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)],
+    long_after(1, [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]),
     ids=str,
 )
 def test_plans_with_chunks(schedule: Schedule) -> None:
@@ -140,7 +140,7 @@ def test_one_node_is_a_cluster_of_its_own_link(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", ["2bw", "1f1b", "gpipe"])
-@pytest.mark.parametrize("seeds", [range(8), range(8, 16)], ids=str)
+@pytest.mark.parametrize("seeds", long_after(1, [range(8), range(8, 16)]), ids=str)
 def test_a_frontier_is_one_solve_for_each_point(seeds: range, schedule: str) -> None:
     for seed in seeds:
         instance = levelled(seed, most_layers=3)

@@ -12,6 +12,7 @@ from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, 
 from piper_ray.simulate.stages import Hop, StageLoad
 from piper_ray.simulate.steady import rule_in_flight
 from piper_ray.simulate.timeline import SimulatedRanks, Timeline, Versions, memory_steps, weight_versions
+from tests.lengths import long_after
 from tests.simulate_support import FLUSHED, placed, random_seconds, run, twin_of
 from tests.simulate_twin import Pipeline, peak_bytes
 
@@ -50,7 +51,7 @@ def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) 
         assert memory_steps(timeline, figures, rank).peak_bytes == expected
 
 
-@pytest.mark.parametrize("name", FLUSHED)
+@pytest.mark.parametrize("name", long_after(4, FLUSHED))
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_flushed(name: ScheduleName, overlapped: bool) -> None:
     rng = random.Random(f"{name.value} {overlapped}")

@@ -88,7 +88,7 @@ def test_restrictions(restrictions: Restrictions, instance: Instance) -> None:
     assert_plan_obeys(instance, restrictions)
 
 
-@pytest.mark.parametrize("restrictions", RESTRICTIONS, ids=repr)
+@pytest.mark.parametrize("restrictions", long_after(3, RESTRICTIONS), ids=repr)
 def test_restrictions_on_random_instances(restrictions: Restrictions) -> None:
     for seed in range(40):
         instance = random_instance(seed, most_layers=4, most_tmpcs=3)

@@ -23,9 +23,16 @@ from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.run import run_sweep
 from tests.instances import two_towers
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
-SCHEDULES = [name.value for name in ScheduleName]
+QUICK = [
+    schedule.value
+    for schedule in (ScheduleName.TWO_BW, ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED, ScheduleName.PIPEDREAM)
+]
+"""One of each kind of search, and the one that is refused."""
+
+SCHEDULES = long_after(len(QUICK), sorted((name.value for name in ScheduleName), key=lambda name: name not in QUICK))
 INSTANCE = two_towers(5, devices=4, microbatches=8, memory_bytes=70.0, bandwidth_bytes_per_s=8.0)
 
 _NOT_2BW = [name.value for name in ScheduleName if name is not ScheduleName.TWO_BW]

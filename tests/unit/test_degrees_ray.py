@@ -23,6 +23,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance, two_towers
+from tests.lengths import long_after
 from tests.ray_support import backend_of
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -62,7 +63,7 @@ def workers_at_work(backend: RayBackend) -> list[int]:
 
 
 @pytest.mark.usefixtures("_workers_alone")
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "interleaved", "zb-v"])
+@pytest.mark.parametrize("schedule", long_after(2, ["1f1b", "interleaved", "gpipe", "zb-v"]))
 @pytest.mark.parametrize("instance", [uneven_layers(3), random_instance(5), two_towers(12, devices=16)])
 def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, schedule: str) -> None:
     found = solve(instance, schedule=schedule, backend=backend)
@@ -73,12 +74,14 @@ def test_the_answer_is_that_of_threads(backend: RayBackend, instance: Instance, 
 
 @pytest.mark.usefixtures("_workers_alone")
 @pytest.mark.parametrize(
-    ("schedule", "number"), [("1f1b", signal.SIGKILL), ("1f1b", signal.SIGSTOP), ("interleaved", signal.SIGKILL)]
+    ("schedule", "number"),
+    long_after(2, [("1f1b", signal.SIGKILL), ("1f1b", signal.SIGSTOP), ("interleaved", signal.SIGKILL)]),
 )
 def test_a_worker_that_is_no_more_costs_time_alone(
     backend: RayBackend, schedule: str, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calls, "_LEAST_EXPECTED_S", 0.05)
+    monkeypatch.setattr(calls, "_END_WITHIN_S", 0.1)  # each bound that is asked for ends with one who does not answer
     struck: list[int] = []
 
     def listener(event: Event) -> None:
@@ -98,7 +101,7 @@ def test_a_worker_that_is_no_more_costs_time_alone(
 
 
 @pytest.mark.usefixtures("_workers_alone")
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "interleaved"]))
 def test_a_stop_ends_what_workers_do(backend: RayBackend, schedule: str) -> None:
     stop: Stop[Solution] = Stop()
 

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 12 * 1024
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
+CONTRIBUTING = ROOT / "CONTRIBUTING.md"
 DEVELOPMENT = sorted((ROOT / "docs" / "development").glob("*.md"))
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
 
@@ -43,7 +44,7 @@ def test_is_read_in_twenty_minutes(name: str) -> None:
     assert (ROOT / name).stat().st_size <= MOST_BYTES
 
 
-@pytest.mark.parametrize("page", [ARCHITECTURE, *DEVELOPMENT], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [ARCHITECTURE, CONTRIBUTING, *DEVELOPMENT], ids=lambda page: page.name)
 def test_every_path_that_is_named_exists(page: Path) -> None:
     named = list(paths_in(page.read_text("utf-8")))
     assert [path for path in named if not exists(path)] == []
@@ -68,9 +69,7 @@ def test_rooms_are_those_of_the_package() -> None:
     assert set(listed) == rooms | {"evaluate.py"}
 
 
-@pytest.mark.parametrize(
-    "page", [ARCHITECTURE, ROOT / "CONTRIBUTING.md", *DEVELOPMENT, *DECISIONS], ids=lambda page: page.name
-)
+@pytest.mark.parametrize("page", [ARCHITECTURE, CONTRIBUTING, *DEVELOPMENT, *DECISIONS], ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = _LINK.findall(page.read_text("utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []

@@ -15,6 +15,7 @@ from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import LayerMode
 from tests.estimate_support import estimated, kind_of, model_of
+from tests.lengths import long_after
 
 LLAMA3 = {
     "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -52,7 +53,7 @@ def test_state_gradients_and_times_of_a_layer() -> None:
     assert before.trained == before.parameters
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", long_after(8, model_names()))
 def test_every_model_can_have_adapters(name: str) -> None:
     result = estimate(read_model(name), load_hardware(), "H100-SXM", EstimateRequest(nodes=1, lora=8))
     assert 0 < result.architecture.trained_parameters < 0.05 * result.architecture.parameters

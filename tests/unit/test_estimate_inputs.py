@@ -12,6 +12,7 @@ from piper_ray.workloads.estimate.architectures import FAMILIES
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import model_names, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
+from tests.lengths import long_after
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -50,7 +51,7 @@ def test_names_are_known_in_any_case() -> None:
     assert {read_model(name).name for name in model_names()} == set(model_names())
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", long_after(12, model_names()))
 def test_every_known_model_can_be_estimated(name: str) -> None:
     result = estimate(read_model(name), load_hardware(), "H100-SXM", EstimateRequest(nodes=4))
     assert result.instance.devices == 32

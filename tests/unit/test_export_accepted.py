@@ -22,6 +22,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from tests.export_support import llama, mixture, plan_in, plan_of, random_counts, runtime_says
+from tests.lengths import long_after
 
 FULL, PARTS = Mode(Recomputation.FULL), Mode(Recomputation.of("selective-mlp"))
 
@@ -154,16 +155,23 @@ def test_torchtitan_splits_and_schedules(tmp_path: Path) -> None:
             assert found["parts"][str(number)] == [rank_of[number], blocks, 0 in stage.layers]
 
 
-def test_torch_validates_the_passes_and_builds_the_stages(tmp_path: Path) -> None:
-    schedules = [
-        Schedule(ScheduleName.ONE_F_ONE_B),
-        Schedule(ScheduleName.GPIPE),
-        Schedule(ScheduleName.INTERLEAVED, 3),
-        Schedule(ScheduleName.LOOPED_BFS, 2),
-        Schedule(ScheduleName.ZB_H1),
-        Schedule(ScheduleName.ZB_V),
-        Schedule(ScheduleName.DUALPIPE_V),
-    ]
+@pytest.mark.parametrize(
+    "schedules",
+    long_after(
+        1,
+        [
+            [Schedule(ScheduleName.ONE_F_ONE_B), Schedule(ScheduleName.INTERLEAVED, 3), Schedule(ScheduleName.ZB_V)],
+            [
+                Schedule(ScheduleName.GPIPE),
+                Schedule(ScheduleName.LOOPED_BFS, 2),
+                Schedule(ScheduleName.ZB_H1),
+                Schedule(ScheduleName.DUALPIPE_V),
+            ],
+        ],
+    ),
+    ids=["three", "the others"],
+)
+def test_torch_validates_the_passes_and_builds_the_stages(tmp_path: Path, schedules: list[Schedule]) -> None:
     instance, folders = llama(), []
     for schedule in schedules:
         counts = random_counts(Random(schedule.text), len(instance.layers), 4 * schedule.v)

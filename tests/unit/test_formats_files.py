@@ -15,6 +15,7 @@ import pytest
 from piper_ray.model import limits
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.formats import dump, load
+from tests.lengths import long_after
 
 DOCUMENT = {
     "maxMemoryPerDevice": 1.0,
@@ -102,7 +103,7 @@ def loaded_apart(path: str | Path, **streams: Any) -> str:
     return str(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["pipe.json", "pipe.toml", "pipe.txt", "pipe"])
+@pytest.mark.parametrize("name", long_after(1, ["pipe.json", "pipe.toml", "pipe.txt", "pipe"]))
 def test_a_named_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     assert "a named pipe (FIFO): reading it could wait for ever; expected a file" in loaded_apart(tmp_path / name)

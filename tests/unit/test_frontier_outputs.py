@@ -18,6 +18,7 @@ from piper_ray.report.frontier import print_frontier
 from piper_ray.report.frontier_table import BUDGETS, COLUMNS, DEVICES, PlanEntry, frontier_table, write_table
 from piper_ray.report.plots.curves import frontier_figure
 from piper_ray.report.plots.style import save
+from tests.lengths import long_after
 from tests.report_cases import small_instance, string_console
 from tests.solver_support import ONE_THREAD
 
@@ -108,7 +109,9 @@ def test_tables_hold_every_point(tmp_path: Path) -> None:
         write_table(table, tmp_path / "nowhere" / "table.csv")
 
 
-@pytest.mark.parametrize(("suffix", "head"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+@pytest.mark.parametrize(
+    ("suffix", "head"), long_after(1, [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+)
 def test_plots_are_the_same_each_time(tmp_path: Path, suffix: str, head: bytes) -> None:
     found = frontier(small_instance(), options=ONE_THREAD)
     files = [tmp_path / f"{name}{suffix}" for name in ("one", "other")]

@@ -21,6 +21,7 @@ from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 from tests.export_support import llama, mixture, plan_in, plan_of, random_case, random_counts
+from tests.lengths import long_after
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
 TWO = "--pipeline-model-parallel-size 2"
@@ -159,7 +160,9 @@ def test_the_group_of_an_interleaved_schedule_comes_back_from_torchtitan() -> No
         import_plan(llama(), exported.replace('"group": 8', '"group": 0'), RunAs())
 
 
-@pytest.mark.parametrize("target", [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
+@pytest.mark.parametrize(
+    "target", long_after(2, [Target.MEGATRON, Target.MEGATRON_BRIDGE, Target.TORCHTITAN, Target.YAML])
+)
 def test_what_is_exported_is_read_back(target: Target) -> None:
     names = {
         Target.MEGATRON: "megatron.args",

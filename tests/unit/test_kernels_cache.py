@@ -26,6 +26,7 @@ from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler
 from piper_ray.compiled.observers import COMPILING, observed
 from tests.cli_cases import ROOT, run, write_small
+from tests.lengths import long_after
 
 
 def triple(value: float) -> float:
@@ -281,30 +282,41 @@ def test_many_processes_at_once(tmp_path: Path) -> None:
     assert not call([tmp_path / "kernels"], 14).compiled
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A copy of the kernels that solve and frontier need, as NUMBA_CACHE_DIR."""
-    small = write_small(tmp_path)
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with the kernels that solve and frontier need."""
+    small = write_small(tmp_path_factory.mktemp("small"))
     for command in ("solve", "frontier"):
         assert run(command, small).returncode == 0
-    folder = next(folder for folder in jit.cache_folders() if folder.is_dir())
-    shutil.copytree(folder, tmp_path / "cache" / folder.name)
+    return next(folder for folder in jit.cache_folders() if folder.is_dir())
+
+
+@pytest.fixture
+def kept(compiled: Path, tmp_path: Path) -> Path:
+    """A copy of it, as NUMBA_CACHE_DIR."""
+    shutil.copytree(compiled, tmp_path / "cache" / compiled.name)
     return tmp_path / "cache"
 
 
-def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "kernel"),
+    long_after(
+        1,
+        [
+            ("solve", "selection.exact_fit"),  # which others call where it lies
+            ("solve", "enumeration.enumerate_downsets"),
+            ("frontier", "evaluation.evaluate_runs"),
+        ],
+    ),
+)
+def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: Path, command: str, kernel: str) -> None:
     small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
-    for command, kernel in (
-        ("solve", "enumeration.enumerate_downsets"),
-        ("solve", "selection.exact_fit"),  # which others call where it lies
-        ("frontier", "evaluation.evaluate_runs"),
-    ):
-        for entry in kept.glob(f"*/{kernel}.*"):
-            entry.unlink()
-        first, second = (run(command, small, env=environment) for _ in range(2))
-        assert (first.returncode, second.returncode) == (0, 0)
-        assert "\ncompiling  " in first.stdout
-        assert "\ncompiling  " not in second.stdout
+    for entry in kept.glob(f"*/{kernel}.*"):
+        entry.unlink()
+    first, second = (run(command, small, env=environment) for _ in range(2))
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert "\ncompiling  " in first.stdout
+    assert "\ncompiling  " not in second.stdout
 
 
 def test_the_program_goes_on_without_a_damaged_kernel_and_without_room(kept: Path, tmp_path: Path) -> None:
@@ -348,6 +360,7 @@ def test_kernels_are_compiled_in_listed_folders_only() -> None:
     assert sources <= set(jit._FOLDERS)
 
 
+@pytest.mark.long
 def test_a_planner_goes_on_without_a_damaged_kernel(kept: Path, tmp_path: Path) -> None:
     small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
     command = ("solve", small, "--planner", "pipedream")

@@ -188,7 +188,7 @@ def test_level_of_a_vertex_is_the_size_of_the_least_downset_with_it() -> None:
             assert level == min(len(downset) for downset in made.sets if v in downset)
 
 
-@pytest.mark.parametrize("device_weight", [1, 10])
+@pytest.mark.parametrize("device_weight", long_after(1, [1, 10]))
 @pytest.mark.parametrize("name", INSTANCES)
 def test_open_buckets_by_their_formula(name: str, device_weight: int) -> None:
     made = case(INSTANCES[name])

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -121,7 +122,7 @@ def test_it_ends_with_its_context() -> None:
         backend._local._pool.submit(print)
 
 
-@pytest.mark.parametrize(("workers", "cpus_per_worker"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("workers", "cpus_per_worker"), long_after(1, [(2, 1), (1, 2)]))
 def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, cpus_per_worker: int) -> None:
     """All instances on one backend: what workers keep of one must not leak into the next."""
     send_every_level_to_workers(monkeypatch)
@@ -140,23 +141,63 @@ def test_same_answer_as_threads(monkeypatch: pytest.MonkeyPatch, workers: int, c
     assert_gone(processes)
 
 
-def test_same_answer_on_the_downsets_that_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers get a lattice of some downsets, whose levels are not all sizes; bounds and plans on the way to it too."""
-    monkeypatch.setattr("piper_ray.engine.layers._MANY", 20)
-    monkeypatch.setattr("piper_ray.engine.layers._MANY_A_LAYER", 1)
-    wide = ["towers", "branches", "random 1", "random 5"]
-    alone = {name: solve(INSTANCES[name], options=ONE_THREAD) for name in wide}
-    assert any(found.stats.downsets < by_threads(name).stats.downsets for name, found in alone.items())
-    send_every_level_to_workers(monkeypatch)
+@pytest.fixture(scope="class")
+def two_workers(local_ray: None) -> Iterator[RayBackend]:  # noqa: ARG001 - the cluster
     with backend_of(workers=2, without_workers=WAIT) as backend:
-        wait_for_workers(backend, 2)
+        with pytest.MonkeyPatch.context() as patch:
+            send_every_level_to_workers(patch)
+            wait_for_workers(backend, 2)
+        yield backend
+
+
+class TestOneBackend:
+    """What leaves its workers as they are."""
+
+    def test_same_answer_on_the_downsets_that_count(
+        self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
+    ) -> None:
+        """A lattice of some downsets, whose levels are not all sizes; bounds and plans on the way to it too."""
+        whole = {name: by_threads(name) for name in ("towers", "branches", "random 1", "random 5")}
+        monkeypatch.setattr("piper_ray.engine.layers._MANY", 20)
+        monkeypatch.setattr("piper_ray.engine.layers._MANY_A_LAYER", 1)
+        alone = {name: solve(INSTANCES[name], options=ONE_THREAD) for name in whole}
+        assert any(found.stats.downsets < whole[name].stats.downsets for name, found in alone.items())
+        send_every_level_to_workers(monkeypatch)
         for name, expected in alone.items():
-            assert_same_answer(solve(INSTANCES[name], backend=backend), expected)
-            assert plan_bytes(expected) == plan_bytes(by_threads(name))
-        assert backend.stats().chunks > 0
+            found = solve(INSTANCES[name], backend=two_workers)
+            assert_same_answer(found, expected)
+            assert plan_bytes(expected) == plan_bytes(whole[name])
+            assert found.stats.cluster is not None
+            assert found.stats.cluster.chunks > 0
+
+    def test_nothing_is_fetched_on_the_drivers_own_machine(
+        self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
+    ) -> None:
+        send_every_level_to_workers(monkeypatch)
+        stats = solve(TOWERS, backend=two_workers).stats.cluster
+        assert stats is not None
+        (node,) = stats.nodes
+        assert node.fetched_bytes == 0
+        assert node.chunks == stats.chunks
+        # At least the workload's tables are put, once; levels of past evaluations are let go.
+        tables = solver_tables(TOWERS).problem.tables
+        downset_bytes = tables.lattice.bits.nbytes + tables.costs.need_s.nbytes
+        assert downset_bytes < node.held_bytes <= stats.put_bytes
+
+    def test_backend_serves_again_after_an_interrupt(
+        self, monkeypatch: pytest.MonkeyPatch, two_workers: RayBackend
+    ) -> None:
+        send_every_level_to_workers(monkeypatch)
+
+        def listener(event: Event) -> None:
+            if isinstance(event, EvaluationAdvanced) and event.done > 20:
+                raise KeyboardInterrupt
+
+        assert solve(TOWERS, backend=two_workers, listener=listener).stopped_by == "interrupt"
+        assert_same_answer(solve(TOWERS, backend=two_workers), by_threads("towers"))
 
 
-@pytest.mark.parametrize("round_trip_s", long_after(1, [0.0, 10.0]), ids=["level by level", "in long batches"])
+@pytest.mark.parametrize("round_trip_s", long_after(0, [0.0, 10.0]), ids=["level by level", "in long batches"])
 def test_same_answer_whatever_the_batches(monkeypatch: pytest.MonkeyPatch, round_trip_s: float) -> None:
     send_every_level_to_workers(monkeypatch, round_trip_s)
     with backend_of(workers=2, without_workers=WAIT) as backend:
@@ -202,20 +243,6 @@ with socket.create_server(("127.0.0.1", 0)) as listening:
     backend.close()
 """
     assert output_of(script) == ["optimal", "False"]
-
-
-def test_nothing_is_fetched_on_the_drivers_own_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    send_every_level_to_workers(monkeypatch)
-    with backend_of(workers=2, without_workers=WAIT) as backend:
-        stats = solve(TOWERS, backend=backend).stats.cluster
-    assert stats is not None
-    (node,) = stats.nodes
-    assert node.fetched_bytes == 0
-    assert node.chunks == stats.chunks
-    # At least the workload's tables are put, once; levels of past evaluations are let go.
-    tables = solver_tables(TOWERS).problem.tables
-    downset_bytes = tables.lattice.bits.nbytes + tables.costs.need_s.nbytes
-    assert downset_bytes < node.held_bytes <= stats.put_bytes
 
 
 @pytest.mark.long
@@ -287,6 +314,7 @@ def test_chunk_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert backend.stats().workers == 1
 
 
+@pytest.mark.long
 def test_chunk_that_fails_always_ends_the_solve(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
     workers_that_fail(monkeypatch, tmp_path, failures=10**6)
@@ -311,7 +339,7 @@ def test_fault_of_the_dispatcher_reaches_the_caller(monkeypatch: pytest.MonkeyPa
                 solve(TOWERS, backend=backend)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError])
+@pytest.mark.parametrize("error", long_after(1, [KeyboardInterrupt, ZeroDivisionError]))
 def test_workers_are_gone_after_an_error_in_a_listener(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
@@ -336,18 +364,6 @@ def test_workers_are_gone_after_an_error_in_a_listener(
     assert_gone(processes)
 
 
-def test_backend_serves_again_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    send_every_level_to_workers(monkeypatch)
-    with backend_of(workers=1, without_workers=WAIT) as backend:
-
-        def listener(event: Event) -> None:
-            if isinstance(event, EvaluationAdvanced) and event.done > 20:
-                raise KeyboardInterrupt
-
-        assert solve(TOWERS, backend=backend, listener=listener).stopped_by == "interrupt"
-        assert_same_answer(solve(TOWERS, backend=backend), by_threads("towers"))
-
-
 def test_ray_of_the_process_is_used_and_left_alone() -> None:
     import ray
 
@@ -358,20 +374,7 @@ def test_ray_of_the_process_is_used_and_left_alone() -> None:
     assert ray.get_runtime_context().get_job_id() == job
 
 
-def test_ray_of_our_own_listens_on_loopback_asks_for_a_token_and_ends() -> None:
-    script = """
-from piper_ray.engine.backends.ray.session import connect
-import os, sys
-assert "ray" not in sys.modules
-session = connect("local", 1)
-import ray
-print(ray.nodes()[0]["NodeManagerAddress"], os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]))
-session.close()
-print(ray.is_initialized())
-"""
-    assert output_of(script) == ["127.0.0.1", "token", "64", "False"]
-
-
+@pytest.mark.long
 def test_ray_of_our_own_listens_on_loopback_where_it_was_imported_before() -> None:
     script = """
 import ray

@@ -36,8 +36,11 @@ class Told(subprocess.Popen):
 session.subprocess = types.SimpleNamespace(**vars(subprocess))
 session.subprocess.Popen = Told
 before = dict(os.environ)
+assert "ray" not in sys.modules
 connected = session.connect("local", 1)
-print("connected", os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]), flush=True)
+import ray
+listens = ray.nodes()[0]["NodeManagerAddress"]
+print("connected", listens, os.environ["RAY_AUTH_MODE"], len(os.environ["RAY_AUTH_TOKEN"]), flush=True)
 sys.stdin.read()
 connected.close()
 changed = {name for name in {**os.environ, **before} if os.environ.get(name) != before.get(name)}
@@ -106,7 +109,7 @@ def folders(base: Path) -> list[str]:
 def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))
-        assert line(process) == "connected token 64"
+        assert line(process) == "connected 127.0.0.1 token 64"
         assert {"raylet", "gcs_server"} <= set(living(keeper))
         assert len(folders(base)) == 1
         assert process.stdin is not None

@@ -27,6 +27,7 @@ from piper_ray.simulate.run import simulate
 from piper_ray.simulate.timeline import MemorySteps
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
+from tests.lengths import long_after
 from tests.page_support import Page, page, subject
 from tests.report_cases import small_instance, small_plan
 from tests.simulate_support import GIB, chain, cut
@@ -34,7 +35,7 @@ from tests.simulate_support import GIB, chain, cut
 SECTIONS = ("figures", "findings", "placement", "stages", "timeline", "memory", "ranks", "comparison", "assumptions")
 
 
-@pytest.mark.parametrize("name", ScheduleName)
+@pytest.mark.parametrize("name", long_after(4, ScheduleName))
 def test_every_schedule_has_a_page(name: ScheduleName) -> None:
     instance = chain([3.0] * 4, microbatches=8, devices=4, edge_bytes=GIB / 8)
     html = page_html(subject(instance, cut([1] * 4), name.value))

@@ -155,6 +155,7 @@ def test_a_worker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
         return solve_points(graph, points, options, control)
 
     monkeypatch.setattr(run, "_LEAST_EXPECTED_S", 0.25)
+    monkeypatch.setattr(run, "_UNMEASURED_S", 1.5)  # it hangs amid the first of a kind, or with one in line
     monkeypatch.setattr(run, "solve_points", hanging)
     told: list[str] = []
     try:

@@ -53,6 +53,7 @@ def all_outcomes() -> list[PricedRun]:
     ]
 
 
+@pytest.mark.long
 def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[PricedRun]) -> None:
     """A mean that grows by more than 0.3 points has to be written down: tests/data/goldens/estimate_errors.jsonl."""
     expected = {row["group"]: row for row in goldens("estimate_errors")}
@@ -63,11 +64,13 @@ def test_no_group_is_worse_than_the_expected_figures_say(all_outcomes: list[Pric
         assert errors.mean <= expected[group]["mean_error"] + 0.003, group
 
 
+@pytest.mark.long
 def test_at_most_half_of_the_runs_were_fitted(all_outcomes: list[PricedRun]) -> None:
     fitted = [in_fitted_half(outcome.run.id) for outcome in all_outcomes]
     assert 0.4 < sum(fitted) / len(fitted) <= 0.5
 
 
+@pytest.mark.long
 def test_what_has_no_layout_has_a_reason_and_no_figure(all_outcomes: list[PricedRun]) -> None:
     unpriced = [outcome.to_dict() for outcome in all_outcomes if outcome.predicted_step_s is None]
     assert [row["id"] for row in unpriced] == ["llama-65b", "llama2-70b"]

@@ -16,6 +16,7 @@ from piper_ray.simulate.run import simulate
 from piper_ray.workloads.estimate.hardware import load_hardware
 from scripts.validation.proposals import Proposal, one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
 from tests.data import DATA
+from tests.lengths import long_after
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs" / "estimates.md"
@@ -43,7 +44,7 @@ def proposed(run: PublishedRun) -> Proposal:
     return found
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", long_after(2, QUICK))
 def test_no_published_layout_is_faster(name: str, runs: dict[str, PublishedRun]) -> None:
     found = proposed(runs[name])
     assert found.gain >= -1e-9
@@ -89,6 +90,7 @@ def test_a_cluster_stands_for_its_fastest_run(runs: dict[str, PublishedRun]) -> 
     assert one_of_each_cluster([slower, runs["falcon-180b"], untimed]) == [runs["falcon-180b"]]
 
 
+@pytest.mark.long
 def test_the_script_prints_a_table_for_people_and_a_list_for_programs(
     runs: dict[str, PublishedRun], tmp_path: Path
 ) -> None:
