@@ -8,12 +8,13 @@ from piper_ray.calibrate.layouts import ALL_TO_ALL, Laid, of_hai_llm
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.mode import Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
-from piper_ray.workloads.estimate.layout import PricedLayout
-from piper_ray.workloads.estimate.ranks import RankMemory, memory_of_rank
-from piper_ray.workloads.estimate.runtimes import (
+from piper_ray.workloads.estimate.layout import Layout, PricedLayout
+from piper_ray.workloads.estimate.runtimes import Loss
+from piper_ray.workloads.estimate.software import Precision
+from scripts.validation.ranks import RankLayout, RankMemory, memory_of_rank
+from scripts.validation.runtimes import (
     DEEPSPEED,
     DEEPSPEED_FP16,
-    DEFAULT,
     FSDP,
     HAI_LLM,
     HALF_GRADIENTS,
@@ -22,10 +23,8 @@ from piper_ray.workloads.estimate.runtimes import (
     MEGATRON_CORE,
     MEGATRON_CORE_FP16,
     NEMO,
-    Loss,
-    Traits,
+    Runtime,
 )
-from piper_ray.workloads.estimate.software import Precision
 
 _RUNTIMES = {
     "megatron-2021": (MEGATRON_2021, MEGATRON_2021_FP16),
@@ -39,7 +38,7 @@ _RUNTIMES = {
 """How each generation of software holds memory: in bf16, and in fp16."""
 
 
-def runtime_of(run: PublishedRun, laid: Laid) -> Traits:
+def runtime_of(run: PublishedRun, laid: Laid) -> Runtime:
     """As the run's words have it, else as its generation of software does."""
     precision, sharding = laid.stack.precision, laid.layout.sharding
     of_bf16, of_fp16 = _RUNTIMES[laid.software]
@@ -49,11 +48,11 @@ def runtime_of(run: PublishedRun, laid: Laid) -> Traits:
     elif "maxtext" in run.told and sharding is Sharding.WEIGHTS:
         runtime = FSDP
     elif laid.software == "fsdp" and sharding is not Sharding.WEIGHTS:
-        runtime = DEFAULT
+        runtime = MEGATRON_2021
     if "fp32 gradients not kept" in run.told:
         runtime = replace(runtime, states=HALF_GRADIENTS)
     elif "gradients in fp32" in run.told and runtime.states == HALF_GRADIENTS:
-        runtime = replace(runtime, states=DEFAULT.states)
+        runtime = replace(runtime, states=MEGATRON_2021.states)
     loss = Loss.FUSED if "fused cross entropy" in run.told else runtime.loss
     return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=ALL_TO_ALL in run.told)
 
@@ -65,14 +64,29 @@ def shares_untold(laid: Laid) -> bool:
 
 def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
     """What each rank of a pipeline holds at its worst moment."""
-    lists = flush_lists(plan.schedule, len(plan.ranks), laid.layout.microbatches)
-    sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
+    ranks = rank_layouts(plan, laid.layout, Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding)
+    lists = flush_lists(plan.schedule, len(ranks), laid.layout.microbatches)
     runtime = runtime_of(run, laid)
     return [
-        memory_of_rank(
-            replace(rank, sharding=sharding),
-            [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions],
-            runtime,
+        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], runtime)
+        for rank, actions in zip(ranks, lists, strict=True)
+    ]
+
+
+def rank_layouts(plan: PricedLayout, layout: Layout, sharding: Sharding) -> list[RankLayout]:
+    """What each rank of a pipeline holds of the model."""
+    of_stage = [[plan.layers[layer] for layer in stage.layers] for stage in plan.plan.stages]
+    experts = max(mode.expert_ranks * mode.expert_tensor for _, mode in plan.layers)
+    degrees = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert or 1)
+    return [
+        RankLayout(
+            chunks=[of_stage[stage] for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)],
+            replicas=layout.data * layout.context,
+            expert_replicas=max(1, layout.tensor * layout.context * layout.data // experts),
+            sharding=sharding,
+            ranks=layout.pipeline,
+            rank=rank,
+            groups=1 + sum(degree > 1 for degree in degrees),  # and all ranks together
         )
-        for rank, actions in zip(plan.ranks, lists, strict=True)
+        for rank in range(layout.pipeline)
     ]

@@ -11,8 +11,8 @@ from piper_ray.model.errors import PiperRayError
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
-from piper_ray.workloads.estimate.ranks import RankMemory
 from scripts.validation.memory import memory_of, shares_untold
+from scripts.validation.ranks import RankMemory
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from piper_ray.calibrate.layouts import NotExpressible, laid_out
 from piper_ray.calibrate.runs import PublishedRun, RunModel, read_runs
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from piper_ray.workloads.estimate.ranks import RankMemory
 from scripts.validation.memory import memory_of
+from scripts.validation.ranks import RankMemory
 from tests.data import DATA
 from tests.lengths import long_after
 

@@ -9,10 +9,12 @@ import pytest
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
-from piper_ray.workloads.estimate.memory import backward_bytes, gradient_shapes, kept_bytes, needed_bytes, working_bytes
+from piper_ray.workloads.estimate.memory import backward_bytes, kept_bytes, needed_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.runtimes import FSDP, MEGATRON_CORE, Loss, Traits
+from piper_ray.workloads.estimate.runtimes import Loss, Traits
+from scripts.validation.ranks import gradient_shapes
+from scripts.validation.runtimes import FSDP, MEGATRON_CORE
 from tests.estimate_support import gpt, model_of
 
 S, B, H, F, A, G, D, V = 4096, 2, 1024, 3584, 16, 4, 64, 32000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.runtimes import (
+from scripts.validation.runtimes import (
     DEEPSPEED_BF16,
     FULLY_SHARDED,
     HALF_GRADIENTS,

@@ -24,7 +24,6 @@ from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import Architecture, LayerKind
-from piper_ray.workloads.estimate.ranks import RankLayout
 from piper_ray.workloads.estimate.roofline import traffic_s
 from piper_ray.workloads.estimate.software import Stack
 from piper_ray.workloads.estimate.synchronisation import reduced
@@ -90,15 +89,15 @@ class Layout:
 
 @dataclass(frozen=True)
 class PricedLayout:
-    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes. ranks: what each
-    rank of a pipeline holds."""
+    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes. layers: what each
+    layer of the instance is, and how it is run."""
 
     instance: Instance
     plan: Plan
     schedule: Schedule
     terms: StepTerms
     overlap_transfers: bool
-    ranks: tuple[RankLayout, ...]
+    layers: tuple[tuple[LayerKind, LayerMode], ...]
 
 
 def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout) -> PricedLayout:
@@ -148,7 +147,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
         layout.schedule,
         StepTerms(all_reduce_overlap=overlap, optimizer_s=optimizer_s),
         overlap_transfers=layout.schedule.v > 1 and stack.software.transfer_overlap and layout.overlapped is not False,
-        ranks=_rank_layouts(architecture, chosen, chunks, layout),
+        layers=tuple((node.kind, chosen[node.kind.key]) for node in architecture.nodes),
     )
 
 
@@ -156,27 +155,6 @@ def _on(architecture: Architecture, degree: int) -> Architecture:
     """With each kind as that many devices have it."""
     kinds = {kind.key: kind.on(degree) for kind in architecture.kinds}
     return replace(architecture, nodes=tuple(replace(node, kind=kinds[node.kind.key]) for node in architecture.nodes))
-
-
-def _rank_layouts(
-    architecture: Architecture, chosen: dict[str, LayerMode], chunks: Sequence[Sequence[int]], layout: Layout
-) -> tuple[RankLayout, ...]:
-    nodes = architecture.nodes
-    of_stage = [[(nodes[layer].kind, chosen[nodes[layer].kind.key]) for layer in layers] for layers in chunks]
-    experts = max(mode.expert_ranks * mode.expert_tensor for mode in chosen.values())
-    degrees = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert or 1)
-    return tuple(
-        RankLayout(
-            chunks=[of_stage[stage] for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)],
-            replicas=layout.data * layout.context,
-            expert_replicas=max(1, layout.tensor * layout.context * layout.data // experts),
-            sharding=layout.sharding,
-            ranks=layout.pipeline,
-            rank=rank,
-            groups=1 + sum(degree > 1 for degree in degrees),  # and all ranks together
-        )
-        for rank in range(layout.pipeline)
-    )
 
 
 def _mode_of(kind: LayerKind, layout: Layout) -> LayerMode:

@@ -298,26 +298,3 @@ def _alternate_bytes(kind: LayerKind, mode: LayerMode) -> float:
     products = [operator for operator in kind.operators if operator.products and not operator.on_chip]
     results = sum(result_bytes(operator, kind, mode) for operator in products)
     return results / 2.0 + sum(_attention_result_bytes(kind, mode))
-
-
-def gradient_shapes(kind: LayerKind, mode: LayerMode) -> dict[tuple[int, int], float]:
-    """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
-    found: dict[tuple[int, int], float] = {}
-    for operator in kind.operators:
-        if not kind.value(operator.parameters) or operator.on_chip or operator.frozen:
-            continue
-        for rows, columns in _weight_shapes(operator, kind, mode):
-            found[round(rows), round(columns)] = 2.0 * rows * columns
-    return found
-
-
-def _weight_shapes(operator: Operator, kind: LayerKind, mode: LayerMode) -> list[tuple[float, float]]:
-    parts = float(mode.degree if operator.parameters_split is Split.TENSOR and not operator.routed else 1)
-    shapes = []
-    for product in operator.products:
-        columns, depth = kind.value(product.columns), kind.value(product.depth)
-        divided = "columns" if operator.routed else product.divided
-        by_columns, by_depth = divided == "columns", divided == "depth"
-        own = parts * (mode.expert_tensor if operator.routed else 1)
-        shapes.append((columns / (own if by_columns else 1.0), depth / (own if by_depth else 1.0)))
-    return shapes

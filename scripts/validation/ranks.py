@@ -13,7 +13,6 @@ from itertools import pairwise
 from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
-    gradient_shapes,
     parameters_on_device,
     routed_on_device,
     trained_on_device,
@@ -21,8 +20,8 @@ from piper_ray.workloads.estimate.memory import (
     working_bytes,
 )
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.estimate.operators import LayerKind, Split
-from piper_ray.workloads.estimate.runtimes import Traits
+from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
+from scripts.validation.runtimes import Runtime
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""
@@ -85,7 +84,7 @@ class _Work:
         return sum(self.kept.values())
 
 
-def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
+def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Runtime) -> RankMemory:
     """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
     works = [_work(chunk, runtime) for chunk in layout.chunks]
     in_flight = [0] * len(works)
@@ -125,7 +124,7 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
     )
 
 
-def _work(chunk: Chunk, runtime: Traits) -> _Work:
+def _work(chunk: Chunk, runtime: Runtime) -> _Work:
     kept: dict[str, float] = {}
     released, working, moment = 0.0, 0.0, ""
     for kind, mode in reversed(chunk):
@@ -138,7 +137,7 @@ def _work(chunk: Chunk, runtime: Traits) -> _Work:
     return _Work(kept, working, moment)
 
 
-def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
+def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], float]:
     """By item; and what the optimizer's step needs beside it."""
     items: dict[str, float] = {}
     step_bytes = 0.0
@@ -155,7 +154,7 @@ def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], floa
     return items, step_bytes
 
 
-def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
+def _fixed(layout: RankLayout, runtime: Runtime) -> dict[str, float]:
     """What is there all the time beside states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
@@ -183,7 +182,7 @@ def _boundary_bytes(layout: RankLayout) -> float:
     return copies * max(sizes, default=0.0)
 
 
-def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
+def _gathered_bytes(layout: RankLayout, runtime: Runtime) -> float:
     """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
     in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
     if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:
@@ -193,3 +192,26 @@ def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
         return 2.0 * sum(sizes) + runtime.states.gradients * sum(sizes)
     pairs = [first + second for first, second in pairwise(sizes)] or sizes
     return 2.0 * max(pairs) + (2.0 + runtime.states.gradients) * max(sizes)
+
+
+def gradient_shapes(kind: LayerKind, mode: LayerMode) -> dict[tuple[int, int], float]:
+    """Bytes of one bf16 tensor in the shape of each weight matrix, by that shape: rows and columns on a device."""
+    found: dict[tuple[int, int], float] = {}
+    for operator in kind.operators:
+        if not kind.value(operator.parameters) or operator.on_chip or operator.frozen:
+            continue
+        for rows, columns in _weight_shapes(operator, kind, mode):
+            found[round(rows), round(columns)] = 2.0 * rows * columns
+    return found
+
+
+def _weight_shapes(operator: Operator, kind: LayerKind, mode: LayerMode) -> list[tuple[float, float]]:
+    parts = float(mode.degree if operator.parameters_split is Split.TENSOR and not operator.routed else 1)
+    shapes = []
+    for product in operator.products:
+        columns, depth = kind.value(product.columns), kind.value(product.depth)
+        divided = "columns" if operator.routed else product.divided
+        by_columns, by_depth = divided == "columns", divided == "depth"
+        own = parts * (mode.expert_tensor if operator.routed else 1)
+        shapes.append((columns / (own if by_columns else 1.0), depth / (own if by_depth else 1.0)))
+    return shapes
