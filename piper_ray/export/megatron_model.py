@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from piper_ray.export.megatron_flags import Settings, Value, true_ones
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM
 from piper_ray.workloads.estimate.architectures.experts import Experts
+from piper_ray.workloads.estimate.architectures.rules import LAYER_NORM
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
 
 KNOWN = frozenset({
@@ -122,7 +122,7 @@ def model_settings(shape: DecoderShape) -> Settings:
         "ffn_hidden_size": config.inner,
         "num_attention_heads": config.num_attention_heads,
         **_attention(shape),
-        "max_position_embeddings": config.max_position_embeddings,
+        "max_position_embeddings": config.most_tokens,
         **_positions(shape),
         "normalization": "LayerNorm" if rules.norm == LAYER_NORM else "RMSNorm",
         "norm_epsilon": shape.norm_epsilon or 1e-5,

@@ -150,7 +150,7 @@ def model_fields(shape: DecoderShape, model: TrainedModel, tokens: int | None) -
         "layers": layers,
         "rope_class": "CosSinRoPE" if module in ("qwen3", _GPT_OSS) else "ComplexRoPE",
         "rope": {"dim": size, "theta": rotary.base, **(_scaling(shape, rotary) or {})},
-        "positions": max(config.max_position_embeddings, tokens or 1),
+        "positions": max(config.most_tokens, tokens or 1),
         "precision": model.precision,
         "optimizer": OPTIMIZERS[model.optimizer_bytes],
     }

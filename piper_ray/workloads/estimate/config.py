@@ -13,7 +13,7 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
-from piper_ray.workloads.estimate.families import Config, Family, Microbatch, completed
+from piper_ray.workloads.estimate.families import Config, Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import (
     HUGGING_FACE,
@@ -116,7 +116,7 @@ def _model(
         raise InputError(source, [Fault("", f"not a model's config but {kind}")])
     family = USUAL if model_type is None else FAMILIES[model_type]
     document = document if model_type is None else {**document, "model_type": model_type}
-    config = faults.model(family.config, completed(family.config, str(model_type), document), "")
+    config = faults.model(family.config, family.config.completed(document), "")
     if config is not None:
         config.check(faults)
         notes += _assumptions(family, document, config)

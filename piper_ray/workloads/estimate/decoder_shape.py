@@ -15,10 +15,6 @@ from piper_ray.workloads.estimate.config import model_of_config
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
 _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
-_GPT_LIKE = frozenset({"gpt2", "gpt_bigcode", "gpt_neo", "gptj", "codegen", "gpt_neox", "starcoder2", "bloom", "phi"})
-_SIGMOID_ROUTERS = frozenset({"deepseek_v3", "kimi_k2", "glm4_moe", "dots1"})
-_PLAIN_WEIGHTS = frozenset({"deepseek_v2", "qwen2_moe", "qwen3_moe", "dots1"})
-"""Where the config says nothing of how routers score, and of whether the chosen experts' weights are renormalised."""
 
 
 @dataclass(frozen=True)
@@ -92,13 +88,13 @@ class DecoderShape:
     def sigmoid_router(self) -> bool:
         """Whether a router scores each expert by a sigmoid, rather than all by a softmax."""
         said = self.said("scoring_func")
-        return said == "sigmoid" if said in ("sigmoid", "softmax") else self.model_type in _SIGMOID_ROUTERS
+        return said == "sigmoid" if said in ("sigmoid", "softmax") else bool(self.config.named("sigmoid_router"))
 
     @property
     def renormalised_router(self) -> bool:
         """Whether the weights of a token's experts add up to one."""
         said = self.said("norm_topk_prob")
-        return said if isinstance(said, bool) else self.model_type not in _PLAIN_WEIGHTS
+        return said if isinstance(said, bool) else bool(self.config.named("renormalised_router"))
 
     @property
     def router_scale(self) -> float:
@@ -121,13 +117,13 @@ class DecoderShape:
     def activation(self) -> str:
         """In Hugging Face's words; its family's own where the config does not say it."""
         said = next((self.document[name] for name in _ACTIVATIONS if isinstance(self.document.get(name), str)), None)
-        return str(said or ("gelu" if self.model_type in _GPT_LIKE else "relu2" if not self.rules.gated else "silu"))
+        return str(said or self.config.named("usual_activation"))
 
     @property
     def dropout(self) -> tuple[float, float]:
         """Of hidden activations and of attention's scores."""
         hidden, residual, attention, scores = (self._number(name) for name in _DROPOUTS)
-        usual = 0.1 if self.model_type in ("gpt2", "gpt_bigcode") else 0.0
+        usual = float(self.config.named("usual_dropout"))
         first, second = (hidden if residual is None else residual), (attention if scores is None else scores)
         return usual if first is None else first, usual if second is None else second
 

@@ -1,20 +1,17 @@
 """What every family of models offers: a description that is read from a config, and the layers that it makes.
 
-What a config leaves out is completed by the defaults of its class in transformers (``defaults.toml``).
+Most families are rows of a table (``families.toml``), which ``architectures.rows`` reads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic import AliasChoices, Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.faults import Faults, Words, names_of
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
@@ -31,6 +28,29 @@ Text = Annotated[str, Words("a text")]
 Texts = Annotated[list[str], Words("a list of texts")]
 Numbers = Annotated[list[Number], Words("a list of whole numbers >= 0")]
 
+KINDS: Mapping[str, Any] = {
+    "count": Count,
+    "number": Number,
+    "integer": Annotated[int, Field(strict=True), Words("a whole number")],
+    "layers": Layers,
+    "window": Window,
+    "share": Share,
+    "ratio": Ratio,
+    "flag": Flag,
+    "text": Text,
+    "texts": Texts,
+    "numbers": Numbers,
+    "auto": Annotated[int | str, Words('a whole number or "auto"')],
+    "pattern": Annotated[str | int, Words("a text or a whole number")],
+    "mixers": Annotated[str, Field(pattern=r"^[M*-]+$"), Words("a text of M, * and -")],
+    "reaches": Annotated[list[str], Words("a list of global and local")],
+    "steps": Annotated[int | list[int], Words("a whole number or a list of 0 and 1")],
+}
+"""What rows call the kinds of values of keys."""
+
+SIZES = frozenset({"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})
+"""Fields without which a config of a whole model is no config; in parts of one transformers leaves defaults out."""
+
 
 def key(*names: str, default: Any = ...) -> Any:
     """A field that a config may call by any of ``names``."""
@@ -44,6 +64,19 @@ class Config(Open):
     """
 
     given: frozenset[str] = frozenset()
+
+    defaults: ClassVar[Mapping[str, object]] = {}
+    """Of its class in transformers, by names that a document may have."""
+
+    @classmethod
+    def completed(cls, document: Mapping[str, object], *, part: bool = False) -> dict[str, object]:
+        """The document with the defaults for the fields that it leaves out; sizes are only left out of parts."""
+        whole = dict(document)
+        for key, field in cls.model_fields.items():
+            names = names_of(key, field)
+            if (part or key not in SIZES) and not any(name in document for name in names):
+                whole |= {name: cls.defaults[name] for name in names if name in cls.defaults}
+        return whole
 
     @model_validator(mode="before")
     @classmethod
@@ -105,26 +138,3 @@ class Family:
     tokens: int = 8192
     samples: int = 1
     batch: int = 1024
-
-
-SIZES = frozenset({"hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"})
-"""Fields without which a config of a whole model is no config; in parts of one transformers leaves defaults out."""
-
-
-def completed(
-    config: type[BaseModel], model_type: str, document: Mapping[str, object], *, part: bool = False
-) -> dict[str, object]:
-    """The document with its class's defaults for the fields that it leaves out; sizes are only left out of parts."""
-    defaults = _table().get(model_type, {})
-    whole = dict(document)
-    for key, field in config.model_fields.items():
-        names = names_of(key, field)
-        if (part or key not in SIZES) and not any(name in document for name in names):
-            whole |= {name: defaults[name] for name in names if name in defaults}
-    return whole
-
-
-@cache
-def _table() -> Mapping[str, Mapping[str, object]]:
-    text = files(__package__).joinpath("defaults.toml").read_text(encoding="utf-8")
-    return parse_toml("defaults.toml", text)  # type: ignore[return-value]

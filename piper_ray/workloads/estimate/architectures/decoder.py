@@ -1,17 +1,13 @@
 """Decoders of text: embedding, layers, and the vocabulary projection as a layer of its own.
 
-A family is a config, read from the keys of Hugging Face's, and what its layers are by their definition there: its
-``rules``, and what mixes tokens (``mixing``) and feeds forward (``feeding``) in each layer.
+A family is a row of the table (``families.toml``): the keys of Hugging Face's config, and what its layers are by their
+definition there: their ``rules``, and what mixes tokens (``mixing``) and feeds forward (``feeding``) in each layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
-from typing import Any, ClassVar
-
-from pydantic import create_model
 
 from piper_ray.workloads.estimate.architectures import experts, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
@@ -22,6 +18,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     BlockStyle,
     Dense,
     Described,
+    LatentAttention,
     LayerShape,
     Norms,
     all_reduce,
@@ -31,17 +28,8 @@ from piper_ray.workloads.estimate.architectures.layers import (
     norm,
     sequences_text,
 )
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    Texts,
-    Window,
-    key,
-)
+from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
+from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     Exchange,
@@ -106,36 +94,26 @@ class Rules(BlockStyle):
     paths: DecoderPaths = DecoderPaths()
 
 
-LAYER_NORM = "2 h"
-"""Parameters of a layer norm: weights and biases; an RMS norm has h."""
+PARTS: Mapping[str, Callable[..., Described]] = {
+    "attention": Attention,
+    "latent_attention": LatentAttention,
+    "mamba": state_space.Mamba,
+    "mamba2": state_space.Mamba2,
+    "delta_net": state_space.DeltaNet,
+    "short_convolution": state_space.ShortConvolution,
+    "dense": Dense,
+    "experts": experts.Experts,
+}
+"""What the table of families calls the parts of layers."""
 
 
-class DecoderConfig(Config):
-    """What nearly every decoder's config says, under the names that are in use for it."""
+class DecoderConfig(RowConfig):
+    """A decoder's config, as its row describes it."""
 
-    hidden_size: Count = key("hidden_size", "n_embd", "d_model", "n_embed", "dim", "model_dim")
-    num_hidden_layers: Layers = key("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-    num_attention_heads: Count = key("num_attention_heads", "n_head", "n_heads", "num_heads")
-    vocab_size: Count = key("vocab_size", "padded_vocab_size", "n_vocab")
-    num_key_value_heads: Count | None = key(
-        "num_key_value_heads", "n_kv_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num", "num_query_groups",
-        default=None,
-    )  # fmt: skip
-    head_dim: Count | None = key("head_dim", "kv_channels", "attention_head_dim", "d_head", "head_size", default=None)
-    intermediate_size: Count | None = key(
-        "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", "inner_dim", "mlp_hidden_size",
-        default=None,
-    )  # fmt: skip
-    max_position_embeddings: Count = key(
-        "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length",
-        default=2048,
-    )  # fmt: skip
-    tie_word_embeddings: Flag = False
-    sliding_window: Window | None = None
-    layer_types: Texts | None = None
-
-    differs: ClassVar[Mapping[str, Any]] = {}
-    """What its rules have otherwise than Llama's, by their fields; a function says it of the config."""
+    hidden_size: Count
+    num_hidden_layers: Layers
+    num_attention_heads: Count
+    vocab_size: Count
 
     @property
     def layers(self) -> int:
@@ -143,60 +121,65 @@ class DecoderConfig(Config):
 
     @property
     def most_tokens(self) -> int:
-        return self.max_position_embeddings
+        return int(self.named("max_position_embeddings"))
 
     @property
     def predictors(self) -> int:
-        """Layers after the last one that training has to predict further tokens (DeepSeek-V3, 2024, section 2.2)."""
-        return 0
+        """Layers after the last one that training has to predict further tokens."""
+        return int(self.named("predictors"))
 
     @property
     def key_heads(self) -> int:
-        return self.num_key_value_heads or self.num_attention_heads
+        return int(self.named("key_heads"))
 
     @property
     def head_size(self) -> int:
-        return self.head_dim or self.hidden_size // self.num_attention_heads
+        return int(self.named("head_size"))
 
     @property
     def inner(self) -> int:
         """Of the dense feed-forward part."""
-        return self.intermediate_size or 4 * self.hidden_size
+        return int(self.named("inner"))
 
     @property
     def tied(self) -> bool:
         """Whether embedding and vocabulary projection are one matrix."""
-        return self.tie_word_embeddings
+        return bool(self.named("tied"))
 
     def rules(self) -> Rules:
         """Those of all its layers."""
-        said = {name: value(self) if callable(value) else value for name, value in self.differs.items()}
-        return Rules(**said)
-
-    def slides(self, layer: int) -> bool:  # noqa: ARG002
-        """Whether a layer's attention has the sliding window where ``layer_types`` does not say it."""
-        return False
-
-    def window(self, layer: int) -> int | None:
-        """How many tokens a layer's attention sees; None: all before."""
-        if self.layer_types and layer < len(self.layer_types):
-            return self.sliding_window if "sliding" in self.layer_types[layer] else None
-        return self.sliding_window if self.slides(layer) else None
+        return self.rules_of(Rules, paths=DecoderPaths(**self.row["paths"]))
 
     def mixing(self, layer: int) -> Described | None:
-        return Attention(self.num_attention_heads, self.key_heads, self.head_size, self.window(layer))
+        """What mixes tokens in a layer."""
+        return self._part("mixing", layer)
 
-    def feeding(self, layer: int) -> Described | None:  # noqa: ARG002
-        return Dense(self.inner)
+    def feeding(self, layer: int) -> Described | None:
+        """What feeds forward in a layer."""
+        return self._part("feeding", layer)
+
+    def _part(self, fact: str, layer: int) -> Described | None:
+        part = self.named(fact, layer)
+        if part is None:
+            return None
+        return PARTS[part](**{name: self.value(said, layer) for name, said in table()["parts"][part].items()})
 
     def check(self, faults: Faults) -> None:
-        """Heads divide the width where their size is not given, and groups of keys divide the heads."""
-        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        if self.head_dim is None:
-            self.check_multiple("hidden_size", "num_attention_heads", faults)
-        if key_heads is not None and heads % key_heads:
-            names = self.called("num_key_value_heads"), self.called("num_attention_heads")
-            faults.at(names[0], f"{key_heads} does not divide {names[1]} = {heads}")
+        """Heads divide the width where their size is not given, groups of keys divide the heads, and a token has no
+        more experts than there are, as far as its row says so."""
+        if self.named("heads_checked"):
+            if self.named("head_dim") is None:
+                self.check_multiple("hidden_size", "num_attention_heads", faults)
+            heads, key_heads = self.num_attention_heads, self.named("num_key_value_heads")
+            if key_heads is not None and heads % key_heads:
+                names = self.called("num_key_value_heads"), self.called("num_attention_heads")
+                faults.at(names[0], f"{key_heads} does not divide {names[1]} = {heads}")
+        least = self.named("experts_checked_from")
+        if least and self.named("num_experts_per_tok") > self.named("num_experts") >= least:
+            faults.at(
+                self.called("num_experts_per_tok"),
+                f"{self.named('num_experts_per_tok')}, more than {self.called('num_experts')}; expected fewer",
+            )
 
 
 @dataclass(frozen=True)
@@ -290,38 +273,7 @@ def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> Architect
     return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), LEGEND)
 
 
-BIASED = attrgetter("attention_bias")
-"""In ``differs``: as the config's own key says."""
+FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
 
-Slides = Callable[[Any, int], bool]
-"""Of a config, whether a layer has the sliding window."""
-
-
-def always(_config: object, _layer: int) -> bool:
-    """All layers have the sliding window."""
-    return True
-
-
-def but(*others: Mapping[str, Any], **rules: Any) -> Mapping[str, Any]:
-    """What ``differs`` as in these, but for some rules."""
-    return {name: value for one in (*others, rules) for name, value in one.items()}
-
-
-def like(
-    base: type[DecoderConfig],
-    differs: Mapping[str, Any] | None = None,
-    slides: Slides | None = None,
-    keys: Mapping[str, tuple[Any, object]] | None = None,
-) -> type[DecoderConfig]:
-    """A config as another one but for these rules, layers with a sliding window, and keys with (type, default)."""
-    own = {"differs": differs, "slides": slides}
-    changed = {"__module__": __name__, **{name: value for name, value in own.items() if value is not None}}
-    kind: Any = type(base)
-    fields: dict[str, Any] = {**(keys or {})}
-    made: type[DecoderConfig] = create_model(base.__name__, __base__=kind(base.__name__, (base,), changed), **fields)
-    return made
-
-
-def family(config: type[DecoderConfig]) -> Family:
-    """The family of that config's models."""
-    return Family(config, build)
+USUAL = Family(config_of(DecoderConfig, "bases", "usual"), build)
+"""Of a ``model_type`` that we do not know."""

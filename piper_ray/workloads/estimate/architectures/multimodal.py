@@ -6,15 +6,15 @@ image. Each rule is that of the tower's or the projector's class in Hugging Face
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from piper_ray.workloads.estimate.architectures import gpt, hybrids, llama, mixtures
-from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM, DecoderConfig, DecoderPaths, decoder_of
+from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
 from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
+from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
 from piper_ray.workloads.estimate.architectures.layers import (
     HIDDEN,
     Attention,
@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     sequences_text,
     undivided,
 )
-from piper_ray.workloads.estimate.architectures.usual import USUAL
+from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
 from piper_ray.workloads.estimate.architectures.vision import patches_kind
 from piper_ray.workloads.estimate.families import (
     Config,
@@ -34,9 +34,6 @@ from piper_ray.workloads.estimate.families import (
     Flag,
     Layers,
     Microbatch,
-    Ratio,
-    Text,
-    completed,
     key,
 )
 from piper_ray.workloads.estimate.operators import (
@@ -63,18 +60,18 @@ LEGEND = {
 
 _Side = Annotated[int | list[int], Field(description="a whole number or a list of them")]
 _Part = dict[str, object]
-_TEXT = {**gpt.FAMILIES, **llama.FAMILIES, **mixtures.FAMILIES, **hybrids.FAMILIES}
 
 
 @dataclass(frozen=True)
-class TowerRules:
-    """norm: parameters of a norm of the tower's width. positions: learned for each token; class_token: one more token.
+class TowerRules(BlockStyle):
+    """What is the same in all layers of a tower, and what is around them.
 
+    positions: learned for each token; class_token: one more token. patch_bias: of what makes tokens of patches.
     first_norm, last_norm: around the layers. scales: parameters beside a layer's parts. pooling: a last layer of
     attention that makes one token of all (SigLIP).
     """
 
-    style: BlockStyle
+    causal: bool = False
     positions: int = 0
     class_token: bool = False
     patch_bias: bool = False
@@ -84,25 +81,18 @@ class TowerRules:
     pooling: bool = False
 
 
-def _style(**rules: Any) -> BlockStyle:
-    return BlockStyle(causal=False, **rules)
-
-
 def _both(side: int | list[int]) -> tuple[int, int]:
     """Height and width, of which the other is meant where one is given."""
     sides = [side] if isinstance(side, int) else side
     return sides[0], sides[-1]
 
 
-class VisionConfig(Config):
-    """``vision_config`` of ``clip_vision_model``, and what others share with it."""
-
-    width_key: ClassVar[str] = "hidden_size"
+class TowerConfig(RowConfig):
+    """``vision_config`` as the row of its tower describes it."""
 
     hidden_size: Count = 768
     num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
     num_attention_heads: Count = key("num_attention_heads", "num_heads", default=12)
-    intermediate_size: Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
     temporal_patch_size: Count = 1
@@ -110,11 +100,11 @@ class VisionConfig(Config):
 
     @property
     def width(self) -> int:
-        return self.hidden_size
+        return int(self.named("width"))
 
     @property
     def inner(self) -> int:
-        return self.intermediate_size or 4 * self.width
+        return int(self.named("inner"))
 
     @property
     def patches(self) -> int:
@@ -128,8 +118,8 @@ class VisionConfig(Config):
         return self.num_channels * height * width * self.temporal_patch_size
 
     def rules(self) -> TowerRules:
-        """Of the tower; these are CLIP's."""
-        return TowerRules(_style(), positions=self.patches + 1, class_token=True, first_norm=True)
+        """Of all its layers."""
+        return self.rules_of(TowerRules)
 
     def check(self, faults: Faults) -> None:
         """Heads divide the width."""
@@ -138,110 +128,11 @@ class VisionConfig(Config):
             sides = [value] if isinstance(value, int) else value
             if not 1 <= len(sides) <= 2 or min(sides) < 1:
                 faults.at(f"vision_config.{side}", "expected a whole number >= 1 or two of them")
-        self.check_multiple(self.width_key, "num_attention_heads", faults, "vision_config.")
+        self.check_multiple(self.row["width"], "num_attention_heads", faults, "vision_config.")
 
 
-class SiglipConfig(VisionConfig):
-    """``siglip_vision_model``."""
-
-    vision_use_head: Flag = True
-
-    def rules(self) -> TowerRules:
-        return TowerRules(_style(), positions=self.patches, patch_bias=True, pooling=self.vision_use_head)
-
-
-class Idefics3Config(VisionConfig):
-    """``idefics3_vision`` and ``smolvlm_vision``."""
-
-    def rules(self) -> TowerRules:
-        return TowerRules(_style(), positions=self.patches, patch_bias=True)
-
-
-class PixtralConfig(VisionConfig):
-    """``pixtral``: Llama's layers."""
-
-    def rules(self) -> TowerRules:
-        style = _style(norm="h", query_bias=False, output_bias=False, inner_bias=False, gated=True, rotary=True)
-        return TowerRules(style, first_norm=True, last_norm=False)
-
-
-class Qwen2VisionConfig(VisionConfig):
-    """``qwen2_vl``: patches of two frames; ``hidden_size`` is the decoder's width."""
-
-    width_key: ClassVar[str] = "embed_dim"
-
-    embed_dim: Count = 1280
-    mlp_ratio: Ratio = 4
-    temporal_patch_size: Count = 2
-
-    @property
-    def width(self) -> int:
-        return self.embed_dim
-
-    @property
-    def inner(self) -> int:
-        return int(self.mlp_ratio * self.width)
-
-    def rules(self) -> TowerRules:
-        return TowerRules(_style(rotary=True), last_norm=False)
-
-
-class Qwen25VisionConfig(VisionConfig):
-    """``qwen2_5_vl``: RMS norms, a gate, biases."""
-
-    temporal_patch_size: Count = 2
-
-    def rules(self) -> TowerRules:
-        return TowerRules(_style(norm="h", gated=True, rotary=True), last_norm=False)
-
-
-class Qwen3VisionConfig(Qwen25VisionConfig):
-    """``qwen3_vl``: learned positions besides rotary ones."""
-
-    num_position_embeddings: Count = 2304
-
-    def rules(self) -> TowerRules:
-        positions = self.num_position_embeddings
-        return TowerRules(_style(rotary=True), positions=positions, patch_bias=True, last_norm=False)
-
-
-class InternVisionConfig(VisionConfig):
-    """``internvl_vision``: scales of each part."""
-
-    attention_bias: Flag = False
-    use_qk_norm: Flag = False
-    norm_type: Text = "layer_norm"
-    use_absolute_position_embeddings: Flag = True
-    use_mean_pooling: Flag = True
-
-    def rules(self) -> TowerRules:
-        style = _style(
-            norm=LAYER_NORM if self.norm_type == "layer_norm" else "h",
-            query_bias=self.attention_bias,
-            query_norm="2 h" if self.use_qk_norm else "",
-        )
-        return TowerRules(
-            style, positions=self.patches + 1 if self.use_absolute_position_embeddings else 0, class_token=True,
-            patch_bias=True, last_norm=not self.use_mean_pooling, scales="2 h",
-        )  # fmt: skip
-
-
-class Llama4VisionConfig(VisionConfig):
-    """``llama4_vision_model``."""
-
-    projector_output_dim: Count = 4096
-
-    def rules(self) -> TowerRules:
-        return TowerRules(_style(rotary=True), positions=self.patches + 1, class_token=True, first_norm=True)
-
-
-_TOWERS: Mapping[str, type[VisionConfig]] = {
-    "clip_vision_model": VisionConfig, "siglip_vision_model": SiglipConfig, "idefics3": Idefics3Config,
-    "idefics3_vision": Idefics3Config, "smolvlm_vision": Idefics3Config, "pixtral": PixtralConfig,
-    "qwen2_vl": Qwen2VisionConfig, "qwen2_5_vl": Qwen25VisionConfig, "qwen3_vl": Qwen3VisionConfig,
-    "qwen3_vl_moe": Qwen3VisionConfig,
-    "internvl_vision": InternVisionConfig, "llama4_vision_model": Llama4VisionConfig,
-}  # fmt: skip
+_TOWERS = {name: config_of(TowerConfig, "towers", name) for name in table()["towers"]}
+_USUAL_TOWER = config_of(TowerConfig, "bases", "tower")
 
 
 @dataclass(frozen=True)
@@ -259,54 +150,53 @@ class Projector:
     copies: int = 0
 
 
-def _llava(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _llava(config: VlmConfig, _vision: TowerConfig) -> Projector:
     bias = config.multimodal_projector_bias is not False
     return Projector((("j", "h", bias), ("h", "h", bias)))
 
 
-def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
+def _newline(config: VlmConfig, vision: TowerConfig) -> Projector:
     return replace(_llava(config, vision), others="h")
 
 
-def _paligemma(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _paligemma(config: VlmConfig, _vision: TowerConfig) -> Projector:
     return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
 
 
-def _gemma3(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _gemma3(config: VlmConfig, _vision: TowerConfig) -> Projector:
     return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
 
 
-def _mistral3(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _mistral3(config: VlmConfig, _vision: TowerConfig) -> Projector:
     bias = config.multimodal_projector_bias is True
     layers = (("j", "w", False), ("w", "h", bias), ("h", "h", bias))
     return Projector(layers, merged=config.spatial_merge_size**2, norm="w")
 
 
-def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
+def _qwen(config: VlmConfig, vision: TowerConfig) -> Projector:
     merge = config.vision_config.get("spatial_merge_size", 2)
     merged = merge**2 if isinstance(merge, int) else 4
-    norms = "w" if isinstance(vision, Qwen25VisionConfig) and not isinstance(vision, Qwen3VisionConfig) else "2 w"
-    return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=norms)
+    return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=vision.named("norm_before_merging"))
 
 
-def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
+def _qwen3(config: VlmConfig, vision: TowerConfig) -> Projector:
     """Besides the last one, a projector with a wider norm for each of the layers that the decoder sees as well."""
     deep = config.vision_config.get("deepstack_visual_indexes", [8, 16, 24])
     return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
 
 
-def _internvl(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _internvl(config: VlmConfig, _vision: TowerConfig) -> Projector:
     merged = round(1 / config.downsample_ratio) ** 2
     return Projector((("j", "h", True), ("h", "h", True)), merged=merged, norm="2 j")
 
 
-def _idefics3(config: VlmConfig, _vision: VisionConfig) -> Projector:
+def _idefics3(config: VlmConfig, _vision: TowerConfig) -> Projector:
     return Projector((("j", "h", False),), merged=config.scale_factor**2)
 
 
-def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
-    between = vision.projector_output_dim if isinstance(vision, Llama4VisionConfig) else 4096
-    return Projector((("j", "q", False), ("q", "q", False), ("q", "h", False)), merged=4, between=between)
+def _llama4(_config: VlmConfig, vision: TowerConfig) -> Projector:
+    layers = (("j", "q", False), ("q", "q", False), ("q", "h", False))
+    return Projector(layers, merged=4, between=vision.named("projector_output_dim"))
 
 
 class VlmConfig(Config):
@@ -341,7 +231,7 @@ class _Wrapper:
 
     vision: str
     text: str
-    projector: Callable[[VlmConfig, VisionConfig], Projector]
+    projector: Callable[[VlmConfig, TowerConfig], Projector]
     tied: bool = False
 
 
@@ -367,22 +257,18 @@ _TEXT_TYPES = {
 }  # fmt: skip
 
 
-def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
+def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, TowerConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
     wrapper = _WRAPPERS[config.model_type]
     text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
     text_type = str(text.get("model_type") or wrapper.text)
     text_type = _TEXT_TYPES.get(text_type, text_type)
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
-    family = _TEXT.get(text_type, USUAL)
-    decoder = faults.model(
-        family.config, completed(family.config, text_type, {**tied, **text}, part=True), "text_config"
-    )
+    text_config = DECODERS.get(text_type, USUAL).config
+    decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
     vision_type = str(config.vision_config.get("model_type") or wrapper.vision)
-    tower_config = _TOWERS.get(vision_type, VisionConfig)
-    tower = faults.model(
-        tower_config, completed(tower_config, vision_type, config.vision_config, part=True), "vision_config"
-    )
+    tower_config = _TOWERS.get(vision_type, _USUAL_TOWER)
+    tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
         return None
     decoder.check(faults)
@@ -405,13 +291,13 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     return Architecture(name, chain(*nodes), sample, LEGEND)
 
 
-def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
+def _image_tokens(projector: Projector, vision: TowerConfig) -> int:
     return projector.tokens or max(1, vision.patches // projector.merged)
 
 
-def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode]:
+def _tower_nodes(config: TowerConfig, microbatch: Microbatch) -> list[LayerNode]:
     rules = config.rules()
-    style = replace(rules.style, fused=microbatch.fused)
+    style = replace(rules, fused=microbatch.fused)
     heads = config.num_attention_heads
     symbols: dict[str, float] = {
         "s": config.patches + rules.class_token, "b": microbatch.samples, "h": config.width,
@@ -451,7 +337,7 @@ def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
 
 
 def _projector_kind(
-    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: Microbatch
+    projector: Projector, vision: TowerConfig, text: DecoderConfig, microbatch: Microbatch
 ) -> LayerKind:
     symbols: dict[str, float] = {
         "z": _image_tokens(projector, vision), "b": microbatch.samples, "h": text.hidden_size,

@@ -1,0 +1,124 @@
+"""Configs by the rows of the table of families (``families.toml``), which says what a row may hold and means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.resources import files
+from inspect import signature
+from operator import attrgetter
+from typing import Any, ClassVar, TypeVar
+
+from pydantic import AliasChoices, ConfigDict, Field, create_model
+
+from piper_ray.workloads.estimate.architectures import rules
+from piper_ray.workloads.estimate.families import KINDS, Config
+from piper_ray.workloads.formats.documents import parse_toml
+
+TABLES = ("keys", "paths", "defaults")
+"""Entries of a row that are tables. All but these and ``like`` are facts."""
+
+Row = Mapping[str, Any]
+Made = TypeVar("Made")
+Read = TypeVar("Read", bound=Config)
+Described = TypeVar("Described", bound="RowConfig")
+
+
+class RowConfig(Config):
+    """A config that a row describes."""
+
+    model_config = ConfigDict(defer_build=True)  # most are never read in one run
+
+    row: ClassVar[Row] = {}
+
+    def named(self, name: str, layer: int | None = None) -> Any:
+        """The value of a key or else a fact of that name; of a layer, where it goes by layers."""
+        if name == "layer":
+            return layer
+        if name in self.row and name not in type(self).model_fields:
+            return self.value(self.row[name], layer)
+        return attrgetter(name)(self)
+
+    def value(self, fact: Any, layer: int | None = None) -> Any:
+        """What a row says by a fact."""
+        if isinstance(fact, str):
+            return self.named(fact, layer)
+        if isinstance(fact, list):
+            values = (self.value(one, layer) for one in fact)
+            return next((value for value in values if value is not None), None)
+        if not isinstance(fact, Mapping):
+            return fact
+        if "by" not in fact:
+            return fact.get("text")
+        rule = getattr(rules, fact["by"])
+        return rule(**{name: self.named(name, layer) for name in _parameters(rule)})
+
+    def rules_of(self, kind: Callable[..., Made], **others: Any) -> Made:
+        """Rules of that kind: those that the row says, each as the type of its default, and others."""
+        usual: Any = kind()
+        said = {
+            field.name: type(getattr(usual, field.name))(self.named(field.name))
+            for field in fields(usual)
+            if field.name in self.row and field.name not in TABLES
+        }
+        return kind(**said, **others)
+
+
+@cache
+def _parameters(rule: Callable[..., Any]) -> tuple[str, ...]:
+    return tuple(signature(rule).parameters)
+
+
+@cache
+def table() -> Mapping[str, Mapping[str, Any]]:
+    """The whole table."""
+    text = files("piper_ray.workloads.estimate").joinpath("families.toml").read_text(encoding="utf-8")
+    return parse_toml("families.toml", text)  # type: ignore[return-value]
+
+
+def config_of(base: type[Described], section: str, name: str) -> type[Described]:
+    """The class of the configs that a row describes, with what the base has besides."""
+    row = row_of(section, name)
+    made = _with_keys(base, name, row["keys"])
+    made.row, made.defaults = row, row["defaults"]
+    return made
+
+
+def row_of(section: str, name: str) -> Row:
+    """A row over those that it is like, each of them once."""
+    row: dict[str, Any] = {entry: {} for entry in TABLES}
+    for own in dict(_line(section, name)).values():
+        row |= {**own, **{entry: {**row[entry], **own.get(entry, {})} for entry in TABLES}}
+    return row
+
+
+def _line(section: str, name: str) -> Iterator[tuple[str, Row]]:
+    """A row's name and the row, behind those that it is like."""
+    own = table()[section][name]
+    for other in own.get("like", ()):
+        yield from _line("bases" if other in table()["bases"] else section, other)
+    yield name, own
+
+
+def _with_keys(base: type[Read], name: str, keys: Row) -> type[Read]:
+    declared: dict[str, Any] = {key: _field(key, said) for key, said in keys.items()}
+    return create_model(name, __base__=base, **declared)
+
+
+def _field(key: str, said: object) -> tuple[Any, Any]:
+    """Type and default of a key."""
+    entry: Row = said if isinstance(said, Mapping) else {"default": said}
+    kind, names = entry.get("kind") or _kinds()[key], AliasChoices(*entry.get("names", [key]))
+    if kind == "object":
+        inner = _with_keys(Config, key, entry["keys"])
+        return inner, Field(default_factory=inner, description="an object", validation_alias=names)
+    optional = kind.endswith("?")
+    annotation = KINDS[kind.rstrip("?")]
+    otherwise = None if optional and not entry.get("required") else ...
+    return annotation | None if optional else annotation, Field(entry.get("default", otherwise), validation_alias=names)
+
+
+@cache
+def _kinds() -> Mapping[str, str]:
+    return {key: kind for kind, keys in table()["kinds"].items() for key in keys}

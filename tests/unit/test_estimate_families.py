@@ -1,0 +1,97 @@
+"""The table of families: each name in it stands for something, and something goes by each fact and each rule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from inspect import getmembers, isfunction, signature
+from typing import Any
+
+import pytest
+
+from piper_ray.workloads.estimate.architectures import rules
+from piper_ray.workloads.estimate.architectures.decoder import PARTS, DecoderConfig, DecoderPaths, Rules
+from piper_ray.workloads.estimate.architectures.multimodal import TowerConfig, TowerRules
+from piper_ray.workloads.estimate.architectures.rows import TABLES, row_of, table
+from piper_ray.workloads.estimate.families import KINDS
+
+KNOWN = {name: rule for name, rule in getmembers(rules, isfunction) if not name.startswith("_")}
+ROWS = [(section, name) for section in ("decoders", "towers") for name in table()[section]] + [("bases", "usual")]
+ASKED = {
+    "width", "inner", "key_heads", "head_size", "tied", "predictors", "mixing", "feeding", "heads_checked",
+    "experts_checked_from", "usual_dropout", "usual_activation", "sigmoid_router", "renormalised_router",
+    "norm_before_merging", "projector_output_dim",
+}  # fmt: skip
+"""Facts that code asks for by name."""
+
+
+def facts(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fact for name, fact in row.items() if name not in (*TABLES, "like")}
+
+
+def names_in(fact: Any) -> Iterator[str]:
+    """Keys and facts that a fact goes by."""
+    if isinstance(fact, str):
+        yield fact
+    elif isinstance(fact, list):
+        for one in fact:
+            yield from names_in(one)
+    elif isinstance(fact, Mapping) and "by" in fact:
+        yield from signature(KNOWN[fact["by"]]).parameters
+
+
+def rules_in(fact: Any) -> set[str]:
+    if isinstance(fact, list):
+        return {rule for one in fact for rule in rules_in(one)}
+    return {fact["by"]} if isinstance(fact, Mapping) and "by" in fact else set()
+
+
+def part_names() -> set[str]:
+    return {name for part in table()["parts"].values() for fact in part.values() for name in names_in(fact)}
+
+
+def kinds_of_rules(section: str) -> set[str]:
+    return {field.name for field in fields(TowerRules if section == "towers" else Rules)}
+
+
+@pytest.mark.parametrize(("section", "name"), ROWS)
+def test_names_of_a_row_stand_for_keys_or_facts(section: str, name: str) -> None:
+    row = row_of(section, name)
+    config = TowerConfig if section == "towers" else DecoderConfig
+    there = {"layer", "given", *row["keys"], *facts(row), *config.model_fields, *vars(config)}
+    for fact, said in facts(row).items():
+        for other in names_in(said):
+            assert other.partition(".")[0] in there, (fact, other)
+    asked = {*ASKED, *part_names(), *kinds_of_rules(section)}
+    asked |= {other for said in facts(row).values() for other in names_in(said)}
+    asked |= {other for rule in KNOWN.values() for other in signature(rule).parameters}
+    assert asked >= facts(row).keys()
+
+
+@pytest.mark.parametrize(("section", "name"), ROWS)
+def test_keys_of_a_row_have_kinds(section: str, name: str) -> None:
+    kinds = {key: kind for kind, keys in table()["kinds"].items() for key in keys}
+    for key, said in row_of(section, name)["keys"].items():
+        entry = said if isinstance(said, Mapping) else {"default": said}
+        assert set(entry) <= {"names", "default", "kind", "required", "keys"}
+        kind = entry.get("kind") or kinds[key]
+        assert kind == "object" or kind.rstrip("?") in KINDS
+
+
+def test_parts_and_paths_are_known() -> None:
+    assert table()["parts"].keys() == PARTS.keys()
+    for name in table()["decoders"]:
+        DecoderPaths(**row_of("decoders", name)["paths"])
+
+
+def test_no_row_is_called_as_another_one() -> None:
+    names = [name for section in ("bases", "decoders", "towers") for name in table()[section]]
+    assert len(names) == len(set(names))
+
+
+def test_each_rule_and_base_is_used() -> None:
+    rows = [row for section in ("bases", "decoders", "towers") for row in table()[section].values()]
+    said = [fact for row in (*rows, *table()["parts"].values()) for fact in facts(row).values()]
+    assert {rule for fact in said for rule in rules_in(fact)} == KNOWN.keys()
+    used = {name for row in rows for name in row.get("like", ())} | {"usual"}
+    assert used >= table()["bases"].keys()
