@@ -13,10 +13,8 @@ from itertools import pairwise
 from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
+    numbers_on_device,
     parameters_on_device,
-    routed_on_device,
-    trained_on_device,
-    trained_routed_on_device,
     working_bytes,
 )
 from piper_ray.workloads.estimate.modes import LayerMode
@@ -143,14 +141,11 @@ def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], flo
     step_bytes = 0.0
     for chunk in layout.chunks:
         for kind, mode in chunk:
-            routed, trained_routed = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
-            dense = parameters_on_device(kind, mode) - routed
-            trained = trained_on_device(kind, mode) - trained_routed
-            of_replicas = ((dense, trained, layout.replicas), (routed, trained_routed, layout.expert_replicas))
-            for parameters, learned, replicas in of_replicas:
+            for numbers in numbers_on_device(kind, mode):
+                replicas = layout.expert_replicas if numbers.routed else layout.replicas
                 for name, size in runtime.states.held(layout.sharding, replicas).items():
-                    items[name] = items.get(name, 0.0) + (parameters if name == "weights" else learned) * size
-                step_bytes += learned * runtime.states.step_bytes(layout.sharding, replicas)
+                    items[name] = items.get(name, 0.0) + (numbers.held if name == "weights" else numbers.trained) * size
+                step_bytes += numbers.trained * runtime.states.step_bytes(layout.sharding, replicas)
     return items, step_bytes
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.architectures.decoder import PARTS, DecoderConfig, DecoderPaths, Rules
-from piper_ray.workloads.estimate.architectures.multimodal import TowerConfig, TowerRules
+from piper_ray.workloads.estimate.architectures.multimodal import TowerRules, VisionConfig
 from piper_ray.workloads.estimate.architectures.rows import TABLES, row_of, table
 from piper_ray.workloads.estimate.families import KINDS
 
@@ -57,7 +57,7 @@ def kinds_of_rules(section: str) -> set[str]:
 @pytest.mark.parametrize(("section", "name"), ROWS)
 def test_names_of_a_row_stand_for_keys_or_facts(section: str, name: str) -> None:
     row = row_of(section, name)
-    config = TowerConfig if section == "towers" else DecoderConfig
+    config = VisionConfig if section == "towers" else DecoderConfig
     there = {"layer", "given", *row["keys"], *facts(row), *config.model_fields, *vars(config)}
     for fact, said in facts(row).items():
         for other in names_in(said):

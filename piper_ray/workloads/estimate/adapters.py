@@ -11,14 +11,12 @@ from dataclasses import replace
 
 from piper_ray.workloads.estimate.operators import Architecture, KeptBytes, LayerKind, Operator, Product, Split
 
-LEGEND = {"L": "rank of the adapters"}
-
 
 def with_adapters(architecture: Architecture, rank: int) -> Architecture:
     """The architecture with adapters of that rank, and all else frozen."""
     made = {kind.key: _adapted(kind, rank) for kind in architecture.kinds}
     nodes = tuple(replace(node, kind=made[node.kind.key]) for node in architecture.nodes)
-    return replace(architecture, nodes=nodes, legend={**architecture.legend, **LEGEND})
+    return replace(architecture, nodes=nodes)
 
 
 def _adapted(kind: LayerKind, rank: int) -> LayerKind:

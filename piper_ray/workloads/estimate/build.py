@@ -289,29 +289,21 @@ def _instance(
     links: tuple[Link, ...],
     microbatch: Microbatch,
 ) -> Instance:
-    nodes = architecture.nodes
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, node in enumerate(nodes):
-        for source in node.inputs:
-            readers[source].append(index)
-    output = [node.kind.value(node.kind.output) for node in nodes]
-    tied = architecture.tied_nodes
+    tied, tensors = architecture.tied_nodes, architecture.tensors
     layers = []
-    for index, node in enumerate(nodes):
-        arriving = {source: output[source] for source in node.inputs}
-        leaving = dict.fromkeys(readers[index], output[index])
+    for index, node in enumerate(architecture.nodes):
+        kind = node.kind
         tmpcs: dict[int, tuple[Tmpc, ...]] = {}
-        for mode in modes[node.kind.key]:
-            tmpc = tmpc_of(costs[node.kind.key][mode], mode, setting, arriving, leaving)
+        for mode in modes[kind.key]:
+            tmpc = tmpc_of(costs[kind.key][mode], mode, setting, *tensors[index])
             tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
         rows = {t: tmpcs[t] for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
-        kind = node.kind
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
     edges = tuple(
-        Edge(source, index, float(round(edge_bytes(output[source], setting))))
-        for index, node in enumerate(nodes)
-        for source in node.inputs
+        Edge(source, index, float(round(edge_bytes(size_bytes, setting))))
+        for index, (arriving, _) in enumerate(tensors)
+        for source, size_bytes in arriving.items()
     )
     return Instance(
         layers=tuple(layers),

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import AliasChoices, Field, model_validator
 
 from piper_ray.workloads.estimate.operators import Architecture
+from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.faults import Faults, Words, names_of
 from piper_ray.workloads.formats.fields import WHOLE, Open
 
@@ -138,3 +141,11 @@ class Family:
     tokens: int = 8192
     samples: int = 1
     batch: int = 1024
+
+
+@cache
+def legend(kind: str) -> Mapping[str, str]:
+    """What the symbols of formulas stand for in models of that kind (``legend.toml``)."""
+    text = files(__package__).joinpath("legend.toml").read_text(encoding="utf-8")
+    table: Mapping[str, Mapping[str, str]] = parse_toml("legend.toml", text)  # type: ignore[assignment]
+    return {**table["all"], **table.get(kind, {})}

@@ -177,26 +177,19 @@ def _instance(
     sync_s: dict[str, float],
 ) -> Instance:
     """Its one link is what stages hand over; w is said in bytes that take as long there as on the replicas' own."""
-    nodes = architecture.nodes
-    output = [node.kind.value(node.kind.output) for node in nodes]
-    readers: list[list[int]] = [[] for _ in nodes]
-    for index, node in enumerate(nodes):
-        for source in node.inputs:
-            readers[source].append(index)
+    tensors = architecture.tensors
     layers = []
-    for index, node in enumerate(nodes):
+    for index, node in enumerate(architecture.nodes):
         key = node.kind.key
-        arriving = {source: output[source] for source in node.inputs}
-        leaving = dict.fromkeys(readers[index], output[index])
-        tmpc = tmpc_of(replace(costs[key], unsaid_s=0.0), chosen[key], setting, arriving, leaving)
+        tmpc = tmpc_of(replace(costs[key], unsaid_s=0.0), chosen[key], setting, *tensors[index])
         d = layout.data
         weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
         tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)
         layers.append(Layer(index, node.kind.name, {layout.tensor * layout.context: (tmpc,)}, node.path))
     edges = tuple(
-        Edge(source, index, edge_bytes(output[source], setting))
-        for index, node in enumerate(nodes)
-        for source in node.inputs
+        Edge(source, index, edge_bytes(size_bytes, setting))
+        for index, (arriving, _) in enumerate(tensors)
+        for source, size_bytes in arriving.items()
     )
     return Instance(
         layers=tuple(layers),

@@ -7,7 +7,7 @@ of its output goes, and what the operator kept goes when it is through. What cou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputation, Sharding
@@ -116,34 +116,9 @@ def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, a
     return _DISPATCHED_COPIES * dispatched + _INNER_COPIES * arriving
 
 
-def parameters_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Parameters that each device holds."""
-    return _numbers_on_device(kind.operators, kind, mode)
-
-
-def routed_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Those of them that are experts'."""
-    return _numbers_on_device((operator for operator in kind.operators if operator.routed), kind, mode)
-
-
-def trained_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Those of them that have gradients and optimizer state."""
-    return _numbers_on_device((operator for operator in kind.operators if not operator.frozen), kind, mode)
-
-
-def trained_routed_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Those of them that are experts'."""
-    trained = (operator for operator in kind.operators if operator.routed and not operator.frozen)
-    return _numbers_on_device(trained, kind, mode)
-
-
-def _numbers_on_device(operators: Iterable[Operator], kind: LayerKind, mode: LayerMode) -> float:
-    return sum(kind.value(operator.parameters) / mode.parameter_parts(operator) for operator in operators)
-
-
 @dataclass(frozen=True)
 class Numbers:
-    """Parameters on a device, dense ones or experts', and those of them that are trained."""
+    """Parameters on a device, dense ones or experts', and those of them that have gradients and optimizer state."""
 
     routed: bool
     held: float
@@ -152,9 +127,22 @@ class Numbers:
 
 def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
     """Dense parameters, and experts'."""
-    routed, trained = routed_on_device(kind, mode), trained_routed_on_device(kind, mode)
-    dense = Numbers(False, parameters_on_device(kind, mode) - routed, trained_on_device(kind, mode) - trained)
-    return dense, Numbers(True, routed, trained)
+    held, trained = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}
+    for operator in kind.operators:
+        numbers = kind.value(operator.parameters) / mode.parameter_parts(operator)
+        held[operator.routed] += numbers
+        trained[operator.routed] += 0.0 if operator.frozen else numbers
+    return Numbers(False, held[False], trained[False]), Numbers(True, held[True], trained[True])
+
+
+def parameters_on_device(kind: LayerKind, mode: LayerMode) -> float:
+    """Parameters that each device holds."""
+    return sum(numbers.held for numbers in numbers_on_device(kind, mode))
+
+
+def trained_on_device(kind: LayerKind, mode: LayerMode) -> float:
+    """Those of them that have gradients and optimizer state."""
+    return sum(numbers.trained for numbers in numbers_on_device(kind, mode))
 
 
 def state_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:

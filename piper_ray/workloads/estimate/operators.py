@@ -320,6 +320,16 @@ class Architecture:
     def kinds(self) -> tuple[LayerKind, ...]:
         return tuple({node.kind.key: node.kind for node in self.nodes}.values())
 
+    @property
+    def tensors(self) -> list[tuple[dict[int, float], dict[int, float]]]:
+        """Of each layer: bytes of the tensors from and to each neighbour, by index."""
+        found: list[tuple[dict[int, float], dict[int, float]]] = [({}, {}) for _ in self.nodes]
+        for index, node in enumerate(self.nodes):
+            for source in node.inputs:
+                kind = self.nodes[source].kind
+                found[index][0][source] = found[source][1][index] = kind.value(kind.output)
+        return found
+
 
 def _counted(nodes: Iterable[LayerNode]) -> int:
     """Parameters, those of tied weights once."""

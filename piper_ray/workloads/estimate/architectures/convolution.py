@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.vision import Labelled, images_text
-from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch
+from piper_ray.workloads.estimate.families import Count, Family, Flag, Layers, Microbatch, legend
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -36,18 +36,6 @@ _KEPT = (KeptBytes(PICTURE, Split.WHOLE),)
 _NONE: Mapping[str, int] = {}
 _Shape = tuple[int, int, int]
 """Height, width, channels."""
-
-LEGEND = {
-    "b": "images of a microbatch",
-    "y": "height of the picture that comes out",
-    "x": "its width",
-    "o": "its channels",
-    "i": "channels that go in",
-    "k": "height of the kernel",
-    "l": "width of the kernel",
-    "c": "classes",
-    "n": "branches that are joined",
-}
 
 
 class Network:
@@ -196,7 +184,7 @@ def build_resnet(config: ResnetConfig, microbatch: Microbatch, name: str) -> Arc
             path = f"resnet.encoder.stages.{stage}.layers.{block}"
             last = _block(network, last, width, 2 if shrinks else 1, config.layer_type == "bottleneck", path)
     network.classifier(last, config.classes, "classifier")
-    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
+    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), legend("convolution"))
 
 
 def _block(network: Network, source: int, width: int, stride: int, bottleneck: bool, path: str) -> int:
@@ -249,7 +237,7 @@ def build_inception(config: InceptionConfig, microbatch: Microbatch, name: str) 
     for _ in range(2):
         last = _module(network, last, ("384 1x1", "448 1x1, 384 3x3"), spread)
     network.classifier(last, config.classes)
-    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), LEGEND)
+    return Architecture(name, tuple(network.nodes), images_text(microbatch, config.image_size), legend("convolution"))
 
 
 def _module(network: Network, source: int, stems: Sequence[str], branches: Sequence[tuple[int, str]]) -> int:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from piper_ray.workloads.estimate.architectures import experts, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
     HIDDEN,
-    LATENT_LEGEND,
     POSITIONS,
     Attention,
     BlockStyle,
@@ -29,7 +28,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     sequences_text,
 )
 from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
-from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch
+from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, legend
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     Exchange,
@@ -43,24 +42,6 @@ from piper_ray.workloads.estimate.operators import (
     stack,
 )
 from piper_ray.workloads.formats.faults import Faults
-
-LEGEND = {
-    "s": "tokens of a sample",
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "W": "tokens of the sliding window",
-    "u": "share of the window's scores that the causal mask leaves",
-    "f": "inner width of the feed-forward part",
-    "V": "size of the vocabulary",
-    "P": "learned positions",
-    "M": "tokens that each one predicts",
-    **experts.LEGEND,
-    **LATENT_LEGEND,
-    **state_space.LEGEND,
-}
 
 
 @dataclass(frozen=True)
@@ -270,7 +251,7 @@ def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind
 
 def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Embedding, layers, head, one after the other."""
-    return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), LEGEND)
+    return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), legend("all"))
 
 
 FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}

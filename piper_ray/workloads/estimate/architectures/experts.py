@@ -33,13 +33,6 @@ _SHARED = ("shared_experts", *_WHOLE)
 """Megatron's names of what can be computed again: the norm before router and experts, which stands by itself, the
 experts' activation function, all of it, and the shared experts."""
 
-LEGEND = {
-    "E": "experts",
-    "e": "experts that a token goes to",
-    "m": "inner width of an expert",
-    "S": "inner width of the shared experts together",
-}
-
 
 @dataclass(frozen=True)
 class Experts:
@@ -54,7 +47,6 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     bias: bool = False
-    gated: bool = True
     word: str = "experts"
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
@@ -79,7 +71,7 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
     former in bf16, too, a mask, and a map of rows of 2 E + 1 numbers of 4 bytes (Megatron-Core, TransformerEngine).
     Weights of experts are multiplied in before their second product, so that the sum keeps nothing.
     """
-    cheap, into = style.cheap(*_ACTIVATION, *_WHOLE), 2 if experts.gated else 1
+    cheap = style.cheap(*_ACTIVATION, *_WHOLE)
     return (
         linear(
             "router",
@@ -97,12 +89,12 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
         pointwise("tokens to experts", "s b e h", (8, 8), 2, kept_again=_WHOLE, again=_WHOLE),
         Operator(
             "experts in",
-            (Product("s b e / E", f"{into} m", "h", "E", divided="count"),),
-            matrices=into,
-            parameters=f"{into} h m E" + (f" + {into} m E" if experts.bias else ""),
+            (Product("s b e / E", "2 m", "h", "E", divided="count"),),
+            matrices=2,
+            parameters="2 h m E + 2 m E" if experts.bias else "2 h m E",
             again=_WHOLE,
         ),
-        activation("experts' activation function", "s b e m", experts.gated, kept_again=_WHOLE, again=cheap),
+        activation("experts' activation function", "s b e m", True, kept_again=_WHOLE, again=cheap),
         Operator(
             "experts out",
             (Product("s b e / E", "h", "m", "E", divided="count"),),

@@ -37,16 +37,6 @@ from piper_ray.workloads.estimate.operators import (
 _CORE = "core_attn"
 """Megatron's name of scores, softmax and weighted values."""
 
-BLOCK_LEGEND = {
-    "b": "samples of a microbatch",
-    "h": "width",
-    "a": "attention heads",
-    "g": "key-value heads",
-    "d": "size of a head",
-    "f": "inner width of the feed-forward part",
-}
-"""What the symbols of each transformer layer stand for."""
-
 HIDDEN = "2 s b h"
 """Bytes of the activations between layers."""
 
@@ -434,14 +424,6 @@ def undivided(name: str, products: tuple[Product, ...] = (), *, saved: str = "",
 _NORM, _UP = ("layernorm",), ("mla_up_proj",)
 """Megatron's names of what can be computed again: the norm before the latent vectors, which stands by itself, and what
 is made of these vectors, rotary positions included."""
-
-LATENT_LEGEND = {
-    "Q": "rank of the queries",
-    "C": "rank of the keys and values",
-    "r": "rotary part of a head",
-    "n": "other part of a head",
-    "v": "size of a head's values",
-}
 
 
 @dataclass(frozen=True)

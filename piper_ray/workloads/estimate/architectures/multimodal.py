@@ -13,7 +13,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
-from piper_ray.workloads.estimate.architectures.decoder import LEGEND as DECODER_LEGEND
 from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
 from piper_ray.workloads.estimate.architectures.layers import (
     HIDDEN,
@@ -35,6 +34,7 @@ from piper_ray.workloads.estimate.families import (
     Layers,
     Microbatch,
     key,
+    legend,
 )
 from piper_ray.workloads.estimate.operators import (
     Architecture,
@@ -46,17 +46,6 @@ from piper_ray.workloads.estimate.operators import (
     stack,
 )
 from piper_ray.workloads.formats.faults import Faults
-
-LEGEND = {
-    **DECODER_LEGEND,
-    "s": "tokens of a sample, in the vision tower those of its image",
-    "p": "numbers of a patch",
-    "z": "tokens of the image that the decoder reads",
-    "j": "width that the projector reads",
-    "q": "width between its layers",
-    "w": "width of the vision tower",
-    "X": "further projectors",
-}
 
 _Side = Annotated[int | list[int], Field(description="a whole number or a list of them")]
 _Part = dict[str, object]
@@ -87,12 +76,13 @@ def _both(side: int | list[int]) -> tuple[int, int]:
     return sides[0], sides[-1]
 
 
-class TowerConfig(RowConfig):
+class VisionConfig(RowConfig):
     """``vision_config`` as the row of its tower describes it."""
 
     hidden_size: Count = 768
     num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
     num_attention_heads: Count = key("num_attention_heads", "num_heads", default=12)
+    intermediate_size: Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
     temporal_patch_size: Count = 1
@@ -131,8 +121,8 @@ class TowerConfig(RowConfig):
         self.check_multiple(self.row["width"], "num_attention_heads", faults, "vision_config.")
 
 
-_TOWERS = {name: config_of(TowerConfig, "towers", name) for name in table()["towers"]}
-_USUAL_TOWER = config_of(TowerConfig, "bases", "tower")
+_TOWERS = {name: config_of(VisionConfig, "towers", name) for name in table()["towers"]}
+_USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
 
 
 @dataclass(frozen=True)
@@ -150,51 +140,51 @@ class Projector:
     copies: int = 0
 
 
-def _llava(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _llava(config: VlmConfig, _vision: VisionConfig) -> Projector:
     bias = config.multimodal_projector_bias is not False
     return Projector((("j", "h", bias), ("h", "h", bias)))
 
 
-def _newline(config: VlmConfig, vision: TowerConfig) -> Projector:
+def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
     return replace(_llava(config, vision), others="h")
 
 
-def _paligemma(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _paligemma(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
 
 
-def _gemma3(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _gemma3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
 
 
-def _mistral3(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _mistral3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     bias = config.multimodal_projector_bias is True
     layers = (("j", "w", False), ("w", "h", bias), ("h", "h", bias))
     return Projector(layers, merged=config.spatial_merge_size**2, norm="w")
 
 
-def _qwen(config: VlmConfig, vision: TowerConfig) -> Projector:
+def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
     merge = config.vision_config.get("spatial_merge_size", 2)
     merged = merge**2 if isinstance(merge, int) else 4
     return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=vision.named("norm_before_merging"))
 
 
-def _qwen3(config: VlmConfig, vision: TowerConfig) -> Projector:
+def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
     """Besides the last one, a projector with a wider norm for each of the layers that the decoder sees as well."""
     deep = config.vision_config.get("deepstack_visual_indexes", [8, 16, 24])
     return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
 
 
-def _internvl(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _internvl(config: VlmConfig, _vision: VisionConfig) -> Projector:
     merged = round(1 / config.downsample_ratio) ** 2
     return Projector((("j", "h", True), ("h", "h", True)), merged=merged, norm="2 j")
 
 
-def _idefics3(config: VlmConfig, _vision: TowerConfig) -> Projector:
+def _idefics3(config: VlmConfig, _vision: VisionConfig) -> Projector:
     return Projector((("j", "h", False),), merged=config.scale_factor**2)
 
 
-def _llama4(_config: VlmConfig, vision: TowerConfig) -> Projector:
+def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
     layers = (("j", "q", False), ("q", "q", False), ("q", "h", False))
     return Projector(layers, merged=4, between=vision.named("projector_output_dim"))
 
@@ -231,7 +221,7 @@ class _Wrapper:
 
     vision: str
     text: str
-    projector: Callable[[VlmConfig, TowerConfig], Projector]
+    projector: Callable[[VlmConfig, VisionConfig], Projector]
     tied: bool = False
 
 
@@ -257,7 +247,7 @@ _TEXT_TYPES = {
 }  # fmt: skip
 
 
-def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, TowerConfig] | None:
+def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
     wrapper = _WRAPPERS[config.model_type]
     text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
@@ -288,14 +278,14 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
-    return Architecture(name, chain(*nodes), sample, LEGEND)
+    return Architecture(name, chain(*nodes), sample, legend("multimodal"))
 
 
-def _image_tokens(projector: Projector, vision: TowerConfig) -> int:
+def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
     return projector.tokens or max(1, vision.patches // projector.merged)
 
 
-def _tower_nodes(config: TowerConfig, microbatch: Microbatch) -> list[LayerNode]:
+def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode]:
     rules = config.rules()
     style = replace(rules, fused=microbatch.fused)
     heads = config.num_attention_heads
@@ -337,7 +327,7 @@ def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
 
 
 def _projector_kind(
-    projector: Projector, vision: TowerConfig, text: DecoderConfig, microbatch: Microbatch
+    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: Microbatch
 ) -> LayerKind:
     symbols: dict[str, float] = {
         "z": _image_tokens(projector, vision), "b": microbatch.samples, "h": text.hidden_size,

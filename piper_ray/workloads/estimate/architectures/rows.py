@@ -22,7 +22,7 @@ TABLES = ("keys", "paths", "defaults")
 Row = Mapping[str, Any]
 Made = TypeVar("Made")
 Read = TypeVar("Read", bound=Config)
-Described = TypeVar("Described", bound="RowConfig")
+Rowed = TypeVar("Rowed", bound="RowConfig")
 
 
 class RowConfig(Config):
@@ -77,7 +77,7 @@ def table() -> Mapping[str, Mapping[str, Any]]:
     return parse_toml("families.toml", text)  # type: ignore[return-value]
 
 
-def config_of(base: type[Described], section: str, name: str) -> type[Described]:
+def config_of(base: type[Rowed], section: str, name: str) -> type[Rowed]:
     """The class of the configs that a row describes, with what the base has besides."""
     row = row_of(section, name)
     made = _with_keys(base, name, row["keys"])

@@ -13,7 +13,6 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.layers import (
-    BLOCK_LEGEND,
     HIDDEN,
     OTHER_TOKENS,
     POSITIONS,
@@ -35,7 +34,7 @@ from piper_ray.workloads.estimate.architectures.layers import (
     table,
     undivided,
 )
-from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, Share
+from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, Share, legend
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -48,14 +47,6 @@ from piper_ray.workloads.estimate.operators import (
     stack,
 )
 from piper_ray.workloads.formats.faults import Faults
-
-BERT_LEGEND = {
-    "s": "tokens of a sample",
-    **BLOCK_LEGEND,
-    "V": "size of the vocabulary",
-    "P": "learned positions",
-    "T": "types of tokens",
-}
 
 
 class BertConfig(Config):
@@ -99,7 +90,7 @@ def build_bert(config: BertConfig, microbatch: Microbatch, name: str) -> Archite
         *stack([layer] * config.num_hidden_layers, f"{root}.encoder.layer"),
         LayerNode(head, path=head_path),
     )
-    return Architecture(name, nodes, sequences_text(microbatch), BERT_LEGEND)
+    return Architecture(name, nodes, sequences_text(microbatch), legend("bert"))
 
 
 def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]:
@@ -121,15 +112,6 @@ def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]
 
 TARGETS_PER_TOKEN = 114 / 512
 """Tokens of the decoder for each of the encoder: T5's span corruption (Raffel et al. 2020, section 3.1.4)."""
-
-_LEGEND = {
-    "s": "tokens of a sample, in this layer's half of the model",
-    "z": "tokens of a sample in the encoder",
-    **BLOCK_LEGEND,
-    "V": "size of the vocabulary",
-}
-T5_LEGEND = {**_LEGEND, "R": "buckets of relative positions"}
-LEGEND = {**_LEGEND, "P": "learned positions", "p": "bands of the spectrogram"}
 
 
 class T5Config(Config):
@@ -190,7 +172,7 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
         LayerNode(head_kind(outside, style, tied=config.tie_word_embeddings), path="lm_head"),
     )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and {targets:,} in the decoder"
-    return Architecture(name, nodes, sample, T5_LEGEND)
+    return Architecture(name, nodes, sample, legend("t5"))
 
 
 def _encoder_norm(symbols: dict[str, float], *operators: Operator) -> LayerKind:
@@ -331,7 +313,7 @@ def build_whisper(config: WhisperConfig, microbatch: Microbatch, name: str) -> A
     sound = LayerKind("encoder-embedding", "encoder embedding", inside, operators, HIDDEN)
     text = embedding_kind({**halves.outside, "P": targets}, style, tables=[POSITIONS], half="decoder")
     sample = f"{microbatch.samples:,} x {sources:,} frames of sound and {targets:,} tokens"
-    return Architecture(name, halves.nodes(sound, text, "proj_out"), sample, LEGEND)
+    return Architecture(name, halves.nodes(sound, text, "proj_out"), sample, legend("seq2seq"))
 
 
 def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Architecture:
@@ -345,7 +327,7 @@ def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Archite
         for half, symbols, tied in (("encoder", halves.inside, "0"), ("decoder", halves.outside, "V h"))
     )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and as many in the decoder"
-    return Architecture(name, halves.nodes(first, second, "lm_head"), sample, LEGEND)
+    return Architecture(name, halves.nodes(first, second, "lm_head"), sample, legend("seq2seq"))
 
 
 def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:

@@ -20,17 +20,6 @@ from piper_ray.workloads.estimate.operators import (
     pointwise,
 )
 
-LEGEND = {
-    "I": "inner width of the mixer",
-    "N": "size of a state",
-    "K": "tokens that the convolution sees",
-    "R": "rank of the time step",
-    "H": "heads of the mixer",
-    "D": "size of a head of the mixer",
-    "G": "groups that share state parameters, or key heads",
-    "Z": "tokens of a chunk of the scan",
-}
-
 
 @dataclass(frozen=True)
 class Mamba:
@@ -88,7 +77,6 @@ class Mamba2:
     chunk: int = 256
     bias: bool = False
     kernel_bias: bool = True
-    normed: bool = True
     word: str = "mamba"
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:
@@ -101,7 +89,7 @@ class Mamba2:
             _into("2 I + 2 G N + H", style, self.bias),
             _convolution("I + 2 G N", self.kernel_bias),
             _scan("scan by chunks", "I", counts, moved, "3 H"),
-            _gate(style, "I", "I" if self.normed else "0"),
+            _gate(style, "I", "I"),
             _out_of("I"),
         )
         heads = (self.heads, *([self.groups] if self.groups > 1 else []))

@@ -17,7 +17,6 @@ from pydantic import Field
 
 from piper_ray.model.mode import CHEAP
 from piper_ray.workloads.estimate.architectures.layers import (
-    BLOCK_LEGEND,
     HIDDEN,
     POSITIONS,
     Attention,
@@ -44,6 +43,7 @@ from piper_ray.workloads.estimate.families import (
     Share,
     Text,
     key,
+    legend,
 )
 from piper_ray.workloads.estimate.operators import (
     Architecture,
@@ -58,13 +58,6 @@ from piper_ray.workloads.estimate.operators import (
     stack,
 )
 from piper_ray.workloads.formats.faults import Faults
-
-VIT_LEGEND = {
-    "s": "tokens of a sample: patches and the class token",
-    **BLOCK_LEGEND,
-    "p": "numbers of a patch",
-    "c": "classes",
-}
 
 
 class Labelled(Config):
@@ -166,18 +159,7 @@ def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architect
         *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
         LayerNode(head, path="classifier"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.image_size), VIT_LEGEND)
-
-
-TOWERS_LEGEND = {
-    "s": "tokens of a sample in the tower",
-    **BLOCK_LEGEND,
-    "V": "size of the vocabulary",
-    "P": "learned positions",
-    "p": "numbers of a patch",
-    "j": "width of the joint space",
-    "w": "towers",
-}
+    return Architecture(name, nodes, images_text(microbatch, config.image_size), legend("vit"))
 
 
 _PART_WORDS = "an object of whole numbers >= 1"
@@ -217,7 +199,7 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
         nodes.append(LayerNode(projection, (len(nodes) - 1,), tower.projection))
         ends.append(len(nodes) - 1)
     nodes.append(LayerNode(_loss(len(towers), joint, microbatch), tuple(ends)))
-    return Architecture(name, tuple(nodes), sample, TOWERS_LEGEND)
+    return Architecture(name, tuple(nodes), sample, legend("towers"))
 
 
 def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
@@ -352,15 +334,6 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
     return build_towers(towers, config.projection_dim, microbatch, name, f"{microbatch.samples:,} samples of {names}")
 
 
-DIT_LEGEND = {
-    "s": "tokens of a sample: patches of the latent picture",
-    **BLOCK_LEGEND,
-    "p": "numbers of a patch",
-    "o": "numbers of a patch that comes out",
-    "c": "classes, with the one for none",
-    "e": "frequencies that tell the time step",
-}
-
 _FREQUENCIES = 256
 
 
@@ -470,7 +443,7 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         *stack([layer] * config.num_hidden_layers, "blocks"),
         LayerNode(head, path="final_layer"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.input_size), DIT_LEGEND)
+    return Architecture(name, nodes, images_text(microbatch, config.input_size), legend("dit"))
 
 
 def _conditions() -> Operator:
