@@ -194,6 +194,7 @@ def test_parts_of_qwen2_vl_side_by_side_or_nested(tmp_path: Path) -> None:
     ("document", "path"),
     [
         ({"text_config": {**SHAPE, "hidden_size": 0}}, "text_config.hidden_size"),
+        ({"text_config": {**SHAPE, "num_attention_heads": 7}}, "text_config.hidden_size"),
         (
             {"text_config": SHAPE, "vision_config": {"hidden_size": 10, "num_attention_heads": 3}},
             "vision_config.hidden_size",

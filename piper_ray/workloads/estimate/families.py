@@ -5,7 +5,7 @@ Most families are rows of a table (``families.toml``), which ``architectures.row
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -100,11 +100,16 @@ class Config(Open):
         """Of a sample; None where all samples have one length."""
         return None
 
-    def check(self, faults: Faults) -> None:
-        """Notes what is wrong beyond the ranges of fields."""
+    multiples: ClassVar[Sequence[tuple[str, str]]] = ()
+    """Fields of which the first must be a multiple of the second."""
+
+    def check(self, faults: Faults, inside: str = "") -> None:
+        """Notes what is wrong beyond the ranges of fields. inside: what stands before keys in faults."""
+        for field, of in self.multiples:
+            self.check_multiple(field, of, faults, inside)
 
     def check_multiple(self, field: str, of: str, faults: Faults, inside: str = "") -> None:
-        """The one field must be a multiple of the other. inside: what stands before its key in faults."""
+        """The one field must be a multiple of the other."""
         value, divisor = getattr(self, field), getattr(self, of)
         if value % divisor:
             text = f"{value} is no multiple of {self.called(of)} = {divisor}; expected one"

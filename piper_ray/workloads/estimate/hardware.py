@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
@@ -30,21 +30,12 @@ _FORM = re.compile(r"(sxm\d?|pcie?|nvl\d*|hbm\d?e?)")
 _MEMORY = re.compile(r"(\d+)\s*gi?b\b")
 
 
-class Named(Protocol):
-    """What of a GPU takes part: its whole name, and whether it is meant where its model's name stands alone."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def usual(self) -> bool: ...
-
-
-def find_gpu(asked: str, gpus: Mapping[str, Named]) -> str | None:
+def find_gpu(asked: str, gpus: Mapping[str, Gpu]) -> str | None:
     """The key of the GPU that is meant, in any spelling; None if there is none of that model with those details."""
     return next(iter(meant_gpus(asked, gpus)), None)
 
 
-def meant_gpus(asked: str, gpus: Mapping[str, Named]) -> list[str]:
+def meant_gpus(asked: str, gpus: Mapping[str, Gpu]) -> list[str]:
     """The keys of all GPUs that may be meant, the one that is taken first."""
     for key, gpu in gpus.items():
         if _squeezed(asked) in (_squeezed(key), _squeezed(gpu.name)):
@@ -58,7 +49,7 @@ def meant_gpus(asked: str, gpus: Mapping[str, Named]) -> list[str]:
     return sorted(found, key=lambda key: not gpus[key].usual)
 
 
-def near_gpus(asked: str, gpus: Mapping[str, Named]) -> list[str]:
+def near_gpus(asked: str, gpus: Mapping[str, Gpu]) -> list[str]:
     """Keys that look like what was asked for, the nearest first."""
     spelt: dict[str, str] = {}
     for key in gpus:

@@ -186,13 +186,16 @@ def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> f
         return checkpoint
     if EVERY_SECOND_PRODUCT in mode.recomputation.parts:
         return checkpoint + _alternate_bytes(kind, mode)
-    return needed_bytes(kind, mode, runtime) - _made_again_bytes(kind, mode, runtime)
+    return needed_bytes(kind, mode, runtime, made_again=False)
 
 
-def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
-    """All that a microbatch's backward pass through the layer reads: kept, or made again."""
+def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, made_again: bool = True) -> float:
+    """All that a microbatch's backward pass through the layer reads: what is kept and, if that counts, made again."""
     kept = sum(
-        _kept_bytes(operator, saved, kind, mode, runtime) for operator in kind.operators for saved in operator.saved
+        _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
+        for operator in kind.operators
+        for saved in operator.saved
+        if made_again or not mode.does_again(saved)
     )
     return kept + _sent_attention_bytes(kind, mode, runtime)
 
@@ -220,20 +223,6 @@ def working_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -
 def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """What each microbatch in flight keeps on the device: nothing if it is offloaded."""
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
-
-
-def _made_again_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
-    """What selective recomputation makes again."""
-    return sum(
-        _kept_bytes(operator, saved, kind, mode, runtime)
-        for operator in kind.operators
-        for saved in operator.saved
-        if mode.does_again(saved)
-    )
-
-
-def _kept_bytes(operator: Operator, saved: KeptBytes, kind: LayerKind, mode: LayerMode, runtime: Traits) -> float:
-    return _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
 
 
 def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:

@@ -164,11 +164,11 @@ class ResnetConfig(Labelled):
     downsample_in_first_stage: Flag = False
     image_size: Count = 224
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Faults, inside: str = "") -> None:
         """Each depth has its width."""
         depths, widths = len(self.depths), len(self.hidden_sizes)
         if depths != widths:
-            faults.at("depths", f"{depths} of them, but {widths} hidden_sizes; expected as many")
+            faults.at(f"{inside}depths", f"{depths} of them, but {widths} hidden_sizes; expected as many")
 
 
 def build_resnet(config: ResnetConfig, microbatch: Microbatch, name: str) -> Architecture:

@@ -145,20 +145,20 @@ class DecoderConfig(RowConfig):
             return None
         return PARTS[part](**{name: self.value(said, layer) for name, said in table()["parts"][part].items()})
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Faults, inside: str = "") -> None:
         """Heads divide the width where their size is not given, groups of keys divide the heads, and a token has no
         more experts than there are, as far as its row says so."""
         if self.named("heads_checked"):
             if self.named("head_dim") is None:
-                self.check_multiple("hidden_size", "num_attention_heads", faults)
+                self.check_multiple("hidden_size", "num_attention_heads", faults, inside)
             heads, key_heads = self.num_attention_heads, self.named("num_key_value_heads")
             if key_heads is not None and heads % key_heads:
                 names = self.called("num_key_value_heads"), self.called("num_attention_heads")
-                faults.at(names[0], f"{key_heads} does not divide {names[1]} = {heads}")
+                faults.at(f"{inside}{names[0]}", f"{key_heads} does not divide {names[1]} = {heads}")
         least = self.named("experts_checked_from")
         if least and self.named("num_experts_per_tok") > self.named("num_experts") >= least:
             faults.at(
-                self.called("num_experts_per_tok"),
+                f"{inside}{self.called('num_experts_per_tok')}",
                 f"{self.named('num_experts_per_tok')}, more than {self.called('num_experts')}; expected fewer",
             )
 

@@ -111,14 +111,14 @@ class VisionConfig(RowConfig):
         """Of all its layers."""
         return self.rules_of(TowerRules)
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Faults, inside: str = "") -> None:
         """Heads divide the width."""
         for side in ("image_size", "patch_size"):
             value = getattr(self, side)
             sides = [value] if isinstance(value, int) else value
             if not 1 <= len(sides) <= 2 or min(sides) < 1:
-                faults.at(f"vision_config.{side}", "expected a whole number >= 1 or two of them")
-        self.check_multiple(self.row["width"], "num_attention_heads", faults, "vision_config.")
+                faults.at(f"{inside}{side}", "expected a whole number >= 1 or two of them")
+        self.check_multiple(self.row["width"], "num_attention_heads", faults, inside)
 
 
 _TOWERS = {name: config_of(VisionConfig, "towers", name) for name in table()["towers"]}
@@ -210,7 +210,7 @@ class VlmConfig(Config):
     def most_tokens(self) -> int:
         return 2**20
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Faults, inside: str = "") -> None:  # noqa: ARG002
         """Both parts are sound."""
         _parts(self, faults)
 
@@ -261,8 +261,8 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
         return None
-    decoder.check(faults)
-    tower.check(faults)
+    decoder.check(faults, "text_config.")
+    tower.check(faults, "vision_config.")
     return decoder, tower
 
 

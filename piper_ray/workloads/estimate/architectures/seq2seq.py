@@ -46,7 +46,6 @@ from piper_ray.workloads.estimate.operators import (
     chain,
     stack,
 )
-from piper_ray.workloads.formats.faults import Faults
 
 
 class BertConfig(Config):
@@ -61,13 +60,11 @@ class BertConfig(Config):
     type_vocab_size: Count = 2
     hidden_dropout_prob: Share = 0.1
 
+    multiples = (("hidden_size", "num_attention_heads"),)
+
     @property
     def most_tokens(self) -> int:
         return self.max_position_embeddings
-
-    def check(self, faults: Faults) -> None:
-        """Heads divide the width."""
-        self.check_multiple("hidden_size", "num_attention_heads", faults)
 
 
 class RobertaConfig(BertConfig):
@@ -210,11 +207,7 @@ class Seq2SeqConfig(Config):
     tie_word_embeddings: Flag = True
 
     normed_before: ClassVar[bool] = True
-
-    def check(self, faults: Faults) -> None:
-        """Heads divide the width."""
-        for heads in ("encoder_attention_heads", "decoder_attention_heads"):
-            self.check_multiple("d_model", heads, faults)
+    multiples = (("d_model", "encoder_attention_heads"), ("d_model", "decoder_attention_heads"))
 
 
 class WhisperConfig(Seq2SeqConfig):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -82,6 +82,8 @@ class PatchesConfig(Config):
     image_size: Count = 224
     patch_size: Count = 32
 
+    multiples = (("hidden_size", "num_attention_heads"), ("image_size", "patch_size"))
+
     @property
     def tokens(self) -> int:
         """Patches, and the class token."""
@@ -90,11 +92,6 @@ class PatchesConfig(Config):
     @property
     def patch_numbers(self) -> int:
         return self.num_channels * self.patch_size**2
-
-    def check_patches(self, faults: Faults, inside: str = "") -> None:
-        """Heads divide the width, and patches the image."""
-        self.check_multiple("hidden_size", "num_attention_heads", faults, inside)
-        self.check_multiple("image_size", "patch_size", faults, inside)
 
 
 class VitConfig(PatchesConfig, Labelled):
@@ -110,10 +107,6 @@ class VitConfig(PatchesConfig, Labelled):
     qkv_bias: Flag = True
     hidden_dropout_prob: Share = 0.0
     parallel_layers: Flag = False
-
-    def check(self, faults: Faults) -> None:
-        """As of all that reads patches."""
-        self.check_patches(faults)
 
 
 def image_projection(bias: bool) -> Operator:
@@ -174,9 +167,7 @@ class Tower:
     """
 
     name: str
-    layers: int
-    width: int
-    heads: int
+    sizes: ClipText | PatchesConfig | TowerConfig
     inner: int
     tokens: int
     vocabulary: int = 0
@@ -193,7 +184,7 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
     for tower in towers:
         embedding, layer, projection = _kinds(tower, joint, microbatch)
         nodes.append(LayerNode(embedding, path=f"{tower.module}.embeddings" if tower.module else ""))
-        for index in range(tower.layers):
+        for index in range(tower.sizes.num_hidden_layers):
             path = f"{tower.module}.encoder.layers.{index}" if tower.module else ""
             nodes.append(LayerNode(layer, (len(nodes) - 1,), path))
         nodes.append(LayerNode(projection, (len(nodes) - 1,), tower.projection))
@@ -203,7 +194,8 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
 
 
 def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
-    symbols = block_symbols(microbatch.samples, tower.tokens, tower.width, tower.heads, tower.inner)
+    width, heads = tower.sizes.hidden_size, tower.sizes.num_attention_heads
+    symbols = block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
     symbols |= {"V": tower.vocabulary, "P": tower.tokens, "p": tower.patch, "j": joint}
     style = BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
     if tower.vocabulary:
@@ -244,6 +236,8 @@ class ClipText(Config):
     vocab_size: Count = 49408
     max_position_embeddings: Count = 77
 
+    multiples = (("hidden_size", "num_attention_heads"),)
+
 
 class ClipConfig(Config):
     """``clip``: an image and its caption."""
@@ -252,10 +246,10 @@ class ClipConfig(Config):
     vision_config: Annotated[PatchesConfig, Field(description=_PART_WORDS)] = PatchesConfig()
     projection_dim: Count = 512
 
-    def check(self, faults: Faults) -> None:
-        """Each tower's heads divide its width, and patches the image."""
-        self.text_config.check_multiple("hidden_size", "num_attention_heads", faults, "text_config.")
-        self.vision_config.check_patches(faults, "vision_config.")
+    def check(self, faults: Faults, inside: str = "") -> None:
+        """Both towers are sound."""
+        self.text_config.check(faults, f"{inside}text_config.")
+        self.vision_config.check(faults, f"{inside}vision_config.")
 
 
 def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Architecture:
@@ -263,26 +257,18 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
     image, text = config.vision_config, config.text_config
     positions = text.max_position_embeddings
     towers = [
-        _clip_tower("vision", "visual", image, image.tokens, patch=image.patch_numbers, first_norm=True),
-        _clip_tower("text", "text", text, positions, vocabulary=text.vocab_size),
-    ]
+        Tower(
+            "vision", image, image.intermediate_size, image.tokens, patch=image.patch_numbers, first_norm=True,
+            module="vision_model", projection="visual_projection",
+        ),
+        Tower(
+            "text", text, text.intermediate_size, positions, vocabulary=text.vocab_size,
+            module="text_model", projection="text_projection",
+        ),
+    ]  # fmt: skip
     size = f"{image.image_size} x {image.image_size}"
     sample = f"{microbatch.samples:,} images of {size} with captions of {positions} tokens"
     return build_towers(towers, config.projection_dim, microbatch, name, sample)
-
-
-def _clip_tower(name: str, kind: str, part: ClipText | PatchesConfig, tokens: int, **others: Any) -> Tower:
-    return Tower(
-        name,
-        part.num_hidden_layers,
-        part.hidden_size,
-        part.num_attention_heads,
-        part.intermediate_size,
-        tokens,
-        module=f"{name}_model",
-        projection=f"{kind}_projection",
-        **others,
-    )
 
 
 class TowerConfig(Config):
@@ -296,6 +282,8 @@ class TowerConfig(Config):
     vocab_size: Count | None = None
     patch_numbers: Count | None = None
 
+    multiples = (("hidden_size", "num_attention_heads"),)
+
 
 class TowersConfig(Config):
     """``towers``, a form of our own: any number of towers and the width of their joint space."""
@@ -303,14 +291,14 @@ class TowersConfig(Config):
     towers: Annotated[list[TowerConfig], Field(min_length=2, max_length=20, description=_TOWERS_WORDS)]
     projection_dim: Count
 
-    def check(self, faults: Faults) -> None:
-        """Names are unique, heads divide the width, and each tower is of text or of patches."""
+    def check(self, faults: Faults, inside: str = "") -> None:
+        """Names are unique, and each tower is sound, and of text or of patches."""
         names = [tower.name for tower in self.towers]
         for index, tower in enumerate(self.towers):
-            path = f"towers[{index}]"
+            path = f"{inside}towers[{index}]"
             if names.index(tower.name) != index:
                 faults.at(f"{path}.name", "a name that another tower has; expected one of its own")
-            tower.check_multiple("hidden_size", "num_attention_heads", faults, f"{path}.")
+            tower.check(faults, f"{path}.")
             if (tower.vocab_size is None) == (tower.patch_numbers is None):
                 faults.at(path, "expected either vocab_size or patch_numbers")
 
@@ -319,17 +307,10 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
     """As many towers as the config lists; feed-forward parts are four times as wide."""
     towers = [
         Tower(
-            tower.name,
-            tower.num_hidden_layers,
-            tower.hidden_size,
-            tower.num_attention_heads,
-            4 * tower.hidden_size,
-            tower.tokens,
-            vocabulary=tower.vocab_size or 0,
-            patch=tower.patch_numbers or 0,
+            tower.name, tower, 4 * tower.hidden_size, tower.tokens, tower.vocab_size or 0, tower.patch_numbers or 0
         )
         for tower in config.towers
-    ]
+    ]  # fmt: skip
     names = ", ".join(tower.name for tower in towers)
     return build_towers(towers, config.projection_dim, microbatch, name, f"{microbatch.samples:,} samples of {names}")
 
@@ -350,6 +331,7 @@ class DitConfig(Config):
     mlp_ratio: Ratio = 4.0
     learn_sigma: Flag = True
 
+    multiples = (("hidden_size", "num_attention_heads"), ("input_size", "patch_size"))
     layers_embed: ClassVar[bool] = False
     """Whether each layer embeds time step and class, and not the first one for all; positions, which are sines in both
     cases, are then no parameters."""
@@ -366,11 +348,6 @@ class DitConfig(Config):
     def channels_out(self) -> int:
         return self.in_channels * (2 if self.learn_sigma else 1)
 
-    def check(self, faults: Faults) -> None:
-        """Heads divide the width, and patches the picture."""
-        self.check_multiple("hidden_size", "num_attention_heads", faults)
-        self.check_multiple("input_size", "patch_size", faults)
-
 
 class DiffusersDitConfig(Config):
     """Diffusers' ``DiTTransformer2DModel``, and ``Transformer2DModel`` with norms of the kind ``ada_norm_zero``."""
@@ -385,6 +362,7 @@ class DiffusersDitConfig(Config):
     num_classes: Count = key("num_embeds_ada_norm", default=1000)
     norm_type: Text = "ada_norm_zero"
 
+    multiples = (("input_size", "patch_size"),)
     layers_embed: ClassVar[bool] = True
 
     @property
@@ -399,12 +377,12 @@ class DiffusersDitConfig(Config):
     def channels_out(self) -> int:
         return self.out_channels or self.in_channels
 
-    def check(self, faults: Faults) -> None:
+    def check(self, faults: Faults, inside: str = "") -> None:
         """Its norms are DiT's, and patches divide the picture."""
         if self.norm_type != "ada_norm_zero":
             text = "expected ada_norm_zero, as DiT has it; other transformers of diffusers are not known"
-            faults.at("norm_type", text)
-        self.check_multiple("input_size", "patch_size", faults)
+            faults.at(f"{inside}norm_type", text)
+        super().check(faults, inside)
 
 
 def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, name: str) -> Architecture:
