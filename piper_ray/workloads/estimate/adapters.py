@@ -36,10 +36,10 @@ def _parts(operator: Operator, kind: LayerKind) -> Iterator[Operator]:
 
 
 def _adapter(operator: Operator, product: Product, name: str) -> Operator:
-    inner = f"{operator.matrices} L"
-    copies = "" if product.count == "1" else f"{product.count} "
+    inner, copies = f"{operator.matrices} L", "" if product.count == "1" else f"{product.count} "
     sides = [f"{copies}{inner} {part}" for part in product.depth.split(" + ")]
     sides += [f"{copies}L {part}" for part in product.columns.split(" + ")]
+    moved = " + ".join(f"4 {product.rows} {copies}{part}" for part in product.columns.split(" + "))
     within = product.divided if product.divided == "count" else "tokens"
     return Operator(
         name,
@@ -47,22 +47,10 @@ def _adapter(operator: Operator, product: Product, name: str) -> Operator:
             replace(product, columns=inner, divided=within),
             replace(product, depth="L", divided=within if product.divided == "depth" else product.divided),
         ),
-        forward_bytes=_each("4", product),
-        backward_bytes=_each("4", product),
+        forward_bytes=moved,
+        backward_bytes=moved,
         split=operator.split,
         parameters=" + ".join(sides),
         parameters_split=operator.parameters_split,
-        saved=(KeptBytes(_narrow(inner, product), Split.SEQUENCE),),
+        saved=(KeptBytes(f"2 {product.rows} {copies}{inner}", Split.SEQUENCE),),
     )
-
-
-def _each(size: str, product: Product) -> str:
-    """Bytes of what the product makes."""
-    copies = "" if product.count == "1" else f" {product.count}"
-    return " + ".join(f"{size} {product.rows}{copies} {part}" for part in product.columns.split(" + "))
-
-
-def _narrow(inner: str, product: Product) -> str:
-    """Bytes between the two matrices."""
-    copies = "" if product.count == "1" else f" {product.count}"
-    return f"2 {product.rows}{copies} {inner}"

@@ -225,19 +225,25 @@ def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
+def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> tuple[float, float]:
+    """What a layer's backward pass needs, and how much of that are weights that it gathers and their gradients."""
+    gathered = gathered_bytes(kind.on(mode.degree), mode, training)
+    return gathered + working_bytes(kind.on(mode.degree), mode), gathered
+
+
 def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training) -> float:
     """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
 
     Context parallelism divides what is needed there further, but not in a plan without it.
     """
-    needed = [0.0]
+    most = 0.0
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
         for mode in modes[kind.key]:
-            gathered = gathered_bytes(kind.on(mode.degree), mode, training)
+            needed, gathered = _backward_bytes(kind, mode, training)
             if gathered or (mode.degree == largest and mode.context == 1):
-                needed.append(gathered + working_bytes(kind.on(mode.degree), mode))
-    return max(needed)
+                most = max(most, needed)
+    return most
 
 
 _GATHERED = 0.25
@@ -252,16 +258,12 @@ def _gathering_little(
     What is set aside is set aside for plans without them, too.
     """
 
-    def needed_bytes(kind: LayerKind, mode: LayerMode) -> float:
-        gathered = gathered_bytes(kind.on(mode.degree), mode, training)
-        return gathered + working_bytes(kind.on(mode.degree), mode) if gathered else 0.0
-
     large: dict[int, float] = {}
     for kind in kinds:
         for mode in modes[kind.key]:
-            size_bytes = needed_bytes(kind, mode)
-            if size_bytes > _GATHERED * gpu.device_bytes:
-                large[mode.degree] = max(large.get(mode.degree, 0.0), size_bytes)
+            needed, gathered = _backward_bytes(kind, mode, training)
+            if gathered and needed > _GATHERED * gpu.device_bytes:
+                large[mode.degree] = max(large.get(mode.degree, 0.0), needed)
     if not large:
         return modes, ()
     kept = {

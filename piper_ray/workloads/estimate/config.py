@@ -13,6 +13,7 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
+from piper_ray.workloads.estimate.architectures.rows import table
 from piper_ray.workloads.estimate.families import Config, Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.formats.documents import (
@@ -172,21 +173,11 @@ _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
 """Under these keys models of several parts have what writes text."""
 
 
-_LAUNCHED = frozenset({
-    "model_type", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct",
-    "rotary_emb_base", "rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps",
-    "hidden_act", "activation_function", "hidden_activation", "scoring_func", "topk_method", "n_group", "topk_group",
-    "norm_topk_prob", "routed_scaling_factor", "router_aux_loss_coef", "aux_loss_alpha", "swiglu_limit",
-    "attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop",
-})  # fmt: skip
-"""Keys that change no figure and are said to a runtime."""
-
-
 @cache
 def _counted(family: Family) -> frozenset[str]:
     """The keys that a family reads, under all of their names, and those of launches."""
     fields = family.config.model_fields.items()
-    return _LAUNCHED.union(name for key, field in fields for name in names_of(key, field))
+    return frozenset(table()["launched"]["keys"]).union(name for key, field in fields for name in names_of(key, field))
 
 
 def _family_of(document: Mapping[str, object]) -> str | None:

@@ -34,6 +34,10 @@ _SHARED = ("shared_experts", *_WHOLE)
 experts' activation function, all of it, and the shared experts."""
 
 
+_TO_EXPERTS = Exchange("experts", HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
+"""To the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
+
+
 @dataclass(frozen=True)
 class Experts:
     """A router and ``count`` experts, ``per_token`` of which look at a token; shared: inner width of those that look at
@@ -51,7 +55,7 @@ class Experts:
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
-        operators, exchanges = list[Operator](), [to_experts()]
+        operators, exchanges = list[Operator](), [_TO_EXPERTS]
         if self.shared:
             feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, again=_SHARED)
             operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
@@ -110,8 +114,3 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             again=_WHOLE,
         ),
     )
-
-
-def to_experts() -> Exchange:
-    """To the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
-    return Exchange("experts", HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)

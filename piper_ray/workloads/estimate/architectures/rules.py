@@ -60,7 +60,7 @@ def inner_of_shared_experts(
     return shared_expert_intermediate_size or (n_shared_experts or 0) * expert_inner
 
 
-def head_size(hidden_size: int, num_attention_heads: int) -> int:
+def width_of_a_head(hidden_size: int, num_attention_heads: int) -> int:
     return hidden_size // num_attention_heads
 
 
