@@ -60,10 +60,6 @@ class LocalBackend:
             return NextBatch(end_level, here=True)
         return NextBatch(states.level + 1, here=False)
 
-    def has_room(self) -> bool:
-        """Threads share what a level has; two evaluations would only share the same cores."""
-        return False
-
     def open_workers(self) -> ThreadWorkers:
         """As many threads more, for calls. Close them after use."""
         return ThreadWorkers(self._threads)
