@@ -15,7 +15,7 @@ from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.evaluation import evaluate_runs
+from piper_ray.engine.kernels.level import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, Tables
 from piper_ray.model.cores import usable_cores
