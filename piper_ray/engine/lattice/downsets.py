@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.kernels.enumeration import Downsets, VertexNeighbours, enumerate_downsets
-from piper_ray.engine.kernels.sums import (
+from piper_ray.engine.kernels.downsets import (
+    Downsets,
+    VertexNeighbours,
     crossing_edges,
     cut_tensors,
     downset_sums,
     edges_across,
+    enumerate_downsets,
     member_sums,
     tensors_across,
 )

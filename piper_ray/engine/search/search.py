@@ -108,7 +108,7 @@ class Search:
         """
         with keeping_known(self.ledger, self.bracket.forget):
             if self._has_chains:
-                self._improve_on_chain(neighbourhood.order_of_graph(self.problem))
+                self._improve_on_chain(range(self.problem.workload.lattice.graph.size))
             self._begin_coarsely()
             while not self.bracket.is_done(self._gap):
                 yield

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -96,7 +95,6 @@ class RayBackend:
         self._session: Session | None = None
         if not may_wait(address):
             self._session = self._connected()
-        self._lock = threading.Lock()
         self._starting: Future[Dispatcher | None] | None = None
         self._size: WorkerSize | None = None  # as the dispatcher was started with
         self._needless: str | None = None  # why no worker was started, once that is settled
@@ -328,13 +326,12 @@ class RayBackend:
                 dispatcher.close()
 
     def _start(self, size: WorkerSize, *, whatever_it_has: bool = False) -> None:
-        with self._lock:
-            if self._starting is not None:
-                return
-            self._size = size
-            thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
-            self._starting = thread.submit(self._dispatching, size, whatever_it_has)
-            thread.shutdown(wait=False)
+        if self._starting is not None:
+            return
+        self._size = size
+        thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
+        self._starting = thread.submit(self._dispatching, size, whatever_it_has)
+        thread.shutdown(wait=False)
 
     def _dispatching(self, size: WorkerSize, whatever_it_has: bool) -> Dispatcher | None:
         """None if the cluster has too few cores to be of use."""
@@ -350,7 +347,7 @@ class RayBackend:
             self._needless = f"its workers would have {threads} threads, and there are {self._local.threads} here"
             return None
         if self._machines is None:  # what they run stays known when other workers come
-            self._machines = Machines(view, self._notes.put, session.node, trusted=session.owned)
+            self._machines = Machines(view, self._notes.put, session.node, trusted=session.ours is not None)
         return Dispatcher(self._machines, self._notes, self._workers, size, self._local.threads, self._without_workers)
 
     def _connected(self) -> Session:

@@ -41,11 +41,6 @@ class Session:
     node: str
     ours: contextlib.ExitStack | None
 
-    @property
-    def owned(self) -> bool:
-        """Whether the connection is ours, and ends with us."""
-        return self.ours is not None
-
     def close(self) -> None:
         """Leaves Ray and this process as they were found."""
         if self.ours is not None:
