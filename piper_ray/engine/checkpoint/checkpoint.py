@@ -18,16 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from piper_ray.engine.checkpoint.encoding import (
-    Plain,
-    decode_levels,
-    decode_results,
-    encode_levels,
-    encode_results,
-    identity_of_levels,
-    outcome_of,
-    outcome_row,
-)
+from piper_ray.engine.checkpoint import encoding
 from piper_ray.engine.checkpoint.identity import Identity
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
@@ -61,7 +52,7 @@ class SavedAnswers:
     """
 
     files: list[StateFile]
-    results: dict[str, Plain] = field(default_factory=dict)
+    results: dict[str, encoding.Plain] = field(default_factory=dict)
     levels: tuple[EvaluationKey, LevelStates] | None = None
     damaged: set[StateFile] = field(default_factory=set)
 
@@ -115,12 +106,12 @@ def _load(folder: Folder, location: str, identity: Identity, on_warning: Callabl
         try:
             content = read_newest(folder, saved.files, OUTCOMES, damaged)
             if content is not None:
-                facts, saved.results = decode_results(content)
+                facts, saved.results = encoding.decode_results(content)
                 identity.require(facts, location)
             levels = read_newest(folder, saved.files, LEVELS, damaged)
             if levels is not None:
-                identity.require(identity_of_levels(levels), location)
-                saved.levels = decode_levels(levels)
+                identity.require(encoding.identity_of_levels(levels), location)
+                saved.levels = encoding.decode_levels(levels)
         except Vanished:
             continue
         return saved
@@ -208,19 +199,19 @@ class Checkpoint:
     def outcome(self, key: EvaluationKey) -> Outcome | None:
         """The answer of an evaluation, if it is on record."""
         row = self.result(json.dumps(key))
-        return None if row is None else outcome_of(row)
+        return None if row is None else encoding.outcome_of(row)
 
     def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
         """As ``record_result``, of an evaluation."""
         if self.levels(key) is not None:
             self._saved.levels = None
-        return self.record_result(json.dumps(key), outcome_row(outcome))
+        return self.record_result(json.dumps(key), encoding.outcome_row(outcome))
 
-    def result(self, key: str) -> Plain | None:
+    def result(self, key: str) -> encoding.Plain | None:
         """That of a task, if it is on record."""
         return self._saved.results.get(key)
 
-    def record_result(self, key: str, result: Plain) -> bool:
+    def record_result(self, key: str, result: encoding.Plain) -> bool:
         """Puts an answer on record. True: it is durable. False: it will be once a write is due.
 
         Raises CheckpointLost if another solve has taken over.
@@ -245,7 +236,7 @@ class Checkpoint:
         if not self._is_due(LEVELS, LEVELS_EVERY_S):
             return False
         self._levels_key = key
-        written = self._write(LEVELS, lambda: encode_levels(self._identity.facts, key, states()))
+        written = self._write(LEVELS, lambda: encoding.encode_levels(self._identity.facts, key, states()))
         if written:
             self._saved.levels = None
         return written
@@ -272,7 +263,7 @@ class Checkpoint:
         return self._clock.monotonic() - self._written_at >= max(SHARE * self._cost_s[kind], least_s)
 
     def _write_results(self) -> bool:
-        written = self._write(OUTCOMES, lambda: encode_results(self._identity.facts, self._saved.results))
+        written = self._write(OUTCOMES, lambda: encoding.encode_results(self._identity.facts, self._saved.results))
         self._unwritten = not written
         return written
 
