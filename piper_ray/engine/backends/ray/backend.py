@@ -6,7 +6,7 @@ import queue
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -42,16 +42,6 @@ _MANY = 8
 
 
 _TOO_LATE = "no worker was ready before the search was over"
-
-
-class _Held(NamedTuple):
-    """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
-
-    states: StateTables
-    first: int
-    last: int
-    buckets: int
-    found: LevelStates
 
 
 @final
@@ -104,7 +94,7 @@ class RayBackend:
         self._told_of_start = False
         self._last_threads = 0  # of workers, when there were some
         self._ahead: ChunkBatch | None = None  # sent before it is needed
-        self._held: _Held | None = None  # came back, and is not finished
+        self._held: ChunkBatch | None = None  # came back, and is not finished
         self._worked_s = self._waited_s = 0.0  # of workers; of the driver for them
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
@@ -152,11 +142,12 @@ class RayBackend:
             if ahead is None and not self._pays(states.rates.far.seconds(bounds), 0.0):
                 return self._local.evaluate_downsets(states, first, last, on_progress)
             held = self._by_workers(states, first, last, on_progress, ahead)
-        if last == held.last:
+        begin, end, found = held.edges[0], held.edges[-1], held.answer.result()
+        if last == end:
             self._held = None
-        known = between(held.found, first - held.first, last - held.first)
-        if first == held.first:
-            known = known._replace(tested=held.found.tested)
+        known = between(found, first - begin, last - begin)
+        if first == begin:
+            known = known._replace(tested=found.tested)
         if held.buckets == states.buckets_used:
             return known
         earlier = Earlier(held.buckets, known)
@@ -164,7 +155,7 @@ class RayBackend:
 
     def _by_workers(
         self, states: StateTables, first: int, last: int, on_progress: OnProgress, ahead: ChunkBatch | None
-    ) -> _Held:
+    ) -> ChunkBatch:
         dispatcher = self._started(self._size_for(states))
         self._tell_of_start()
         began_s = time.perf_counter()
@@ -173,7 +164,7 @@ class RayBackend:
         first, last = batch.edges[0], batch.edges[-1]
         try:
             self._send_ahead(dispatcher, states, last)
-            found = self._wait(batch, on_progress)
+            self._wait(batch, on_progress)
         except BaseException:
             dispatcher.cancel(batch)
             self._forget_ahead(dispatcher)
@@ -188,8 +179,8 @@ class RayBackend:
         self._worked_s += batch.worked_s
         self._batches += 1
         self._chunks += len(batch.chunks)
-        held = self._held = _Held(states, first, last, batch.buckets, found)
-        return held
+        self._held = batch
+        return batch
 
     def _span(self, states: StateTables, first: int, last: int) -> tuple[int, int]:
         """The downsets of the levels that go out together, from those asked for on."""
@@ -208,7 +199,7 @@ class RayBackend:
             self._local.threads,
         )
 
-    def _held_of(self, states: StateTables) -> _Held | None:
+    def _held_of(self, states: StateTables) -> ChunkBatch | None:
         """What workers found of the evaluation, if the next level is in it."""
         held = self._held
         return held if held is not None and held.states is states else None
@@ -303,7 +294,12 @@ class RayBackend:
             self._start(self._size_for(states))
 
     def _size_for(self, states: StateTables) -> WorkerSize:
-        return WorkerSize(self._cpus_per_worker, _worker_bytes(states))
+        """Beside what it shares a worker takes Python, Ray and the kernels, and its own fronts, members and buckets."""
+        downsets = states.fronts.start.size
+        bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
+        member_bytes = sum(array.nbytes for array in states.members)
+        own_bytes = member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
+        return WorkerSize(self._cpus_per_worker, PROCESS_BYTES + own_bytes)
 
     def _started(self, size: WorkerSize) -> Dispatcher:
         """Waits for the connection, not for workers."""
@@ -417,12 +413,12 @@ class RayBackend:
         if batch is not None:
             dispatcher.cancel(batch)
 
-    def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> LevelStates:
+    def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> None:
+        """Raises what the batch came to, where it came to nothing."""
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
             on_progress(batch.done)
-        found: LevelStates = batch.answer.result()
-        return found
+        batch.answer.result()
 
     def _pass_notes_on(self) -> None:
         while not self._notes.empty():
@@ -444,11 +440,3 @@ class RayBackend:
         if not self._threads_there:
             return _TOO_LATE
         return f"the {self._local.threads} threads here are sooner done with what there was than its workers"
-
-
-def _worker_bytes(states: StateTables) -> float:
-    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts, members and buckets."""
-    downsets = states.fronts.start.size
-    bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
-    member_bytes = sum(array.nbytes for array in states.members)
-    return PROCESS_BYTES + member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
