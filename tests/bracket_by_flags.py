@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
 
@@ -64,12 +64,6 @@ class FlaggedBracket:
         if self._stepping:
             return min(max(self.lower * (1.0 + self._step), _CHAIN_QUALITY * self.upper), proof)
         return min((self.lower * self.upper) ** 0.5 if self.lower > 0.0 else 0.5 * self.upper, proof)
-
-    def next_if_infeasible(self, threshold: float) -> float | None:
-        """What would be proposed if ``threshold`` had no plan; None if that ended the search."""
-        after = replace(self)
-        after.record_infeasible(threshold)
-        return None if after.closed or after.exhausted else after.propose()
 
     def record_infeasible(self, threshold: float) -> None:
         if self.upper is not None and self.lower < _CHAIN_QUALITY * self.upper <= threshold:

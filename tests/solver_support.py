@@ -102,9 +102,6 @@ class RecordingBackend:
     def next_batch(self, states: StateTables) -> NextBatch:
         return self._local.next_batch(states)
 
-    def has_room(self) -> bool:
-        return self._local.has_room()
-
     def listen(self, listener: Listener) -> None:
         self._local.listen(listener)
 

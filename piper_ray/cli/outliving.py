@@ -26,7 +26,7 @@ from piper_ray.model.errors import ClusterError, PiperRayError
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from piper_ray.engine.backends.ray.services import Services
+    from piper_ray.engine.backends.ray.session import Services
 
 SUPERVISED = "PIPER_RAY_SUPERVISED"
 """In the environment of a child that is started again when it dies: its answer is in its checkpoint."""

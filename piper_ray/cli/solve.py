@@ -159,10 +159,10 @@ class ClusterOptions:
             yield None
             return
         from piper_ray.engine.backends import ray
-        from piper_ray.engine.backends.ray import services
+        from piper_ray.engine.backends.ray import session
 
         if outliving.has_parent():
-            services.observe(outliving.tell_of_services)
+            session.observe(outliving.tell_of_services)
         backend = ray.RayBackend(
             self.address,
             workers=self.workers,

@@ -77,7 +77,7 @@ def sweep(asked: SweepCommand) -> None:
             demand = Demand.of(wanted)
         print_forecast(screen, wanted, demand)
         return
-    from piper_ray.engine.backends.ray import services
+    from piper_ray.engine.backends.ray import session
     from piper_ray.sweep.run import run_sweep
 
     latest = Progress(points=0, recorded=0)
@@ -91,7 +91,7 @@ def sweep(asked: SweepCommand) -> None:
     def work(stop: Stop[Progress]) -> Progress:
         stop.offer(lambda: latest)
         if outliving.has_parent():
-            services.observe(outliving.tell_of_services)
+            session.observe(outliving.tell_of_services)
         return run_sweep(
             asked.source,
             asked.storage,

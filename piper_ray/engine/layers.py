@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from piper_ray.cost.plan import cost_of
@@ -198,14 +197,13 @@ class _LayerSolve:
         limit = min(instance.data_parallel_limit, request.data_parallel_limit or instance.data_parallel_limit)
         problem = problem.with_cluster(problem.cluster._replace(data_parallel_limit=limit))
         self.stage_costs_s += time.perf_counter() - began_s
-        with closing(Evaluations(self.backend, memo)) as evaluations:
-            planning = Planning(instance, self.outline.contraction)
-            search = Search(planning, problem, evaluations, self.ledger, self.lower_s, is_likely)
-            self.tables, self.search, self.began_s = tables, search, time.perf_counter()
-            request.stop.offer(self.answer)
-            self.ledger.run(search)
-            why = self._explained() if search.bracket.exhausted else None
-            return self.answer(why or _UNEXPLAINED, when_asked(made.count_pairs))
+        planning, evaluations = Planning(instance, self.outline.contraction), Evaluations(self.backend, memo)
+        search = Search(planning, problem, evaluations, self.ledger, self.lower_s, is_likely)
+        self.tables, self.search, self.began_s = tables, search, time.perf_counter()
+        request.stop.offer(self.answer)
+        self.ledger.run(search)
+        why = self._explained() if search.bracket.exhausted else None
+        return self.answer(why or _UNEXPLAINED, when_asked(made.count_pairs))
 
     def _explained(self) -> Infeasibility | None:
         """Why there is no plan. An interrupt, the time limit or a TMPC choice too hard costs the figure, not the

@@ -51,9 +51,6 @@ class Meter:
     def next_batch(self, states: StateTables) -> NextBatch:
         return self.backend.next_batch(states)
 
-    def has_room(self) -> bool:
-        return self.backend.has_room()
-
     def listen(self, listener: Listener) -> None:
         self.backend.listen(listener)
         self._charged = self.backend.stats()  # what it counts begins anew

@@ -155,9 +155,7 @@ class RayResult:
 
 
 def _by_threshold(solution: Solution) -> dict[float, bool]:
-    """Whether each threshold has a plan. How many states that took is another matter: an evaluation ahead of need knows
-    less of what it may leave out.
-    """
+    """Whether each threshold has a plan."""
     return {evaluation.threshold_s: evaluation.feasible for evaluation in solution.stats.evaluations}
 
 

@@ -11,7 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from piper_ray.engine.checkpoint.encoding import decode_levels, decode_outcomes, encode_levels, encode_outcomes
+from piper_ray.engine.checkpoint.encoding import (
+    decode_levels,
+    decode_results,
+    encode_levels,
+    encode_results,
+    outcome_of,
+    outcome_row,
+)
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome, TracedStage
 from piper_ray.engine.kernels.types import LevelStates
 from tests.checkpoint_support import IDENTITY, Clock, opened, same_levels, same_outcome
@@ -57,9 +64,11 @@ def test_keys_are_equal_only_bit_for_bit(
 
 @given(st.dictionaries(keys, outcomes, max_size=4))
 def test_outcomes_come_back(recorded: dict[EvaluationKey, Outcome]) -> None:
-    found = decode_outcomes(encode_outcomes(IDENTITY.facts, recorded))
-    assert list(found) == list(recorded)
-    assert all(same_outcome(found[key], recorded[key]) for key in recorded)
+    rows = {str(key): outcome_row(outcome) for key, outcome in recorded.items()}
+    facts, found = decode_results(encode_results(IDENTITY.facts, rows))
+    assert facts == IDENTITY.facts
+    assert list(found) == list(rows)
+    assert all(same_outcome(outcome_of(found[str(key)]), recorded[key]) for key in recorded)
 
 
 @given(keys, level_states())

@@ -238,20 +238,6 @@ def test_batches_of_levels_change_no_byte(name: str, monkeypatch: pytest.MonkeyP
     assert counts == [(e.threshold_s, e.feasible, e.live_downsets, e.cells) for e in level_by_level.stats.evaluations]
 
 
-class WithRoom(LocalBackend):
-    """Lets the next threshold be tried ahead of need."""
-
-    def has_room(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("name", WIDE)
-def test_thresholds_tried_ahead_change_no_byte(name: str) -> None:
-    alone = solve(WIDE[name], options=ONE_THREAD)
-    with closing(WithRoom(1)) as backend:
-        assert same_answer(alone, solve(WIDE[name], backend=backend))
-
-
 @pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_the_same_input_gives_the_same_bytes(seed: int) -> None:
     instance = random_instance(seed, most_layers=8, most_devices=16)

@@ -182,7 +182,6 @@ def test_phases_propose_what_four_flags_did(
             break
         threshold = bracket.propose()
         assert threshold == flagged.propose()
-        assert bracket.next_if_infeasible(threshold) == flagged.next_if_infeasible(threshold)
         keep = [value for value in plans if value <= threshold]
         value, share = rng.choice(keep or [threshold]), rng.choice([1.0, 0.995, 0.5, rng.random()])
         for one in (bracket, flagged):
@@ -245,10 +244,3 @@ def test_steps_go_further_each_time_they_fall_short() -> None:
     grown = [after / before for before, after in pairwise(asked)]
     by_steps, by_reach = [1.01, 1.04, 1.16], [1.0 + 0.05 * 1.5**times for times in range(5)]
     assert grown == pytest.approx(sorted(by_steps + by_reach))
-
-
-def test_the_next_threshold_is_open_while_states_tell_it() -> None:
-    bracket = Bracket(1.0, 100.0, work=1.0)
-    assert bracket.next_if_infeasible(bracket.propose()) is None
-    bracket.record_plan(50.0)
-    assert bracket.next_if_infeasible(bracket.propose()) is not None

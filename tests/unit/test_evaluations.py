@@ -1,4 +1,4 @@
-"""Each evaluation once: on record, ahead of need, or now."""
+"""Each evaluation once: on record, or now."""
 
 from __future__ import annotations
 
@@ -19,16 +19,7 @@ from tests.checkpoint_support import same_outcome
 from tests.instances import two_towers
 from tests.solver_support import send_every_level_to_the_backend, tables
 
-FEASIBLE_S, INFEASIBLE_S, NEXT_S = 20.0, 1.0, 2.0
-
-
-class Roomy(LocalBackend):
-    """Has room for a second evaluation, or not."""
-
-    room = True
-
-    def has_room(self) -> bool:
-        return self.room
+FEASIBLE_S, INFEASIBLE_S = 20.0, 1.0
 
 
 @dataclass
@@ -75,8 +66,8 @@ def problem() -> Problem:
 
 
 @pytest.fixture
-def backend() -> Iterator[Roomy]:
-    with closing(Roomy(1)) as made:
+def backend() -> Iterator[LocalBackend]:
+    with closing(LocalBackend(1)) as made:
         yield made
 
 
@@ -89,37 +80,37 @@ def ignored(done: int) -> None:
     pass
 
 
-def plainly(problem: Problem, backend: Roomy, threshold_s: float, fewest_stages: bool = False) -> Outcome:
+def plainly(problem: Problem, backend: LocalBackend, threshold_s: float, fewest_stages: bool = False) -> Outcome:
     return evaluate_threshold(problem, backend, threshold_s, fewest_stages=fewest_stages)
 
 
 @pytest.mark.parametrize("fewest_stages", [False, True])
 def test_what_is_on_record_is_not_done_again(
-    problem: Problem, backend: Roomy, counted: Counted, fewest_stages: bool
+    problem: Problem, backend: LocalBackend, counted: Counted, fewest_stages: bool
 ) -> None:
     memory = Memory()
-    with closing(Evaluations(backend, memory)) as evaluated:
-        for threshold_s in (INFEASIBLE_S, FEASIBLE_S, INFEASIBLE_S, FEASIBLE_S):
-            found = evaluated.evaluate(problem, threshold_s, fewest_stages=fewest_stages, on_progress=ignored)
-            assert found.feasible == (threshold_s == FEASIBLE_S)
-            assert same_outcome(found, plainly(problem, backend, threshold_s, fewest_stages))
+    evaluated = Evaluations(backend, memory)
+    for threshold_s in (INFEASIBLE_S, FEASIBLE_S, INFEASIBLE_S, FEASIBLE_S):
+        found = evaluated.evaluate(problem, threshold_s, fewest_stages=fewest_stages, on_progress=ignored)
+        assert found.feasible == (threshold_s == FEASIBLE_S)
+        assert same_outcome(found, plainly(problem, backend, threshold_s, fewest_stages))
     assert counted.thresholds_s == [INFEASIBLE_S, FEASIBLE_S]
     assert len(memory.outcomes) == 2
-    with closing(Evaluations(backend, memory)) as later:
-        later.evaluate(problem, FEASIBLE_S, fewest_stages=fewest_stages, on_progress=ignored)
-        assert len(counted.thresholds_s) == 2
-        later.evaluate(problem, FEASIBLE_S, fewest_stages=not fewest_stages, on_progress=ignored)
-        assert len(counted.thresholds_s) == 3, "another question"
+    later = Evaluations(backend, memory)
+    later.evaluate(problem, FEASIBLE_S, fewest_stages=fewest_stages, on_progress=ignored)
+    assert len(counted.thresholds_s) == 2
+    later.evaluate(problem, FEASIBLE_S, fewest_stages=not fewest_stages, on_progress=ignored)
+    assert len(counted.thresholds_s) == 3, "another question"
 
 
 def test_finished_levels_are_kept_and_gone_on_from(
-    problem: Problem, backend: Roomy, monkeypatch: pytest.MonkeyPatch
+    problem: Problem, backend: LocalBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send_every_level_to_the_backend(monkeypatch)
     memory = Memory()
     asked = 0
-    with closing(Evaluations(backend, memory)) as evaluated:
-        expected = evaluated.evaluate(problem, FEASIBLE_S, on_progress=ignored)
+    evaluated = Evaluations(backend, memory)
+    expected = evaluated.evaluate(problem, FEASIBLE_S, on_progress=ignored)
     level_start = problem.lattice.level_start.tolist()
     assert memory.levels_kept == [start - 1 for start in level_start[2:]]
 
@@ -136,41 +127,12 @@ def test_finished_levels_are_kept_and_gone_on_from(
         if len(stopped.levels_kept) == 3:
             raise Enough
 
-    with closing(Evaluations(backend, stopped)) as evaluated, pytest.raises(Enough):
-        evaluated.evaluate(problem, FEASIBLE_S, on_progress=stop)
+    with pytest.raises(Enough):
+        Evaluations(backend, stopped).evaluate(problem, FEASIBLE_S, on_progress=stop)
     assert asked > 3
     assert not stopped.outcomes
     assert stopped.states[key].counts.size == level_start[4] - 1
     stopped.levels_kept.clear()
-    with closing(Evaluations(backend, stopped)) as evaluated:
-        assert same_outcome(evaluated.evaluate(problem, FEASIBLE_S, on_progress=ignored), expected)
+    evaluated = Evaluations(backend, stopped)
+    assert same_outcome(evaluated.evaluate(problem, FEASIBLE_S, on_progress=ignored), expected)
     assert stopped.levels_kept == memory.levels_kept[3:]
-
-
-def test_the_next_one_is_there_when_it_is_needed(problem: Problem, backend: Roomy, counted: Counted) -> None:
-    with closing(Evaluations(backend)) as evaluated:
-        evaluated.evaluate(problem, INFEASIBLE_S, next_s=NEXT_S, on_progress=ignored)
-        backend.room = False
-        found = evaluated.evaluate(problem, NEXT_S, next_s=FEASIBLE_S, on_progress=ignored)
-        assert same_outcome(found, plainly(problem, backend, NEXT_S))
-    assert sorted(counted.thresholds_s) == [INFEASIBLE_S, NEXT_S], "each once, and none without room"
-
-
-@pytest.mark.parametrize(("threshold_s", "fewest_stages"), [(FEASIBLE_S, False), (NEXT_S, True)])
-def test_what_was_begun_for_nothing_is_ended(
-    problem: Problem, backend: Roomy, threshold_s: float, fewest_stages: bool
-) -> None:
-    with closing(Evaluations(backend)) as evaluated:
-        evaluated.evaluate(problem, INFEASIBLE_S, next_s=NEXT_S, on_progress=ignored)
-        found = evaluated.evaluate(problem, threshold_s, fewest_stages=fewest_stages, on_progress=ignored)
-        assert same_outcome(found, plainly(problem, backend, threshold_s, fewest_stages))
-
-
-def test_closing_ends_what_nobody_asked_for_any_more(problem: Problem, backend: Roomy) -> None:
-    evaluated = Evaluations(backend)
-    evaluated.evaluate(problem, INFEASIBLE_S, next_s=NEXT_S, on_progress=ignored)
-    begun = evaluated._ahead
-    assert begun is not None
-    evaluated.close()
-    assert begun._outcome.done()
-    evaluated.close()

@@ -14,18 +14,7 @@ import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of
 from piper_ray.engine.chunks.relaxation import Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
-from piper_ray.engine.kernels.chunk_bound import (
-    ACTIVATION,
-    FIXED,
-    FORWARD_S,
-    NO_LIMIT,
-    WEIGHT_S,
-    Paths,
-    Prices,
-    least_priced_s,
-    moments,
-    window,
-)
+from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
 from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
@@ -143,7 +132,7 @@ def test_a_plan_takes_and_holds_what_its_simulation_does() -> None:
         figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
         for r, rank in enumerate(simulation.ranks):
             mine = figures[program.stage_of[r]]
-            peak = peak_bytes(program, r, mine[:, ACTIVATION].copy(), float(mine[:, FIXED].sum()))
+            peak = peak_bytes(program, r, mine[:, FIGURE.activation].copy(), float(mine[:, FIGURE.fixed].sum()))
             assert peak == pytest.approx(rank.peak_memory_bytes, rel=1e-12, abs=1e-12)
 
 
@@ -174,8 +163,8 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
 def rank_peak(task: Task, program: ChunkProgram, rank: int, chunk_of: IndexArray, choice: IndexArray) -> float:
     figures = task.tables.figures(task.data_parallel_degree)
     mine = [figures[choice[chunk_of == k]].sum(axis=0) for k in program.stage_of[rank]]
-    activation = np.array([x[ACTIVATION] for x in mine])
-    return peak_bytes(program, rank, activation, float(sum(x[FIXED] for x in mine)))
+    activation = np.array([x[FIGURE.activation] for x in mine])
+    return peak_bytes(program, rank, activation, float(sum(x[FIGURE.fixed] for x in mine)))
 
 
 def relaxations(seeds: range) -> Iterator[tuple[Instance, Task, Relaxation]]:
@@ -302,7 +291,7 @@ def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
             assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
         figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
         sync_s = sync_of_ranks(program, figures, task.sync_s_per_byte)
-        assert simulate_chunks(program, figures[:, FORWARD_S : WEIGHT_S + 1], sync_s, end_s) == after_s
+        assert simulate_chunks(program, figures[:, FIGURE.forward_s : FIGURE.weight_s + 1], sync_s, end_s) == after_s
     assert better > 10
 
 
@@ -328,7 +317,9 @@ def test_the_best_of_all_plans_is_found_and_the_one_that_holds_the_least() -> No
                 choice = np.array(options, np.int64)
                 figures = chunk_figures(layers, program.rank_of, chunk_of, choice)
                 peak = max(
-                    peak_bytes(program, r, figures[mine, ACTIVATION].copy(), float(figures[mine, FIXED].sum()))
+                    peak_bytes(
+                        program, r, figures[mine, FIGURE.activation].copy(), float(figures[mine, FIGURE.fixed].sum())
+                    )
                     for r, mine in enumerate(program.stage_of)
                 )
                 peaks.append(peak)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.evaluation.state_tables import StateTables, joined, no_states, without_first
-from piper_ray.engine.kernels.evaluation import Runs, evaluate_runs, find_first_stage, trace_stages
+from piper_ray.engine.kernels.level import Runs, evaluate_runs, find_first_stage, trace_stages
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.types import Earlier, LevelStates
 from tests.kernel_support import Case, random_case, some_threshold_s, target_of

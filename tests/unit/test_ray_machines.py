@@ -10,8 +10,17 @@ import pytest
 from ray import exceptions
 from ray.exceptions import RayError
 
-from piper_ray.engine.backends.ray.machines import _ASK_AGAIN_S, _ATTEMPTS, _LOOK_EVERY_S, Machines, RayNode
-from piper_ray.engine.backends.ray.software import Software, difference, question, software
+from piper_ray.engine.backends.ray.machines import (
+    _ASK_AGAIN_S,
+    _ATTEMPTS,
+    _LOOK_EVERY_S,
+    Machines,
+    RayNode,
+    Software,
+    difference,
+    question,
+    software,
+)
 from piper_ray.model.errors import ClusterError
 
 ray: Any = exceptions  # untyped

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from piper_ray.engine.backends.ray import software
+from piper_ray.engine.backends.ray import machines
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
 from piper_ray.model.errors import ClusterError
 from piper_ray.model.instance import Instance
@@ -98,8 +98,8 @@ def test_a_cluster_where_every_worker_dies_is_given_up(tmp_path: Path, monkeypat
 
 
 def test_a_cluster_without_a_good_machine_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = {**software.software(), "numba": "0.1"}
-    monkeypatch.setattr(software, "software", lambda: ours)
+    ours = {**machines.software(), "numba": "0.1"}
+    monkeypatch.setattr(machines, "software", lambda: ours)
     host = socket.gethostname()
     told: list[str] = []
     with pytest.raises(

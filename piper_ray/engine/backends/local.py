@@ -15,7 +15,7 @@ from piper_ray.engine.backends.calls import ThreadWorkers
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
-from piper_ray.engine.kernels.evaluation import evaluate_runs
+from piper_ray.engine.kernels.level import evaluate_runs
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
 from piper_ray.engine.kernels.types import Earlier, LevelStates, Tables
 from piper_ray.model.cores import usable_cores
@@ -59,10 +59,6 @@ class LocalBackend:
         if end_level > states.level:
             return NextBatch(end_level, here=True)
         return NextBatch(states.level + 1, here=False)
-
-    def has_room(self) -> bool:
-        """Threads share what a level has; two evaluations would only share the same cores."""
-        return False
 
     def open_workers(self) -> ThreadWorkers:
         """As many threads more, for calls. Close them after use."""

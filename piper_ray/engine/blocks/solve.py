@@ -82,8 +82,9 @@ class Under2bw:
         ledger = Ledger[ValuedPlan](
             1, limits, started_s=request.started_s, best=ValuedPlan(known.plan, known.time_per_sample_s)
         )
-        with closing(LocalBackend(request.options.threads)) as backend, closing(Evaluations(backend)) as evaluations:
-            search = Search(Planning(request.instance, self.outline.contraction), chain, evaluations, ledger)
+        with closing(LocalBackend(request.options.threads)) as backend:
+            planning = Planning(request.instance, self.outline.contraction)
+            search = Search(planning, chain, Evaluations(backend), ledger)
             ledger.run(search)
         assert ledger.best is not None
         return Improved(*ledger.best, ledger.stopped_by, search.stats)

@@ -9,6 +9,7 @@ solve resumed from it then has its answer at once.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections import Counter
@@ -17,16 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from piper_ray.engine.checkpoint.encoding import (
-    Plain,
-    decode_levels,
-    decode_outcomes,
-    decode_results,
-    encode_levels,
-    encode_outcomes,
-    identity_of_levels,
-    identity_of_outcomes,
-)
+from piper_ray.engine.checkpoint import encoding
 from piper_ray.engine.checkpoint.identity import Identity
 from piper_ray.engine.evaluation.outcome import EvaluationKey, Outcome
 from piper_ray.engine.kernels.types import LevelStates
@@ -55,11 +47,12 @@ _KEPT = 2
 
 @dataclass
 class SavedAnswers:
-    """What was read. levels: of the evaluation that was under way. damaged: files that are not what was written."""
+    """What was read. results: answers, by key. levels: of the evaluation that was under way. damaged: files that are
+    not what was written.
+    """
 
     files: list[StateFile]
-    outcomes: dict[EvaluationKey, Outcome] = field(default_factory=dict)
-    results: dict[str, Plain] = field(default_factory=dict)
+    results: dict[str, encoding.Plain] = field(default_factory=dict)
     levels: tuple[EvaluationKey, LevelStates] | None = None
     damaged: set[StateFile] = field(default_factory=set)
 
@@ -111,14 +104,14 @@ def _load(folder: Folder, location: str, identity: Identity, on_warning: Callabl
     while True:
         saved = SavedAnswers(state_files(folder.names()))
         try:
-            outcomes = read_newest(folder, saved.files, OUTCOMES, damaged)
-            if outcomes is not None:
-                identity.require(identity_of_outcomes(outcomes), location)
-                saved.outcomes, saved.results = decode_outcomes(outcomes), decode_results(outcomes)
+            content = read_newest(folder, saved.files, OUTCOMES, damaged)
+            if content is not None:
+                facts, saved.results = encoding.decode_results(content)
+                identity.require(facts, location)
             levels = read_newest(folder, saved.files, LEVELS, damaged)
             if levels is not None:
-                identity.require(identity_of_levels(levels), location)
-                saved.levels = decode_levels(levels)
+                identity.require(encoding.identity_of_levels(levels), location)
+                saved.levels = encoding.decode_levels(levels)
         except Vanished:
             continue
         return saved
@@ -132,6 +125,7 @@ LEVELS_EVERY_S = 5.0
 
 
 @final
+@dataclass(eq=False)
 class Checkpoint:
     """An open checkpoint, which only this process writes. ``open`` makes one; ``close`` gives it up, as does ``with``.
 
@@ -140,30 +134,20 @@ class Checkpoint:
     is more) and the batch of levels under way. Storage that fails during the run costs the checkpoint, not the solve.
     """
 
-    def __init__(
-        self,
-        folder: Folder,
-        location: str,
-        identity: Identity,
-        lease: Lease,
-        saved: SavedAnswers,
-        clock: Clock,
-        on_warning: Callable[[str], None],
-        first_cost_s: float,
-    ) -> None:
-        self._folder = folder
-        self._location = location
-        self._identity = identity
-        self._lease = lease
-        self._outcomes = saved.outcomes
-        self._results = saved.results
-        self._levels = saved.levels
-        self._levels_key = saved.levels[0] if saved.levels else None  # whose levels are in the newest file of them
-        self._damaged = saved.damaged
-        self._clock = clock
-        self._on_warning = on_warning
-        self._written_at = clock.monotonic()
-        self._cost_s = {OUTCOMES: first_cost_s, LEVELS: first_cost_s}
+    _folder: Folder
+    _location: str
+    _identity: Identity
+    _lease: Lease
+    _saved: SavedAnswers
+    _clock: Clock
+    _on_warning: Callable[[str], None]
+    _first_cost_s: float
+
+    def __post_init__(self) -> None:
+        levels = self._saved.levels
+        self._levels_key = levels[0] if levels else None  # whose levels are in the newest file of them
+        self._written_at = self._clock.monotonic()
+        self._cost_s = {OUTCOMES: self._first_cost_s, LEVELS: self._first_cost_s}
         self._sequence = 0
         self._unwritten = False
         self._failing = False
@@ -210,36 +194,36 @@ class Checkpoint:
     @property
     def answers(self) -> int:
         """Evaluations on record, or tasks of another search."""
-        return len(self._outcomes) + len(self._results)
+        return len(self._saved.results)
 
     def outcome(self, key: EvaluationKey) -> Outcome | None:
         """The answer of an evaluation, if it is on record."""
-        return self._outcomes.get(key)
+        row = self.result(json.dumps(key))
+        return None if row is None else encoding.outcome_of(row)
 
     def record_outcome(self, key: EvaluationKey, outcome: Outcome) -> bool:
+        """As ``record_result``, of an evaluation."""
+        if self.levels(key) is not None:
+            self._saved.levels = None
+        return self.record_result(json.dumps(key), encoding.outcome_row(outcome))
+
+    def result(self, key: str) -> encoding.Plain | None:
+        """That of a task, if it is on record."""
+        return self._saved.results.get(key)
+
+    def record_result(self, key: str, result: encoding.Plain) -> bool:
         """Puts an answer on record. True: it is durable. False: it will be once a write is due.
 
         Raises CheckpointLost if another solve has taken over.
         """
-        self._outcomes[key] = outcome
+        self._saved.results[key] = result
         self._unwritten = True
-        if self._levels is not None and self._levels[0] == key:
-            self._levels = None
-        return self._is_due(OUTCOMES) and self._write_outcomes()
-
-    def result(self, key: str) -> Plain | None:
-        """That of a task, if it is on record."""
-        return self._results.get(key)
-
-    def record_result(self, key: str, result: Plain) -> bool:
-        """As ``record_outcome``, of a task."""
-        self._results[key] = result
-        self._unwritten = True
-        return self._is_due(OUTCOMES) and self._write_outcomes()
+        return self._is_due(OUTCOMES) and self._write_results()
 
     def levels(self, key: EvaluationKey) -> LevelStates | None:
         """The levels from 1 on that an earlier solve had finished of this evaluation, by downset, if any were saved."""
-        return self._levels[1] if self._levels is not None and self._levels[0] == key else None
+        saved = self._saved.levels
+        return saved[1] if saved is not None and saved[0] == key else None
 
     def record_levels(self, key: EvaluationKey, states: Callable[[], LevelStates]) -> bool:
         """To be called after each batch of levels. True: the finished levels have been written, and are durable.
@@ -248,20 +232,20 @@ class Checkpoint:
         has taken over.
         """
         if self._unwritten and self._is_due(OUTCOMES):
-            self._write_outcomes()
+            self._write_results()
         if not self._is_due(LEVELS, LEVELS_EVERY_S):
             return False
         self._levels_key = key
-        written = self._write(LEVELS, lambda: encode_levels(self._identity.facts, key, states()))
+        written = self._write(LEVELS, lambda: encoding.encode_levels(self._identity.facts, key, states()))
         if written:
-            self._levels = None
+            self._saved.levels = None
         return written
 
     def close(self) -> None:
         """Writes what is not yet written, and lets other solves open the checkpoint."""
         try:
             if self._unwritten:
-                self._write_outcomes()
+                self._write_results()
         except CheckpointLost:
             pass  # the other solve finds these answers itself
         finally:
@@ -278,8 +262,8 @@ class Checkpoint:
     def _is_due(self, kind: str, least_s: float = 0.0) -> bool:
         return self._clock.monotonic() - self._written_at >= max(SHARE * self._cost_s[kind], least_s)
 
-    def _write_outcomes(self) -> bool:
-        written = self._write(OUTCOMES, lambda: encode_outcomes(self._identity.facts, self._outcomes, self._results))
+    def _write_results(self) -> bool:
+        written = self._write(OUTCOMES, lambda: encoding.encode_results(self._identity.facts, self._saved.results))
         self._unwritten = not written
         return written
 
@@ -308,4 +292,5 @@ class Checkpoint:
 
     def _is_obsolete(self, file: StateFile) -> bool:
         """Levels serve until the answer of their evaluation is durable."""
-        return file in self._damaged or (file.kind == LEVELS and self._levels_key in self._outcomes)
+        answered = json.dumps(self._levels_key) in self._saved.results
+        return file in self._saved.damaged or (file.kind == LEVELS and answered)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import astuple
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,63 +23,26 @@ Plain = Mapping[str, object]
 """What JSON holds."""
 
 
-def encode_outcomes(
-    identity: Facts, outcomes: Mapping[EvaluationKey, Outcome], results: Mapping[str, Plain] = MappingProxyType({})
-) -> bytes:
-    """The answers of a search, as JSON, under the identity that they belong to. results: of tasks, by their keys."""
-    rows = [{"key": list(key), **_outcome_row(outcome)} for key, outcome in outcomes.items()]
-    others = {"results": dict(results)} if results else {}
-    return json.dumps({"identity": identity, "outcomes": rows, **others}).encode()
+def encode_results(identity: Facts, results: Mapping[str, Plain]) -> bytes:
+    """The answers of a search by their keys, as JSON, under the identity that they belong to."""
+    return json.dumps({"identity": identity, "results": dict(results)}).encode()
 
 
-def identity_of_outcomes(content: bytes) -> Facts:
-    """Of which input and options; in the same place in every format."""
-    facts: Facts = json.loads(content)["identity"]
-    return facts
+def decode_results(content: bytes) -> tuple[Facts, dict[str, Plain]]:
+    """What ``encode_results`` wrote: of which input and options, in the same place in every format, and the answers."""
+    document = json.loads(content)
+    return document["identity"], document.get("results", {})
 
 
-def decode_outcomes(content: bytes) -> dict[EvaluationKey, Outcome]:
-    """The answers in what ``encode_outcomes`` wrote, whatever their identity."""
-    return {EvaluationKey(*row["key"]): _outcome(row) for row in json.loads(content)["outcomes"]}
+def outcome_row(outcome: Outcome) -> Plain:
+    """An evaluation's answer."""
+    return {**asdict(outcome), "tested": outcome.tested.tolist()}
 
 
-def decode_results(content: bytes) -> dict[str, Plain]:
-    """The results of tasks in what ``encode_outcomes`` wrote."""
-    results: dict[str, Plain] = json.loads(content).get("results", {})
-    return results
-
-
-def _outcome_row(outcome: Outcome) -> dict[str, object]:
-    return {
-        "feasible": bool(outcome.feasible),
-        "devices": int(outcome.devices),
-        "stages": [_stage_row(stage) for stage in outcome.stages],
-        "reach": outcome.reach,
-        "live_downsets": int(outcome.live_downsets),
-        "cells": int(outcome.cells),
-        "tested": outcome.tested.tolist(),
-    }
-
-
-def _outcome(row: dict[str, object]) -> Outcome:
-    figures = dict(row)
-    del figures["key"]
-    stages, tested = figures.pop("stages"), figures.pop("tested")
-    assert isinstance(stages, list)
-    return Outcome(
-        **figures,  # type: ignore[arg-type]
-        stages=tuple(_stage(*stage) for stage in stages),
-        tested=np.array(tested, np.int64),
-    )
-
-
-def _stage_row(stage: TracedStage) -> list[int | str]:
-    *numbers, budget_s = astuple(stage)
-    return [*map(int, numbers), float(budget_s).hex()]
-
-
-def _stage(outer: int, inner: int, variant: int, data_parallel_degree: int, later_sum: int, budget: str) -> TracedStage:
-    return TracedStage(outer, inner, variant, data_parallel_degree, later_sum, float.fromhex(budget))
+def outcome_of(row: Any) -> Outcome:
+    """The answer in what ``outcome_row`` made."""
+    stages = tuple(TracedStage(**stage) for stage in row["stages"])
+    return Outcome(**{**row, "stages": stages, "tested": np.array(row["tested"], np.int64)})
 
 
 def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> bytes:
@@ -99,7 +61,7 @@ def encode_levels(identity: Facts, key: EvaluationKey, states: LevelStates) -> b
 
 
 def identity_of_levels(content: bytes) -> Facts:
-    """As ``identity_of_outcomes``."""
+    """Of which input and options; in the same place in every format."""
     facts: Facts = json.loads(_reader(content).schema.metadata[_IDENTITY])
     return facts
 

@@ -14,9 +14,8 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import PipelineShape, Task
-from piper_ray.engine.kernels.chunk_bound import FORWARD_S, WEIGHT_S
-from piper_ray.engine.kernels.chunk_enumeration import Windows, best_of_all
-from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
+from piper_ray.engine.kernels.chunk_bound import FIGURE
+from piper_ray.engine.kernels.chunk_moves import DRAWS, Windows, anneal, batch_seconds, best_of_all, fit_all
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.chunk_stages import ChunkModel
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -86,7 +85,7 @@ class Candidates:
         self._program = program
         self._models = [model_of(task, tables, program) for tables in task.choices]
         self._fastest_s = [
-            layers.figures[layers.option_start[:-1], FORWARD_S : WEIGHT_S + 1].sum(axis=1)
+            layers.figures[layers.option_start[:-1], FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
             for layers, *_ in self._models
         ]
         self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices

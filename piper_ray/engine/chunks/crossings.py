@@ -8,8 +8,7 @@ import numpy as np
 
 from piper_ray.engine.chunks.tables import DegreeTables
 from piper_ray.engine.chunks.tasks import Task
-from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import LayerKinds
+from piper_ray.engine.kernels.chunk_bound import APART, FIGURE, LayerKinds
 from piper_ray.engine.kernels.types import FloatArray
 
 _A_LITTLE_MORE = 1.0 + 1e-9
@@ -60,13 +59,13 @@ def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerK
     """The kinds and one more layer, that takes as long as the transfers and may be in any chunk: each of them is."""
     if transfers_s <= 0.0:
         return kinds
-    figures = np.zeros((1, chunk_bound.KIND_COLUMNS))
-    figures[0, [chunk_bound.FORWARD_S, chunk_bound.INPUT_S]] = transfers_s
+    figures = np.zeros((1, len(FIGURE)))
+    figures[0, [FIGURE.forward_s, FIGURE.input_s]] = transfers_s
     return LayerKinds(
         np.append(kinds.layers, 1),
         np.append(kinds.first_chunk, 0),
         np.append(kinds.last_chunk, stages - 1),
-        np.append(kinds.side, chunk_bound.APART),
+        np.append(kinds.side, APART),
         np.append(kinds.option_start, kinds.option_start[-1] + 1),
         np.concatenate([kinds.figures, figures]),
         np.append(kinds.units, 0.0),
@@ -97,7 +96,7 @@ def _chains(tables: DegreeTables) -> list[_Chain]:
 
 def rank_seconds(figures: FloatArray, task: Task) -> FloatArray:
     """float64[options]: seconds of the rank for a microbatch, with its part of the synchronisation."""
-    sync_s = figures[:, chunk_bound.WEIGHTS] * task.sync_s_per_byte
-    passes_s = figures[:, chunk_bound.FORWARD_S : chunk_bound.WEIGHT_S + 1].sum(axis=1)
+    sync_s = figures[:, FIGURE.weights] * task.sync_s_per_byte
+    passes_s = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
     found: FloatArray = passes_s + sync_s / task.shape.microbatches
     return found

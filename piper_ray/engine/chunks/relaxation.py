@@ -12,7 +12,7 @@ import numpy as np
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import FrequentKind, LayerKinds, Paths, Prices, ShapeLimits
+from piper_ray.engine.kernels.chunk_bound import FIGURE, FrequentKind, LayerKinds, Paths, Prices, ShapeLimits
 from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
@@ -214,8 +214,8 @@ class Relaxation:
             prices.units = full.units
         self.layers_in = self._count_layers(prices.share)
         held, _, _ = spread(self.kinds, self.limits, prices.share, self._hub)
-        held[:, chunk_bound.FORWARD_S] += self.limits.crossing_s
-        held[:, chunk_bound.INPUT_S] += self.limits.crossing_s
+        held[:, FIGURE.forward_s] += self.limits.crossing_s
+        held[:, FIGURE.input_s] += self.limits.crossing_s
         self._make_room()
         self._add_paths(held)
 
@@ -271,9 +271,9 @@ class Relaxation:
     def _add_paths(self, held: FloatArray) -> None:
         """The longest of what the chunks hold: two where there are several."""
         prices = self.prices
-        weights = np.bincount(self.program.rank_of, held[:, chunk_bound.WEIGHTS], self.task.shape.ranks)
+        weights = np.bincount(self.program.rank_of, held[:, FIGURE.weights], self.task.shape.ranks)
         sync_s = (weights * self.limits.sync_s_per_byte).astype(np.float64)
-        simulate_chunks(self.program, held[:, chunk_bound.FORWARD_S : chunk_bound.WEIGHT_S + 1], sync_s, self._end_s)
+        simulate_chunks(self.program, held[:, FIGURE.forward_s : FIGURE.weight_s + 1], sync_s, self._end_s)
         for along_rank in (True, False):
             at = prices.paths
             if at == _MOST_PATHS:
@@ -351,7 +351,7 @@ class TimeUnit:
         alike: dict[bytes, tuple[int, int, int]] = {}
         ranges = zip(kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True)
         for (first, end), count in zip(ranges, kinds.layers.tolist(), strict=True):
-            key = kinds.figures[first:end, : chunk_bound.FIXED].tobytes()
+            key = kinds.figures[first:end, : FIGURE.fixed].tobytes()
             start, stop, layers = alike.get(key, (first, end, 0))
             alike[key] = start, stop, layers + count
         first, end, layers = max(alike.values(), key=lambda found: (found[2], -found[0]))

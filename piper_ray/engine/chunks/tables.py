@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
-from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, HUB, LayerKinds
+from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import offsets, runs
@@ -275,14 +274,14 @@ class DegreeTables:
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""
-        found = np.zeros((int(self.option_start[-1]), chunk_bound.COLUMNS))
+        found = np.zeros((int(self.option_start[-1]), COLUMNS))
         at = 0
         for row, passes in zip(self.tmpcs, self.passes, strict=True):
             for tmpc, seconds in zip(row, passes, strict=True):
                 found[at, :3] = seconds
-                found[at, chunk_bound.WEIGHTS] = tmpc.weights_bytes
-                found[at, chunk_bound.ACTIVATION] = tmpc.activation_bytes
-                found[at, chunk_bound.FIXED] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
+                found[at, FIGURE.weights] = tmpc.weights_bytes
+                found[at, FIGURE.activation] = tmpc.activation_bytes
+                found[at, FIGURE.fixed] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
                 at += 1
         return found
 
@@ -389,8 +388,8 @@ class DegreeTables:
     def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
         """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else as in ``windows``."""
         n = self.order.size
-        figures = np.zeros((int(self.option_start[-1]), chunk_bound.KIND_COLUMNS))
-        figures[:, : chunk_bound.COLUMNS] = self.figures(data_parallel_degree)
+        figures = np.zeros((int(self.option_start[-1]), len(FIGURE)))
+        figures[:, :COLUMNS] = self.figures(data_parallel_degree)
         self._charge_hub(figures)
         grouped: dict[tuple[int, int, int, bytes], int] = {}
         for x, (first, last) in enumerate(self.windows(stages)):
@@ -400,7 +399,7 @@ class DegreeTables:
             options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
             key = first, last, self.order.sides[x], options
             grouped[key] = grouped.get(key, 0) + 1
-        rows = [np.frombuffer(options).reshape(-1, chunk_bound.KIND_COLUMNS) for _, _, _, options in grouped]
+        rows = [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, _, _, options in grouped]
         return LayerKinds(
             _integers(grouped.values()),
             _integers(first for first, _, _, _ in grouped),
@@ -418,8 +417,8 @@ class DegreeTables:
             if edge.source == self.order.hub:
                 x = self.order.position[edge.target]
                 options = slice(int(self.option_start[x]), int(self.option_start[x + 1]))
-                figures[options, chunk_bound.FROM_HUB_S] += np.array(self._received_bytes(edge)) / bandwidth
-                figures[options, chunk_bound.TO_HUB_S] += min(self._sent_bytes(edge)) / bandwidth
+                figures[options, FIGURE.from_hub_s] += np.array(self._received_bytes(edge)) / bandwidth
+                figures[options, FIGURE.to_hub_s] += min(self._sent_bytes(edge)) / bandwidth
 
 
 @dataclass(frozen=True)

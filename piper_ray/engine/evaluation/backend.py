@@ -40,10 +40,6 @@ class Evaluator(Protocol):
         """Which levels should come next, and who should do them."""
         ...
 
-    def has_room(self) -> bool:
-        """Whether a second evaluation can go on beside one at little cost to it: from another thread."""
-        ...
-
     def evaluate_downsets(self, states: StateTables, first: int, last: int, on_progress: OnProgress) -> LevelStates:
         """Fronts of downsets first .. last - 1, all in unfinished levels, over every J of a finished one: whoever does
         it returns the same arrays.

@@ -9,7 +9,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
 from piper_ray.engine.kernels.buckets import add_level, empty_buckets, empty_groups, no_members
-from piper_ray.engine.kernels.evaluation import Runs, evaluate_runs
+from piper_ray.engine.kernels.level import Runs, evaluate_runs
 from piper_ray.engine.kernels.scan import COUNTERS, make_scratch
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import (

@@ -17,7 +17,7 @@ from piper_ray.engine.evaluation.completion import Completion
 from piper_ray.engine.evaluation.dual_prices import kept_s
 from piper_ray.engine.evaluation.outcome import Outcome, TracedStage
 from piper_ray.engine.evaluation.state_tables import StateTables
-from piper_ray.engine.kernels.evaluation import trace_stages
+from piper_ray.engine.kernels.level import trace_stages
 from piper_ray.engine.kernels.scan import CHOICES_ABANDONED
 from piper_ray.engine.kernels.selection import StepCache
 from piper_ray.engine.kernels.types import Earlier, FloatArray, IndexArray, LevelStates, Threshold, frozen

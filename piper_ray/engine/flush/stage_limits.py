@@ -23,9 +23,9 @@ import numpy as np
 from piper_ray.engine.evaluation.dual_prices import Cover, dearest_weights, work_behind_s
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.cover import LabelMoves, StageKinds
+from piper_ray.engine.kernels.downsets import member_sums
 from piper_ray.engine.kernels.flush_stages import in_flight
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW, FlushTables, FlushTask
-from piper_ray.engine.kernels.sums import member_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
 

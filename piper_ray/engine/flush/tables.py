@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
+from piper_ray.engine.kernels.downsets import downset_sums
 from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables
-from piper_ray.engine.kernels.sums import downset_sums
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import GrownLattice
 from piper_ray.engine.tables.flat_options import SHARED, WEIGHTS, A, B, Charges, IncidentEdges, Options

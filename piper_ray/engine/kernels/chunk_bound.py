@@ -30,18 +30,22 @@ from piper_ray.compiled.jit import kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
-# Columns of a TMPC's figures.
-FORWARD_S = 0
-INPUT_S = 1
-WEIGHT_S = 2
-WEIGHTS = 3  # bytes
-ACTIVATION = 4  # bytes for each microbatch in flight
-FIXED = 5  # bytes, with the rank's part of what replicas share out
-COLUMNS = 6
-# Further columns of kinds.
-FROM_HUB_S = 6  # in either direction, if it is on another rank than the hub
-TO_HUB_S = 7  # the same, in the hub's chunk
-KIND_COLUMNS = 8
+
+class FigureColumns(NamedTuple):
+    """Columns of a TMPC's figures; of kinds there are two further ones."""
+
+    forward_s: int = 0
+    input_s: int = 1
+    weight_s: int = 2
+    weights: int = 3  # bytes
+    activation: int = 4  # bytes for each microbatch in flight
+    fixed: int = 5  # bytes, with the rank's part of what replicas share out
+    from_hub_s: int = 6  # of kinds: in either direction, if it is on another rank than the hub
+    to_hub_s: int = 7  # of kinds: the same, in the hub's chunk
+
+
+FIGURE = FigureColumns()
+COLUMNS = FIGURE.from_hub_s
 
 # How a kind lies to the hub.
 APART = 0
@@ -61,7 +65,7 @@ class LayerKinds(NamedTuple):
     last_chunk: IndexArray
     side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
     option_start: IndexArray  # int64[kinds + 1]
-    figures: FloatArray  # float64[options, KIND_COLUMNS]
+    figures: FloatArray  # float64[options, len(FIGURE)]
     units: FloatArray  # float64[options]: whole units of time that a layer takes
 
 
@@ -231,18 +235,18 @@ def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: 
     """Of one layer with option o in chunk k."""
     figures, r = kinds.figures, limits.rank_of[k]
     cost = (
-        costs.passes[k, 0] * figures[o, FORWARD_S]
-        + costs.passes[k, 1] * figures[o, INPUT_S]
-        + costs.passes[k, 2] * figures[o, WEIGHT_S]
-        + costs.sync[k] * figures[o, WEIGHTS]
-        + costs.activation[k] * figures[o, ACTIVATION]
-        + costs.fixed[k] * figures[o, FIXED]
+        costs.passes[k, 0] * figures[o, FIGURE.forward_s]
+        + costs.passes[k, 1] * figures[o, FIGURE.input_s]
+        + costs.passes[k, 2] * figures[o, FIGURE.weight_s]
+        + costs.sync[k] * figures[o, FIGURE.weights]
+        + costs.activation[k] * figures[o, FIGURE.activation]
+        + costs.fixed[k] * figures[o, FIGURE.fixed]
         + prices.units[r] * kinds.units[o]
         - prices.filled[k]
     )
     if hub >= 0 and limits.rank_of[hub] != r:
-        cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FROM_HUB_S]
-        cost += (costs.passes[hub, 0] + costs.passes[hub, 1]) * figures[o, TO_HUB_S]
+        cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FIGURE.from_hub_s]
+        cost += (costs.passes[hub, 0] + costs.passes[hub, 1]) * figures[o, FIGURE.to_hub_s]
     return float(cost)
 
 

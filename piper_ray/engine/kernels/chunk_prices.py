@@ -8,15 +8,9 @@ import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel, kernel, leaf_kernel
 from piper_ray.engine.kernels.chunk_bound import (
-    ACTIVATION,
     COLUMNS,
-    FIXED,
-    FORWARD_S,
-    FROM_HUB_S,
-    INPUT_S,
+    FIGURE,
     NO_LIMIT,
-    TO_HUB_S,
-    WEIGHTS,
     LayerKinds,
     Paths,
     Prices,
@@ -76,9 +70,9 @@ def spread(
                         held[k, column] += layers * kinds.figures[o, column]
                     units[r] += layers * kinds.units[o]
                     if hub >= 0 and limits.rank_of[hub] != r:
-                        for column in (FORWARD_S, INPUT_S):
-                            held[k, column] += layers * kinds.figures[o, FROM_HUB_S]
-                            held[hub, column] += layers * kinds.figures[o, TO_HUB_S]
+                        for column in (FIGURE.forward_s, FIGURE.input_s):
+                            held[k, column] += layers * kinds.figures[o, FIGURE.from_hub_s]
+                            held[hub, column] += layers * kinds.figures[o, FIGURE.to_hub_s]
                 at += 1
     return held, units, layers_in
 
@@ -141,8 +135,8 @@ def better_prices(
             share[n], moved[n] = moved[n], 2.0 * moved[n] - share[n]
         held, units, layers_in = spread(kinds, limits, moved, hub)
         for k in range(s):
-            held[k, FORWARD_S] += limits.crossing_s[k]
-            held[k, INPUT_S] += limits.crossing_s[k]
+            held[k, FIGURE.forward_s] += limits.crossing_s[k]
+            held[k, FIGURE.input_s] += limits.crossing_s[k]
         lengths, bytes_held = _lengths(limits, paths, by_pass, held)
         for i in range(prices.path.size):
             prices.path[i] += step * lengths[i] / scale_s
@@ -205,8 +199,8 @@ def _lengths(limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: Float
     s, p = limits.rank_of.size, limits.most_units.size
     weights, fixed = np.zeros(p), np.zeros(p)
     for k in range(s):
-        weights[limits.rank_of[k]] += held[k, WEIGHTS]
-        fixed[limits.rank_of[k]] += held[k, FIXED]
+        weights[limits.rank_of[k]] += held[k, FIGURE.weights]
+        fixed[limits.rank_of[k]] += held[k, FIGURE.fixed]
     lengths = np.empty(paths.rank.size)
     for i in range(paths.rank.size):
         lengths[i] = weights[paths.rank[i]] * limits.sync_s_per_byte
@@ -219,7 +213,7 @@ def _lengths(limits: ShapeLimits, paths: Paths, by_pass: FloatArray, held: Float
     for n in range(limits.moment_rank.size):
         total = fixed[limits.moment_rank[n]]
         for k in range(s):
-            total += limits.held[n, k] * held[k, ACTIVATION]
+            total += limits.held[n, k] * held[k, FIGURE.activation]
         bytes_held[n] = total
     return lengths, bytes_held
 

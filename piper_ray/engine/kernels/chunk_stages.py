@@ -11,15 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inner_kernel
-from piper_ray.engine.kernels.chunk_bound import (
-    ACTIVATION,
-    COLUMNS,
-    FIXED,
-    FORWARD_S,
-    INPUT_S,
-    WEIGHT_S,
-    WEIGHTS,
-)
+from piper_ray.engine.kernels.chunk_bound import COLUMNS, FIGURE
 from piper_ray.engine.kernels.chunk_program import ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
@@ -74,10 +66,10 @@ def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArr
         if rank_of[a] != rank_of[b]:
             sent_s = layers.charge_s[layers.tail_charge[e] + choice[u] - layers.option_start[u]]
             received_s = layers.charge_s[layers.head_charge[e] + choice[v] - layers.option_start[v]]
-            found[a, FORWARD_S] += sent_s
-            found[a, INPUT_S] += sent_s
-            found[b, FORWARD_S] += received_s
-            found[b, INPUT_S] += received_s
+            found[a, FIGURE.forward_s] += sent_s
+            found[a, FIGURE.input_s] += sent_s
+            found[b, FIGURE.forward_s] += received_s
+            found[b, FIGURE.input_s] += received_s
     for h in range(layers.tensor_forward_s.size):
         first, end = layers.tensor_start[h], layers.tensor_start[h + 1]
         apart = False
@@ -91,8 +83,8 @@ def chunk_figures(layers: OrderedLayers, rank_of: IndexArray, chunk_of: IndexArr
                     k = -1
                     break
             if apart and k >= 0:
-                found[k, FORWARD_S] += layers.tensor_forward_s[h]
-                found[k, INPUT_S] += layers.tensor_backward_s[h]
+                found[k, FIGURE.forward_s] += layers.tensor_forward_s[h]
+                found[k, FIGURE.input_s] += layers.tensor_backward_s[h]
     return found
 
 
@@ -101,7 +93,7 @@ def sync_of_ranks(program: ChunkProgram, figures: FloatArray, sync_s_per_byte: f
     """Each rank's synchronisation, float64[p]."""
     sync_s = np.zeros(program.last.size)
     for k in range(program.rank_of.size):
-        sync_s[program.rank_of[k]] += figures[k, WEIGHTS] * sync_s_per_byte
+        sync_s[program.rank_of[k]] += figures[k, FIGURE.weights] * sync_s_per_byte
     return sync_s
 
 
@@ -124,8 +116,8 @@ def rank_bytes(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: Index
     activation, fixed = np.zeros(program.stage_of.shape[1]), 0.0
     for x in range(chunk_of.size):
         if program.rank_of[chunk_of[x]] == rank:
-            activation[program.turn_of[chunk_of[x]]] += layers.figures[choice[x], ACTIVATION]
-            fixed += layers.figures[choice[x], FIXED]
+            activation[program.turn_of[chunk_of[x]]] += layers.figures[choice[x], FIGURE.activation]
+            fixed += layers.figures[choice[x], FIGURE.fixed]
     return activation, fixed
 
 
@@ -165,8 +157,10 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
         if best < 0:
             return False
         x, o = layer[best], target[best]
-        activation[chunk_at[best]] += layers.figures[o, ACTIVATION] - layers.figures[choice[x], ACTIVATION]
-        fixed += layers.figures[o, FIXED] - layers.figures[choice[x], FIXED]
+        activation[chunk_at[best]] += (
+            layers.figures[o, FIGURE.activation] - layers.figures[choice[x], FIGURE.activation]
+        )
+        fixed += layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
         if taken < order.size:
             order[taken], came_from[taken] = best, choice[x]
             taken += 1
@@ -177,8 +171,8 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
         x, o = layer[n], came_from[i]
         if _time(layers, o) >= _time(layers, choice[x]):
             continue
-        change = layers.figures[o, ACTIVATION] - layers.figures[choice[x], ACTIVATION]
-        change_fixed = layers.figures[o, FIXED] - layers.figures[choice[x], FIXED]
+        change = layers.figures[o, FIGURE.activation] - layers.figures[choice[x], FIGURE.activation]
+        change_fixed = layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
         activation[chunk_at[n]] += change
         if peak_bytes(program, rank, activation, fixed + change_fixed) <= memory_bytes:
             fixed += change_fixed
@@ -190,7 +184,9 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
 
 @inner_kernel
 def _time(layers: OrderedLayers, o: int) -> float:
-    return float(layers.figures[o, FORWARD_S] + layers.figures[o, INPUT_S] + layers.figures[o, WEIGHT_S])
+    return float(
+        layers.figures[o, FIGURE.forward_s] + layers.figures[o, FIGURE.input_s] + layers.figures[o, FIGURE.weight_s]
+    )
 
 
 @inner_kernel
@@ -198,8 +194,8 @@ def _best_step(layers: OrderedLayers, x: int, now: int, held: float) -> tuple[in
     """The option of layer x that saves the most bytes for each second more, and how many; -1 if none saves any."""
     best, most = -1, 0.0
     for o in range(layers.option_start[x], layers.option_start[x + 1]):
-        saved = held * (layers.figures[now, ACTIVATION] - layers.figures[o, ACTIVATION])
-        saved += layers.figures[now, FIXED] - layers.figures[o, FIXED]
+        saved = held * (layers.figures[now, FIGURE.activation] - layers.figures[o, FIGURE.activation])
+        saved += layers.figures[now, FIGURE.fixed] - layers.figures[o, FIGURE.fixed]
         if saved <= 0.0:
             continue
         extra = _time(layers, o) - _time(layers, now)

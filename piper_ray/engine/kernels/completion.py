@@ -9,29 +9,15 @@ from __future__ import annotations
 
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight
+from piper_ray.engine.kernels import scan
 from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
 from piper_ray.engine.kernels.level import stage_fits
-from piper_ray.engine.kernels.scan import (
-    BUCKETS_TESTED,
-    CANDIDATES_TESTED,
-    STAGES_COSTED,
-    UNREACHABLE,
-    Scratch,
-    crosses_much,
-    find_jumping,
-    jumped_s,
-    list_jumps,
-    open_among,
-    priced_devices,
-    refine,
-    sum_crossing,
-)
 from piper_ray.engine.kernels.selection import NO
 from piper_ray.engine.kernels.types import IndexArray, StageKey, StageWork, StateArrays
 
 
 @inlined_kernel
-def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: Scratch) -> int:
+def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArrays, scratch: scan.Scratch) -> int:
     """The fewest devices of a stage, fewer than ``below``, with as little behind it as J can have; else UNREACHABLE."""
     i, j, r = stage
     tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
@@ -55,14 +41,14 @@ def _stage_devices(stage: StageKey, work_s: float, below: int, arrays: StateArra
         devices = options.degree[r] * d
         if devices >= below:
             break
-        scratch.tested[STAGES_COSTED] += 1
+        scratch.tested[scan.STAGES_COSTED] += 1
         if stage_fits(stage, d, in_flight(later_sum, d), work, tables, target.threshold_s, scratch.steps) != NO:
             return int(devices)
-    return int(UNREACHABLE)
+    return int(scan.UNREACHABLE)
 
 
 @inlined_kernel
-def _push(i: int, bucket: int, touches: bool, outside: IndexArray, arrays: StateArrays, scratch: Scratch) -> bool:
+def _push(i: int, bucket: int, touches: bool, outside: IndexArray, arrays: StateArrays, scratch: scan.Scratch) -> bool:
     """Lowers g of a bucket's members by stages in front of them that end at I; whether any was lowered."""
     lattice, costs, options, cluster = arrays.tables
     buckets = arrays.buckets
@@ -72,18 +58,18 @@ def _push(i: int, bucket: int, touches: bool, outside: IndexArray, arrays: State
         j = arrays.members.downset[k]
         if outside[i] + 1 >= outside[j] or not is_subset(lattice.bits[j], lattice.bits[i]):
             continue
-        scratch.tested[CANDIDATES_TESTED] += 1
-        if touches and crosses_much(i, lattice, costs):
-            find_jumping(i, lattice.bits, j, lattice, costs, scratch)
+        scratch.tested[scan.CANDIDATES_TESTED] += 1
+        if touches and scan.crosses_much(i, lattice, costs):
+            scan.find_jumping(i, lattice.bits, j, lattice, costs, scratch)
         for r in range(options.degree.size):
             if costs.missing[i, r] > costs.missing[j, r]:
                 continue
             work_s = costs.need_s[i, r] - costs.cap_s[j, r]
             if touches:
-                work_s -= jumped_s(i, r, lattice.bits, j, lattice, costs, scratch)
+                work_s -= scan.jumped_s(i, r, lattice.bits, j, lattice, costs, scratch)
             below = min(outside[j] - outside[i], left + 1)
             devices = _stage_devices(StageKey(i, j, r), work_s, below, arrays, scratch)
-            if devices != UNREACHABLE:
+            if devices != scan.UNREACHABLE:
                 outside[j] = outside[i] + devices
                 lowered = True
     return lowered
@@ -102,7 +88,7 @@ def _settle(
     i: int,
     level: int,
     arrays: StateArrays,
-    scratch: Scratch,
+    scratch: scan.Scratch,
     outside: IndexArray,
     most_outside: IndexArray,
     device_limit: IndexArray,
@@ -111,40 +97,40 @@ def _settle(
     target, fronts, buckets, groups = arrays.target, arrays.fronts, arrays.buckets, arrays.groups
     cluster = arrays.tables.cluster
     device_limit[i] = 0
-    if fronts.states[i] == 0 or outside[i] == UNREACHABLE:
+    if fronts.states[i] == 0 or outside[i] == scan.UNREACHABLE:
         return
     fewest = fronts.tally[fronts.start[i] + fronts.states[i] - 1] // target.device_weight
     if fewest + outside[i] > cluster.devices:
         return
     device_limit[i] = cluster.devices - outside[i]
     in_groups, listed = scratch.open_groups, scratch.open_buckets
-    list_jumps(i, arrays.tables.lattice, scratch)
+    scan.list_jumps(i, arrays.tables.lattice, scratch)
     grouped, opened = 0, 0
     last_group = min(groups.level_first[level], groups.used[0])
-    scratch.tested[BUCKETS_TESTED] += last_group
-    grouped = open_among(i, groups, 0, last_group, arrays, scratch, in_groups, grouped)
+    scratch.tested[scan.BUCKETS_TESTED] += last_group
+    grouped = scan.open_among(i, groups, 0, last_group, arrays, scratch, in_groups, grouped)
     for at in range(grouped):
         group = in_groups.number[at]
         begin, end = groups.bucket_start[group], groups.bucket_start[group + 1]
         stage = (in_groups.tally[at] - groups.least_tally[group]) // target.device_weight
         if outside[i] + stage < _most(most_outside, begin, end):
-            scratch.tested[BUCKETS_TESTED] += end - begin
-            opened = open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
-    if opened > 0 and crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
-        sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
+            scratch.tested[scan.BUCKETS_TESTED] += end - begin
+            opened = scan.open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
+    if opened > 0 and scan.crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
+        scan.sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
     for at in range(opened):
         bucket = listed.number[at]
         stage = (listed.tally[at] - buckets.least_tally[bucket]) // target.device_weight
         if outside[i] + stage >= most_outside[bucket]:
             continue
-        tally, _, touches = refine(i, bucket, arrays, scratch)
-        if tally == UNREACHABLE:
+        tally, _, touches = scan.refine(i, bucket, arrays, scratch)
+        if tally == scan.UNREACHABLE:
             continue
         stage = (tally - buckets.least_tally[bucket]) // target.device_weight
         if outside[i] + stage >= most_outside[bucket]:
             continue
-        stage = priced_devices(i, bucket, touches, arrays, scratch)
-        if stage == UNREACHABLE or outside[i] + stage + buckets.least_devices[bucket] > cluster.devices:
+        stage = scan.priced_devices(i, bucket, touches, arrays, scratch)
+        if stage == scan.UNREACHABLE or outside[i] + stage + buckets.least_devices[bucket] > cluster.devices:
             continue
         if outside[i] + stage < most_outside[bucket] and _push(i, bucket, touches, outside, arrays, scratch):
             most_outside[bucket] = 0
@@ -157,7 +143,7 @@ def bound_completions(
     first: int,
     last: int,
     arrays: StateArrays,
-    scratch: Scratch,
+    scratch: scan.Scratch,
     outside: IndexArray,
     most_outside: IndexArray,
     device_limit: IndexArray,

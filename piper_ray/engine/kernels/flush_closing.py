@@ -7,6 +7,7 @@ level that some stage in front reaches.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
@@ -108,8 +109,9 @@ def close_gap(
     bounds, seconds = np.empty(room), np.empty((room, 3))
     origin = np.empty((room, len(ORIGIN)), np.int64)
     known = np.empty(room, np.bool_)  # all choices so far are real ones
-    heap = np.empty(room, np.int64)
-    nodes, open_nodes = 0, 0
+    open_nodes = [(np.inf, 0)]  # by bound, of equal bounds the node made later first: numbers are negative
+    open_nodes.clear()
+    nodes = 0
     unresolved = np.inf
     found, best_node = False, -1
     status = FINISHED
@@ -128,13 +130,13 @@ def close_gap(
         if nodes == room:
             break  # as many stages as there is no room for: never
     for node in range(nodes):
-        open_nodes = _push(heap, open_nodes, bounds, node)
+        heappush(open_nodes, (bounds[node], -node))
 
-    while open_nodes > 0:
-        node = heap[0]
-        bound = bounds[node]
+    while len(open_nodes) > 0:
+        bound, number = open_nodes[0]
+        node = -number
         if bound >= control[0] * (1.0 - _ENOUGH):
-            open_nodes = 0
+            open_nodes.clear()
             break
         if control[1] != 0.0:
             status = STOPPED
@@ -142,7 +144,7 @@ def close_gap(
         if nodes > most_nodes:
             status = TOO_MANY
             break
-        open_nodes = _pop(heap, open_nodes, bounds)
+        heappop(open_nodes)
         depth = _path_to(node, origin, seconds, path)
         if origin[node, ORIGIN.stages] == 0:
             exact_s = step_s(schedule, microbatches, path[:depth, 0], path[:depth, 1], path[:depth, 2])
@@ -181,18 +183,18 @@ def close_gap(
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
-                        bounds, known, heap = twice(bounds), twice(known), twice(heap)
+                        bounds, known = twice(bounds), twice(known)
                         seconds, origin = twice_rows(seconds), twice_rows(origin)
                         room *= 2
                     bounds[nodes], known[nodes] = child, known[node] and exact == EXACT
                     _set_origin(origin, nodes, q, j, node, r, ON_FRONT)
                     for column in range(3):
                         seconds[nodes, column] = rows[row, column]
-                    open_nodes = _push(heap, open_nodes, bounds, nodes)
+                    heappush(open_nodes, (child, -nodes))
                     nodes += 1
     lower = unresolved
-    if open_nodes > 0:
-        lower = min(lower, bounds[heap[0]])
+    if len(open_nodes) > 0:
+        lower = min(lower, open_nodes[0][0])
     stages = _empty_list(0)
     if found:
         depth = _path_to(best_node, origin, seconds, path)
@@ -252,42 +254,3 @@ def _put(path: FloatArray, k: int, seconds: FloatArray) -> None:
         path[k, column] = seconds[column]
     path[k, 3] = max(seconds[0], path[k - 1, 3]) if k > 0 else seconds[0]
     path[k, 4] = max(seconds[1], path[k - 1, 4]) if k > 0 else seconds[1]
-
-
-@inner_kernel
-def _push(heap: IndexArray, size: int, bounds: FloatArray, node: int) -> int:
-    """Adds a node to a heap of ``size``; of equal bounds the node made later comes first. Returns the new size."""
-    at = size
-    while at > 0:
-        above = (at - 1) >> 1
-        if not _before(bounds, node, heap[above]):
-            break
-        heap[at] = heap[above]
-        at = above
-    heap[at] = node
-    return size + 1
-
-
-@inner_kernel
-def _pop(heap: IndexArray, size: int, bounds: FloatArray) -> int:
-    """Takes the first node away. Returns the new size."""
-    size -= 1
-    node = heap[size]
-    at = 0
-    while True:
-        child = 2 * at + 1
-        if child >= size:
-            break
-        if child + 1 < size and _before(bounds, heap[child + 1], heap[child]):
-            child += 1
-        if not _before(bounds, heap[child], node):
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = node
-    return size
-
-
-@inner_kernel
-def _before(bounds: FloatArray, one: int, other: int) -> bool:
-    return bool(bounds[one] < bounds[other] or (bounds[one] == bounds[other] and one > other))

@@ -1,4 +1,5 @@
-"""Kernel: the states of a range of downsets, from those of all smaller ones. The heart of an evaluation.
+"""Kernels: the states of a range of downsets, from those of all smaller ones: the heart of an evaluation. And the way
+back from the states of V to a plan.
 
 For downset I the recurrence (ARCHITECTURE.md) asks for every J < I, variant and state of J. Here J ranges over buckets
 of live downsets first: bounds on a whole bucket, and most buckets are gone. What a bound rejects, no member can do.
@@ -6,47 +7,27 @@ of live downsets first: bounds on a whole bucket, and most buckets are gone. Wha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from piper_ray.compiled.jit import inlined_kernel
+from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
 from piper_ray.cost.stage import in_flight, one_device_s
-from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, meets
+from piper_ray.engine.kernels import scan, selection
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset, meets
+from piper_ray.engine.kernels.buckets import add_level
 from piper_ray.engine.kernels.front import first_above, insert, is_dominated
-from piper_ray.engine.kernels.scan import (
-    BUCKETS_TESTED,
-    CANDIDATES_TESTED,
-    CHOICES_ABANDONED,
-    STAGES_COSTED,
-    UNREACHABLE,
-    Scratch,
-    crosses_much,
-    degree_at_least,
-    find_jumping,
-    has_price,
-    is_too_long,
-    jumped_s,
-    list_jumps,
-    longest_s,
-    needs_longer,
-    open_among,
-    priced_devices,
-    refine,
-    sum_crossing,
+from piper_ray.engine.kernels.types import (
+    ClusterArrays,
+    Earlier,
+    FrontArrays,
+    IndexArray,
+    StageKey,
+    StageWork,
+    StateArrays,
+    Tables,
+    Threshold,
 )
-from piper_ray.engine.kernels.selection import (
-    ENOUGH,
-    GUARD,
-    NO,
-    TOO_SHORT,
-    UNKNOWN,
-    YES,
-    StepCache,
-    exact_fit,
-    fit_slot,
-    relaxed_extra,
-    steps_slot,
-)
-from piper_ray.engine.kernels.types import Earlier, StageKey, StageWork, StateArrays, Tables, Threshold
 
 _PASSES = 32
 
@@ -56,7 +37,7 @@ _MANY_BUCKETS = 256
 
 @inlined_kernel
 def stage_fits(
-    stage: StageKey, d: int, y: int, work: StageWork, tables: Tables, threshold_s: float, steps: StepCache
+    stage: StageKey, d: int, y: int, work: StageWork, tables: Tables, threshold_s: float, steps: selection.StepCache
 ) -> int:
     """Whether the stage keeps threshold and memory with degree d and y microbatches in flight, for some choice.
 
@@ -71,43 +52,45 @@ def stage_fits(
     if sharing:
         least_bytes += (costs.least_shared[i, r] - costs.least_shared[j, r]) / d
     if used_s > budget_s or least_bytes > cluster.memory_bytes:
-        return NO
+        return selection.NO
     # Where weights or charges depend on the choice, what follows takes the least of them: it may only rule out.
     fast_bytes = (costs.fast_a[i, r] - costs.fast_a[j, r]) * y + costs.fast_b[i, r] - costs.fast_b[j, r]
     if sharing:
         fast_bytes += (costs.fast_shared[i, r] - costs.fast_shared[j, r]) / d
     if fast_bytes <= cluster.memory_bytes and options.uniform[r] == 1:
-        return YES
-    left_s, guard_s = budget_s - used_s, GUARD * budget_s
+        return selection.YES
+    left_s, guard_s = budget_s - used_s, selection.GUARD * budget_s
     excess_bytes = fast_bytes - cluster.memory_bytes
     if excess_bytes > 0.0:
-        slot = steps_slot(steps, options, r, d, y)
+        slot = selection.steps_slot(steps, options, r, d, y)
         # As if every layer could save memory at the price of the cheapest step.
         if left_s + guard_s < excess_bytes * steps.least_price[slot]:
-            return NO
-        if needs_longer(stage, d, y, work, tables, threshold_s):
-            return NO
-        least_s, rounded_s = relaxed_extra(lattice.bits[j], lattice.bits[i], r, slot, excess_bytes, options, steps)
+            return selection.NO
+        if scan.needs_longer(stage, d, y, work, tables, threshold_s):
+            return selection.NO
+        least_s, rounded_s = selection.relaxed_extra(
+            lattice.bits[j], lattice.bits[i], r, slot, excess_bytes, options, steps
+        )
         if least_s > left_s:
-            return NO
+            return selection.NO
         if rounded_s <= left_s and options.uniform[r] == 1:
-            return YES
-    known = fit_slot(steps.fits, stage, d, y, tables)
+            return selection.YES
+    known = selection.fit_slot(steps.fits, stage, d, y, tables)
     more_s = steps.fits.more_s
-    if left_s >= more_s[known, ENOUGH] + guard_s:
-        return YES
-    if left_s <= more_s[known, TOO_SHORT] - guard_s:
-        return NO
-    fits, found_s = exact_fit(stage, d, y, tables, budget_s)
-    if fits == YES:
-        more_s[known, ENOUGH] = min(more_s[known, ENOUGH], found_s - used_s)
-    elif fits == NO:
-        more_s[known, TOO_SHORT] = max(more_s[known, TOO_SHORT], left_s)
+    if left_s >= more_s[known, selection.ENOUGH] + guard_s:
+        return selection.YES
+    if left_s <= more_s[known, selection.TOO_SHORT] - guard_s:
+        return selection.NO
+    fits, found_s = selection.exact_fit(stage, d, y, tables, budget_s)
+    if fits == selection.YES:
+        more_s[known, selection.ENOUGH] = min(more_s[known, selection.ENOUGH], found_s - used_s)
+    elif fits == selection.NO:
+        more_s[known, selection.TOO_SHORT] = max(more_s[known, selection.TOO_SHORT], left_s)
     return fits
 
 
 @inlined_kernel
-def _begin_front(i: int, target: Threshold, scratch: Scratch) -> None:
+def _begin_front(i: int, target: Threshold, scratch: scan.Scratch) -> None:
     """An empty one: what is past the device limit counts as dominated."""
     beyond = (target.device_limit[i] + 1) * target.device_weight
     for block in range((target.data_parallel_limit[i] >> scratch.sum_shift) + 1):
@@ -115,7 +98,7 @@ def _begin_front(i: int, target: Threshold, scratch: Scratch) -> None:
 
 
 @inlined_kernel
-def _undercuts(tally: int, total: int, size: int, scratch: Scratch) -> bool:
+def _undercuts(tally: int, total: int, size: int, scratch: scan.Scratch) -> bool:
     """Whether no state of the front is at most (tally, total) in both, and the device limit is kept. The sum is within
     its limit."""
     if scratch.least_upto[total >> scratch.sum_shift] <= tally:
@@ -124,7 +107,7 @@ def _undercuts(tally: int, total: int, size: int, scratch: Scratch) -> bool:
 
 
 @inlined_kernel
-def _add(tally: int, total: int, size: int, sum_limit: int, scratch: Scratch) -> int:
+def _add(tally: int, total: int, size: int, sum_limit: int, scratch: scan.Scratch) -> int:
     """Puts a state that undercuts all others into the front; returns its new size."""
     block = (total + (1 << scratch.sum_shift) - 1) >> scratch.sum_shift
     while block <= sum_limit >> scratch.sum_shift and scratch.least_upto[block] > tally:
@@ -134,7 +117,7 @@ def _add(tally: int, total: int, size: int, sum_limit: int, scratch: Scratch) ->
 
 
 @inlined_kernel
-def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scratch: Scratch) -> int:
+def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scratch: scan.Scratch) -> int:
     """Adds the states of I with the first stage I \\ J to the front, in ``scratch``; returns its new size.
 
     For one state of J only the least d that fits counts: it takes the fewest devices and the least of the sum.
@@ -179,11 +162,11 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
                 break
             y = in_flight(later_sum, d)
             if y > fits_upto:
-                scratch.tested[STAGES_COSTED] += 1
+                scratch.tested[scan.STAGES_COSTED] += 1
                 fits = stage_fits(stage, d, y, work, tables, target.threshold_s, scratch.steps)
-                if fits == UNKNOWN:
-                    scratch.tested[CHOICES_ABANDONED] += 1
-                if fits != YES:
+                if fits == selection.UNKNOWN:
+                    scratch.tested[scan.CHOICES_ABANDONED] += 1
+                if fits != selection.YES:
                     index, fits_upto = index + 1, 0
                     continue
                 fits_upto = y
@@ -196,7 +179,7 @@ def _extend(stage: StageKey, size: int, work_s: float, arrays: StateArrays, scra
 
 @inlined_kernel
 def _evaluate_downset(
-    i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, size: int, scratch: Scratch
+    i: int, arrays: StateArrays, begin_bucket: int, end_bucket: int, size: int, scratch: scan.Scratch
 ) -> int:
     """Adds to the front of downset i, in ``scratch``, what the buckets yield; returns its new size.
 
@@ -204,30 +187,30 @@ def _evaluate_downset(
     unseen that way.
     """
     target, buckets, groups = arrays.target, arrays.buckets, arrays.groups
-    priced = has_price(arrays.tables.options)
+    priced = scan.has_price(arrays.tables.options)
     listed, in_groups, near = scratch.open_buckets, scratch.open_groups, scratch.near_buckets
-    list_jumps(i, arrays.tables.lattice, scratch)
+    scan.list_jumps(i, arrays.tables.lattice, scratch)
     grouped, opened = 0, 0
     if end_bucket - begin_bucket < _MANY_BUCKETS:
-        scratch.tested[BUCKETS_TESTED] += end_bucket - begin_bucket
-        opened = open_among(i, buckets, begin_bucket, end_bucket, arrays, scratch, listed, opened)
+        scratch.tested[scan.BUCKETS_TESTED] += end_bucket - begin_bucket
+        opened = scan.open_among(i, buckets, begin_bucket, end_bucket, arrays, scratch, listed, opened)
     else:
         end_group = groups.used[0]
         begin_group = first_above(groups.bucket_start, end_group, begin_bucket) - 1
-        scratch.tested[BUCKETS_TESTED] += end_group - begin_group
-        grouped = open_among(i, groups, begin_group, end_group, arrays, scratch, in_groups, grouped)
+        scratch.tested[scan.BUCKETS_TESTED] += end_group - begin_group
+        grouped = scan.open_among(i, groups, begin_group, end_group, arrays, scratch, in_groups, grouped)
     if grouped + opened == 0:
         return size
-    if crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
-        sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
-    lowest, highest = UNREACHABLE, np.int64(0)
+    if scan.crosses_much(i, arrays.tables.lattice, arrays.tables.costs):
+        scan.sum_crossing(i, arrays.tables.lattice, arrays.tables.costs, scratch)
+    lowest, highest = scan.UNREACHABLE, np.int64(0)
     for at in range(opened):
         lowest, highest = min(lowest, listed.tally[at]), max(highest, listed.tally[at])
     for at in range(grouped):
         lowest, highest = min(lowest, in_groups.tally[at]), max(highest, in_groups.tally[at])
     width = (highest - lowest) // _PASSES + 1
     while grouped + opened > 0:
-        ceiling, lowest = lowest + width, UNREACHABLE
+        ceiling, lowest = lowest + width, scan.UNREACHABLE
         left = 0
         for at in range(grouped):
             group, tally, total = in_groups.number[at], in_groups.tally[at], in_groups.total[at]
@@ -239,8 +222,8 @@ def _evaluate_downset(
                 left += 1
             elif not meets(groups.all_dominated_by[group], arrays.tables.lattice.bits[i]):
                 begin, end = groups.bucket_start[group], groups.bucket_start[group + 1]
-                scratch.tested[BUCKETS_TESTED] += end - begin
-                opened = open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
+                scratch.tested[scan.BUCKETS_TESTED] += end - begin
+                opened = scan.open_among(i, buckets, begin, end, arrays, scratch, listed, opened)
         grouped = left
         chosen, left = 0, 0
         for at in range(opened):
@@ -262,11 +245,11 @@ def _evaluate_downset(
                 buckets.all_dominated_by[bucket], arrays.tables.lattice.bits[i]
             ):
                 continue
-            tally, total, touches = refine(i, bucket, arrays, scratch)
-            if tally == UNREACHABLE or not _undercuts(tally, total, size, scratch):
+            tally, total, touches = scan.refine(i, bucket, arrays, scratch)
+            if tally == scan.UNREACHABLE or not _undercuts(tally, total, size, scratch):
                 continue
             if priced and buckets.front_size[bucket] == 0:
-                devices = priced_devices(i, bucket, touches, arrays, scratch)
+                devices = scan.priced_devices(i, bucket, touches, arrays, scratch)
                 if devices > target.device_limit[i]:
                     continue
                 tally = buckets.least_tally[bucket] + devices * target.device_weight + target.stage_weight
@@ -284,7 +267,7 @@ def _evaluate_downset(
 
 
 @inlined_kernel
-def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: Scratch) -> bool:
+def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: scan.Scratch) -> bool:
     """Whether a stage from a bucket that ``refine`` left may, behind it a state of the bucket, be part of a state that
     I lacks.
 
@@ -299,7 +282,7 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
             continue
         need_s = costs.need_s[i, r]
         if touches:
-            need_s -= jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch)
+            need_s -= scan.jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch)
         resync_s = max(0.0, costs.resync_s[i, r] - buckets.resync_s[bucket, r])
         work_s = need_s - buckets.cap_s[r, bucket]
         by_time = first_divisor_by_time(
@@ -308,7 +291,7 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
         index, end = max(by_time, cluster.first_divisor[r]), cluster.end_divisor[r]
         many_s = need_s + costs.many_s[i, r] - buckets.many_s[bucket, r]
         one_s = need_s + costs.one_s[i, r] - buckets.one_s[bucket, r] - options.price_s[r] * cluster.memory_bytes
-        limit_s = longest_s(r, target.threshold_s, costs)
+        limit_s = scan.longest_s(r, target.threshold_s, costs)
         per_replica = options.degree[r] * target.device_weight
         for state in range(buckets.front_size[bucket]):
             later_sum = buckets.front_sum[bucket, state]
@@ -319,7 +302,7 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
                     index = end
                 elif not _undercuts(tally, later_sum + d, size, scratch):
                     break
-                elif is_too_long(many_s, one_s, resync_s, in_flight(later_sum, d), d, limit_s):
+                elif scan.is_too_long(many_s, one_s, resync_s, in_flight(later_sum, d), d, limit_s):
                     # More behind a stage never takes less memory: so it is too long in front of the next state too.
                     index += 1
                 else:
@@ -328,10 +311,10 @@ def _may_yield(i: int, bucket: int, touches: bool, size: int, arrays: StateArray
 
 
 @inlined_kernel
-def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: StateArrays, scratch: Scratch) -> bool:
+def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: StateArrays, scratch: scan.Scratch) -> bool:
     """Whether a stage of so much work may, behind it the best of the bucket, be part of a state that I lacks."""
     target, buckets = arrays.target, arrays.buckets
-    degree = degree_at_least(work_s, 1.0 / target.threshold_s, scratch.degrees)
+    degree = scan.degree_at_least(work_s, 1.0 / target.threshold_s, scratch.degrees)
     total = buckets.least_sum[bucket] + degree
     if total > target.data_parallel_limit[i]:
         return False
@@ -341,15 +324,15 @@ def _may_add(i: int, bucket: int, r: int, work_s: float, size: int, arrays: Stat
 
 
 @inlined_kernel
-def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: Scratch) -> int:
+def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArrays, scratch: scan.Scratch) -> int:
     """Every J of a bucket as the rest behind a first stage of I. touches: whether anything can jump over the stage."""
     lattice, costs, options = arrays.tables.lattice, arrays.tables.costs, arrays.tables.options
     bits, members, buckets = lattice.bits, arrays.members, arrays.buckets
-    summed = touches and crosses_much(i, lattice, costs)
+    summed = touches and scan.crosses_much(i, lattice, costs)
     if summed:
-        find_jumping(i, buckets.join, bucket, lattice, costs, scratch)
+        scan.find_jumping(i, buckets.join, bucket, lattice, costs, scratch)
     for r in range(options.degree.size):
-        most_s = jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch) if touches else 0.0
+        most_s = scan.jumped_s(i, r, buckets.join, bucket, lattice, costs, scratch) if touches else 0.0
         scratch.most_jumping_s[r] = most_s
     for k in range(buckets.member_start[bucket], buckets.member_start[bucket + 1]):
         inside = True
@@ -359,7 +342,7 @@ def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArr
                 break
         if not inside:
             continue
-        scratch.tested[CANDIDATES_TESTED] += 1
+        scratch.tested[scan.CANDIDATES_TESTED] += 1
         j = members.downset[k]
         found = not summed
         for r in range(options.degree.size):
@@ -370,9 +353,9 @@ def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArr
             work_s = least_s
             if touches:
                 if not found:
-                    find_jumping(i, members.bits, k, lattice, costs, scratch)
+                    scan.find_jumping(i, members.bits, k, lattice, costs, scratch)
                     found = True
-                work_s -= jumped_s(i, r, members.bits, k, lattice, costs, scratch)
+                work_s -= scan.jumped_s(i, r, members.bits, k, lattice, costs, scratch)
             if costs.missing[i, r] <= costs.missing[j, r] and (
                 not touches or _may_add(i, bucket, r, work_s, size, arrays, scratch)
             ):
@@ -381,7 +364,7 @@ def _try_members(i: int, bucket: int, touches: bool, size: int, arrays: StateArr
 
 
 @inlined_kernel
-def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: int, scratch: Scratch) -> int:
+def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: int, scratch: scan.Scratch) -> int:
     """Puts the front of downset i into ``scratch``; returns its size.
 
     Of it ``earlier`` holds the ``known`` states from place ``read`` on.
@@ -394,3 +377,121 @@ def front_of(i: int, arrays: StateArrays, earlier: Earlier, read: int, known: in
     if earlier.buckets < end_bucket and target.device_limit[i] >= 1 and target.data_parallel_limit[i] >= 1:
         return _evaluate_downset(i, arrays, earlier.buckets, end_bucket, known, scratch)
     return known
+
+
+class Runs(NamedTuple):
+    """Runs of consecutive downsets, and where the front of the first one goes.
+
+    are_levels: run k is level k, finished when its fronts are there, with a bucket for each downset at most.
+    """
+
+    start: IndexArray  # int64[runs + 1]; run k holds downsets start[k] .. start[k + 1] - 1
+    base: int  # the front of downset i goes to place i - base
+    are_levels: bool
+
+
+@leaf_kernel
+def evaluate_runs(
+    runs: Runs,
+    run: int,
+    arrays: StateArrays,
+    earlier: Earlier,
+    scratch: scan.Scratch,
+    found: FrontArrays,
+    used: int,
+    tested: IndexArray,
+) -> tuple[int, int]:
+    """Fronts of downsets, run after run from ``run`` on, stopping before one whose states do not fit.
+
+    earlier: of the downsets from the first run on. scratch: of the calling thread, with room for all buckets. found:
+    gets the fronts, behind ``used`` states. Returns the next run and the number of states in use; ``tested`` gets what
+    the runs took.
+    """
+    run_start, base, are_levels = runs
+    known = earlier.states.counts
+    before, read = run_start[run], 0
+    while run < run_start.size - 1:
+        first, last = run_start[run], run_start[run + 1]
+        for counter in range(scan.COUNTERS):
+            scratch.tested[counter] = 0
+        end = used
+        for i in range(first, last):
+            size = front_of(i, arrays, earlier, read, known[i - before], scratch)
+            read += known[i - before]
+            if end + size > found.tally.size:
+                return run, used
+            found.start[i - base], found.states[i - base] = end, size
+            for k in range(size):
+                found.tally[end + k] = scratch.front_tally[k]
+                found.data_parallel_sum[end + k] = scratch.front_sum[k]
+            end += size
+        used = end
+        if are_levels:
+            add_level(run, arrays)
+        for counter in range(scan.COUNTERS):
+            tested[counter] += scratch.tested[counter]
+        run += 1
+    return run, used
+
+
+@leaf_kernel
+def trace_stages(i: int, state: int, arrays: StateArrays, steps: selection.StepCache, stages: IndexArray) -> int:
+    """The stages of the plan of a state, one of downset i, from the front; returns how many, or -1 for a state that has
+    no origin.
+
+    steps: scratch of the calling thread. stages: gets int64[stages, 5], of each I, J, variant, data-parallel degree,
+    and sum of these degrees behind it; has a row for each vertex.
+    """
+    fronts, count = arrays.fronts, 0
+    while i != 0:
+        tally, total = fronts.tally[state], fronts.data_parallel_sum[state]
+        j, variant, d, behind = find_first_stage(i, tally, total, arrays, steps)
+        if j < 0:
+            return -1
+        stages[count, 0], stages[count, 1], stages[count, 2] = i, j, variant
+        stages[count, 3], stages[count, 4] = d, fronts.data_parallel_sum[behind]
+        count += 1
+        i, state = j, behind
+    return count
+
+
+@leaf_kernel
+def find_first_stage(
+    i: int, tally: int, total: int, arrays: StateArrays, steps: selection.StepCache
+) -> tuple[int, int, int, int]:
+    """The stage that heads state (tally, total) of downset i: (j, variant, d, state of j), or j = -1.
+
+    Of several the one with the least j (so the most layers), then variant, then data-parallel sum behind it.
+    steps: scratch of the calling thread.
+    """
+    tables, target, fronts = arrays.tables, arrays.target, arrays.fronts
+    lattice, costs, options, cluster = tables
+    for j in range(i):
+        if fronts.states[j] == 0 or not is_subset(lattice.bits[j], lattice.bits[i]):
+            continue
+        for r in range(options.degree.size):
+            if costs.missing[i, r] > costs.missing[j, r]:
+                continue
+            for state in range(fronts.start[j], fronts.start[j] + fronts.states[j]):
+                d = total - fronts.data_parallel_sum[state]
+                stage_tally = target.stage_weight + options.degree[r] * d * target.device_weight
+                if d < 1 or fronts.tally[state] + stage_tally != tally:
+                    continue
+                if not _may_have(cluster, r, d):
+                    continue
+                # Few states come so far: it is quicker to sum anew for each.
+                work_s = costs.need_s[i, r] - costs.cap_s[j, r] - scan.jumping_s(i, r, lattice.bits, j, lattice, costs)
+                work = StageWork(work_s, max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r]))
+                y = in_flight(fronts.data_parallel_sum[state], d)
+                if stage_fits(StageKey(i, j, r), d, y, work, tables, target.threshold_s, steps) == selection.YES:
+                    return j, r, d, state
+    return -1, -1, -1, -1
+
+
+@leaf_kernel
+def _may_have(cluster: ClusterArrays, r: int, d: int) -> bool:
+    """Whether d is among the data-parallel degrees of the variant."""
+    for index in range(cluster.first_divisor[r], cluster.end_divisor[r]):
+        if cluster.divisors[index] == d:
+            return True
+    return False

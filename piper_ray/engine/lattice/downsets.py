@@ -7,15 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.kernels.enumeration import Downsets, VertexNeighbours, enumerate_downsets
-from piper_ray.engine.kernels.sums import (
-    crossing_edges,
-    cut_tensors,
-    downset_sums,
-    edges_across,
-    member_sums,
-    tensors_across,
-)
+from piper_ray.engine.kernels import downsets
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, runs
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
@@ -45,7 +37,7 @@ class Lattice:
         """float64[m, columns]: for each downset the sum of ``values`` (float64[n, columns]) over its vertices, added up
         in ascending order: to the last bit the same whichever other downsets there are.
         """
-        found: FloatArray = member_sums(self.arrays.bits, np.ascontiguousarray(values, np.float64))
+        found: FloatArray = downsets.member_sums(self.arrays.bits, np.ascontiguousarray(values, np.float64))
         return found
 
 
@@ -61,7 +53,7 @@ class GrownLattice(Lattice):
 
     def sums(self, values: FloatArray) -> FloatArray:
         """As ``Lattice.sums``, each from its parent's."""
-        found: FloatArray = downset_sums(self.parent, self.added, np.ascontiguousarray(values, np.float64))
+        found: FloatArray = downsets.downset_sums(self.parent, self.added, np.ascontiguousarray(values, np.float64))
         return found
 
 
@@ -69,16 +61,16 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
     """Enumerates the downsets, ``expected`` of them if known. Raises LimitError past ``limit``."""
     words = max(1, (graph.size + 63) // 64)
     room = min(limit, expected or _FIRST_ROOM)
-    neighbours = VertexNeighbours(bit_rows(graph.successors, graph.size), *runs(graph.predecessors))
+    neighbours = downsets.VertexNeighbours(bit_rows(graph.successors, graph.size), *runs(graph.predecessors))
     while True:
-        found = Downsets(
+        found = downsets.Downsets(
             bits=np.zeros((room, words), np.uint64),
             addable=np.zeros((room, words), np.uint64),
             parent=np.zeros(room, np.int64),
             added=np.zeros(room, np.int64),
             level_start=np.zeros(graph.size + 2, np.int64),
         )
-        count = enumerate_downsets(neighbours, found)
+        count = downsets.enumerate_downsets(neighbours, found)
         if count > 0:
             parent, added = found.parent[:count].copy(), found.added[:count].copy()
             return _with_crossings(graph, parent, added, found.bits[:count].copy(), found.level_start)
@@ -114,11 +106,11 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     bits = bits[downset_order(bits)]
     level_size, first = np.unique(np.bitwise_count(bits).sum(axis=1, dtype=np.int64), return_index=True)
     level_start = np.append(first, bits.shape[0]).astype(np.int64)
-    crossing, tensor_bits = edges_across(bits, *_ends(graph)), _tensor_bits(graph)
+    crossing, tensor_bits = downsets.edges_across(bits, *_ends(graph)), _tensor_bits(graph)
     cut = _NO_CUTS
     if graph.tensors:
         by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
-        cut = tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
+        cut = downsets.tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
     arrays = _arrays(graph, np.ascontiguousarray(bits), level_start, crossing, cut)
     vertex_level = np.searchsorted(level_size, arrays.vertex_level).astype(np.int64)
     return Lattice(graph, frozen(arrays._replace(vertex_level=vertex_level)))
@@ -174,7 +166,7 @@ def _with_crossings(
     for e, (tail, head, _) in enumerate(graph.edges):
         in_edges[head].append(e)
         out_count[tail] += 1
-    crossing = crossing_edges(parent, added, _ends(graph)[0], *runs(in_edges), out_count)
+    crossing = downsets.crossing_edges(parent, added, _ends(graph)[0], *runs(in_edges), out_count)
     arrays = _arrays(graph, bits, level_start, crossing, _cuts(graph, parent, added, bits))
     return GrownLattice(graph, frozen(arrays), parent, added)
 
@@ -186,4 +178,4 @@ def _cuts(graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArr
     for tensor, (ends, _) in enumerate(graph.tensors):
         for v in ends:
             of_vertex[v].append(tensor)
-    return cut_tensors(parent, added, bits, _tensor_bits(graph), *runs(of_vertex))
+    return downsets.cut_tensors(parent, added, bits, _tensor_bits(graph), *runs(of_vertex))

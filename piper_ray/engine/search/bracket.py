@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from piper_ray.cost.tolerances import PROOF, RESOLUTION
@@ -120,14 +120,6 @@ class Bracket:
             return self.ceiling
         step = self.lower * (1.0 + self._step)
         return min(step if self._pointed is None else min(step, self._pointed), self.ceiling)
-
-    def next_if_infeasible(self, threshold: float) -> float | None:
-        """What would be proposed if ``threshold`` had no plan; None if that ended the search, or the states tell."""
-        if self._asks_how_far:
-            return None
-        after = replace(self)
-        after.record_infeasible(threshold)
-        return None if after.closed or after.exhausted else after.propose()
 
     @property
     def _asks_how_far(self) -> bool:

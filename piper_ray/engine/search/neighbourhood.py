@@ -44,11 +44,6 @@ def search_chain(
             bracket.record_infeasible(threshold_s)
 
 
-def order_of_graph(problem: Problem) -> list[int]:
-    """The order that the graph's numbers give."""
-    return list(range(problem.workload.lattice.graph.size))
-
-
 def order_through(problem: Problem, stages: Sequence[TracedStage]) -> list[int]:
     """An order that passes every downset between two stages of a plan, from the back."""
     bits = problem.lattice.bits

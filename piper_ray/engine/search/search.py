@@ -108,7 +108,7 @@ class Search:
         """
         with keeping_known(self.ledger, self.bracket.forget):
             if self._has_chains:
-                self._improve_on_chain(neighbourhood.order_of_graph(self.problem))
+                self._improve_on_chain(range(self.problem.workload.lattice.graph.size))
             self._begin_coarsely()
             while not self.bracket.is_done(self._gap):
                 yield
@@ -351,13 +351,11 @@ class Search:
         completion = known = self._completion
         if dual_prices is not None:
             completion = Completion.by_dual_prices(dual_prices, self.problem).within(completion)
-        surely_feasible = fewest_stages or threshold_s == self.bracket.upper
         began_s = time.perf_counter()
         outcome = self.evaluations.evaluate(
             self.problem,
             threshold_s,
             fewest_stages=fewest_stages,
-            next_s=None if surely_feasible else self.bracket.next_if_infeasible(threshold_s),
             on_progress=partial(self._tell_of_progress, threshold_s, began_s),
             on_finished=keep_nothing if is_last else self._learn(threshold_s),
             completion=completion,

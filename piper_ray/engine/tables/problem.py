@@ -12,8 +12,8 @@ import numpy as np
 from piper_ray.cost.stage import resync_s_per_byte, transfer_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant
+from piper_ray.engine.kernels.downsets import crossing_sums
 from piper_ray.engine.kernels.selection import StepCache, make_step_cache
-from piper_ray.engine.kernels.sums import crossing_sums
 from piper_ray.engine.kernels.types import (
     ClusterArrays,
     CostArrays,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant, undominated
 from piper_ray.engine.kernels.types import (
@@ -109,7 +108,7 @@ def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Vari
         tmpcs,
         _least(options, charges, price_s),
         arrays,
-        _floats(tensor.forward_bytes + tensor.backward_bytes for tensor in tensors),
+        np.array([tensor.forward_bytes + tensor.backward_bytes for tensor in tensors], np.float64),
         bool(np.any(figures[SHARED] > 0.0)),
     )
 
@@ -201,7 +200,3 @@ def _least(options: Options, charges: Charges, price_s: FloatArray) -> VertexCos
         in_bytes=charges.in_least,
         out_bytes=charges.out_least,
     )
-
-
-def _floats(values: Iterable[float]) -> npt.NDArray[np.float64]:
-    return np.fromiter(values, np.float64)

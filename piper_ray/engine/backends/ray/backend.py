@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple, final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.work import ChunkBatch
 
 _HEARTBEAT_S = 0.1
-_BUSY = 0.6
-"""Share of the waiting that workers work; below it there is room for a second evaluation."""
 
 _WORTH_A_START_S = 2.0
 """Time that workers, had they been there, would have saved: from then on they are started, beside the search."""
@@ -45,16 +42,6 @@ _MANY = 8
 
 
 _TOO_LATE = "no worker was ready before the search was over"
-
-
-class _Held(NamedTuple):
-    """States of downsets first .. last - 1, of several levels, over the first ``buckets`` buckets."""
-
-    states: StateTables
-    first: int
-    last: int
-    buckets: int
-    found: LevelStates
 
 
 @final
@@ -98,21 +85,17 @@ class RayBackend:
         self._session: Session | None = None
         if not may_wait(address):
             self._session = self._connected()
-        self._lock = threading.Lock()
         self._starting: Future[Dispatcher | None] | None = None
         self._size: WorkerSize | None = None  # as the dispatcher was started with
         self._needless: str | None = None  # why no worker was started, once that is settled
         self._machines: Machines | None = None
         self._notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._listener: Listener = silent
-        self._listening = threading.get_ident()
-        self._told_of_room = self._told_of_start = False
+        self._told_of_start = False
         self._last_threads = 0  # of workers, when there were some
-        # By thread, of its evaluation: what was sent before it is needed, and what came back and is not finished.
-        self._ahead: dict[int, ChunkBatch] = {}
-        self._held: dict[int, _Held] = {}
-        self._worked_s = self._waited_s = self._here_s = 0.0  # of workers; of the driver for them; of the driver
-        self._asked_at_s = (0.0, 0.0, 0.0)  # these three when last asked for room
+        self._ahead: ChunkBatch | None = None  # sent before it is needed
+        self._held: ChunkBatch | None = None  # came back, and is not finished
+        self._worked_s = self._waited_s = 0.0  # of workers; of the driver for them
         self._saved_s = 0.0  # that workers would have saved
         self._batches = self._chunks = 0
 
@@ -122,38 +105,20 @@ class RayBackend:
         return there if there > 0 else self._local.threads
 
     def activity(self) -> Activity:
-        """Asked for while another thread waits for a batch, too: then this is where notes pass."""
         self._pass_notes_on()
         dispatcher = self._dispatcher
         return Activity(dispatcher.workers, dispatcher.in_flight) if dispatcher else Activity(0, 0)
 
-    def has_room(self) -> bool:
-        """Where levels went to workers since the last time, but were too small to keep them busy: then two thresholds
-        a pass.
-        """
-        now, before = (self._worked_s, self._waited_s, self._here_s), self._asked_at_s
-        self._asked_at_s = now
-        worked_s, waited_s, here_s = (new - old for new, old in zip(now, before, strict=True))
-        threads = self._threads_there
-        room = threads > 1 and waited_s > here_s and worked_s < _BUSY * (waited_s + here_s) * threads
-        if room and not self._told_of_room:
-            self._told_of_room = True
-            self._listener(Note("levels are too small to keep all workers busy: two thresholds are tried at a time"))
-        return room
-
     def listen(self, listener: Listener) -> None:
-        self._listener, self._listening = listener, threading.get_ident()
-        self._worked_s = self._waited_s = self._here_s = 0.0
-        self._asked_at_s = (0.0, 0.0, 0.0)
+        self._listener = listener
+        self._worked_s = self._waited_s = 0.0
         self._batches = self._chunks = 0
         self._saved_s = 0.0
         dispatcher = self._dispatcher
         if dispatcher is not None:
-            for batch in self._ahead.values():
-                dispatcher.cancel(batch)
+            self._forget_ahead(dispatcher)
             dispatcher.count_anew()
-        self._ahead.clear()
-        self._held.clear()
+        self._ahead = self._held = None
 
     def next_batch(self, states: StateTables) -> NextBatch:
         """Workers take what they are done with sooner; the threads here what they are not."""
@@ -175,36 +140,31 @@ class RayBackend:
             ahead = self._sent_ahead(states)
             bounds = (last - first) * states.buckets_used
             if ahead is None and not self._pays(states.rates.far.seconds(bounds), 0.0):
-                began_s = time.perf_counter()
-                found = self._local.evaluate_downsets(states, first, last, on_progress)
-                self._here_s += time.perf_counter() - began_s
-                return found
+                return self._local.evaluate_downsets(states, first, last, on_progress)
             held = self._by_workers(states, first, last, on_progress, ahead)
-        if last == held.last:
-            del self._held[threading.get_ident()]
-        known = between(held.found, first - held.first, last - held.first)
-        if first == held.first:
-            known = known._replace(tested=held.found.tested)
+        begin, end, found = held.edges[0], held.edges[-1], held.answer.result()
+        if last == end:
+            self._held = None
+        known = between(found, first - begin, last - begin)
+        if first == begin:
+            known = known._replace(tested=found.tested)
         if held.buckets == states.buckets_used:
             return known
-        began_s = time.perf_counter()
         earlier = Earlier(held.buckets, known)
-        found = self._local.evaluate(states, first, last, on_progress, earlier=earlier).states
-        self._here_s += time.perf_counter() - began_s
-        return found
+        return self._local.evaluate(states, first, last, on_progress, earlier=earlier).states
 
     def _by_workers(
         self, states: StateTables, first: int, last: int, on_progress: OnProgress, ahead: ChunkBatch | None
-    ) -> _Held:
+    ) -> ChunkBatch:
         dispatcher = self._started(self._size_for(states))
         self._tell_of_start()
         began_s = time.perf_counter()
         batch = ahead or self._submit(dispatcher, states, states.level, *self._span(states, first, last))
-        self._ahead.pop(threading.get_ident(), None)
+        self._ahead = None
         first, last = batch.edges[0], batch.edges[-1]
         try:
             self._send_ahead(dispatcher, states, last)
-            found = self._wait(batch, on_progress)
+            self._wait(batch, on_progress)
         except BaseException:
             dispatcher.cancel(batch)
             self._forget_ahead(dispatcher)
@@ -219,8 +179,8 @@ class RayBackend:
         self._worked_s += batch.worked_s
         self._batches += 1
         self._chunks += len(batch.chunks)
-        held = self._held[threading.get_ident()] = _Held(states, first, last, batch.buckets, found)
-        return held
+        self._held = batch
+        return batch
 
     def _span(self, states: StateTables, first: int, last: int) -> tuple[int, int]:
         """The downsets of the levels that go out together, from those asked for on."""
@@ -239,12 +199,10 @@ class RayBackend:
             self._local.threads,
         )
 
-    def _held_of(self, states: StateTables) -> _Held | None:
-        """What workers found of the calling thread's evaluation, if the next level is in it."""
-        held = self._held.get(threading.get_ident())
-        if held is None or held.states is not states:
-            return None
-        return held
+    def _held_of(self, states: StateTables) -> ChunkBatch | None:
+        """What workers found of the evaluation, if the next level is in it."""
+        held = self._held
+        return held if held is not None and held.states is states else None
 
     def open_workers(self, *, guarded: bool = False) -> ClusterWorkers:
         """For calls of functions, see ``ClusterWorkers``. Close them after use; the backend stays."""
@@ -336,7 +294,12 @@ class RayBackend:
             self._start(self._size_for(states))
 
     def _size_for(self, states: StateTables) -> WorkerSize:
-        return WorkerSize(self._cpus_per_worker, _worker_bytes(states))
+        """Beside what it shares a worker takes Python, Ray and the kernels, and its own fronts, members and buckets."""
+        downsets = states.fronts.start.size
+        bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
+        member_bytes = sum(array.nbytes for array in states.members)
+        own_bytes = member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)
+        return WorkerSize(self._cpus_per_worker, PROCESS_BYTES + own_bytes)
 
     def _started(self, size: WorkerSize) -> Dispatcher:
         """Waits for the connection, not for workers."""
@@ -359,13 +322,12 @@ class RayBackend:
                 dispatcher.close()
 
     def _start(self, size: WorkerSize, *, whatever_it_has: bool = False) -> None:
-        with self._lock:
-            if self._starting is not None:
-                return
-            self._size = size
-            thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
-            self._starting = thread.submit(self._dispatching, size, whatever_it_has)
-            thread.shutdown(wait=False)
+        if self._starting is not None:
+            return
+        self._size = size
+        thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-start")
+        self._starting = thread.submit(self._dispatching, size, whatever_it_has)
+        thread.shutdown(wait=False)
 
     def _dispatching(self, size: WorkerSize, whatever_it_has: bool) -> Dispatcher | None:
         """None if the cluster has too few cores to be of use."""
@@ -381,7 +343,7 @@ class RayBackend:
             self._needless = f"its workers would have {threads} threads, and there are {self._local.threads} here"
             return None
         if self._machines is None:  # what they run stays known when other workers come
-            self._machines = Machines(view, self._notes.put, session.node, trusted=session.owned)
+            self._machines = Machines(view, self._notes.put, session.node, trusted=session.ours is not None)
         return Dispatcher(self._machines, self._notes, self._workers, size, self._local.threads, self._without_workers)
 
     def _connected(self) -> Session:
@@ -434,11 +396,11 @@ class RayBackend:
         between_s = states.rates.near.seconds(bounds_between) / self._local.threads
         far_s, near_s = states.rates.far.seconds(span.far), states.rates.near.seconds(span.near)
         if self._pacing.pays_ahead(far_s, near_s, between_s, self._local.threads, self._threads_there):
-            self._ahead[threading.get_ident()] = self._submit(dispatcher, states, level, last, end)
+            self._ahead = self._submit(dispatcher, states, level, last, end)
 
     def _sent_ahead(self, states: StateTables) -> ChunkBatch | None:
-        """What was sent of the calling thread's evaluation. That of another one, which was given up, is forgotten."""
-        batch = self._ahead.get(threading.get_ident())
+        """What was sent of the evaluation. That of another one, which was given up, is forgotten."""
+        batch = self._ahead
         if batch is None or (batch.states is states and batch.first_level == states.level):
             return batch
         dispatcher = self._dispatcher
@@ -447,20 +409,18 @@ class RayBackend:
         return None
 
     def _forget_ahead(self, dispatcher: Dispatcher) -> None:
-        batch = self._ahead.pop(threading.get_ident(), None)
+        batch, self._ahead = self._ahead, None
         if batch is not None:
             dispatcher.cancel(batch)
 
-    def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> LevelStates:
+    def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> None:
+        """Raises what the batch came to, where it came to nothing."""
         while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
             self._pass_notes_on()
             on_progress(batch.done)
-        found: LevelStates = batch.answer.result()
-        return found
+        batch.answer.result()
 
     def _pass_notes_on(self) -> None:
-        if threading.get_ident() != self._listening:
-            return  # an evaluation ahead of need: the listener's own thread comes by as well
         while not self._notes.empty():
             self._listener(Note(self._notes.get()))
 
@@ -480,11 +440,3 @@ class RayBackend:
         if not self._threads_there:
             return _TOO_LATE
         return f"the {self._local.threads} threads here are sooner done with what there was than its workers"
-
-
-def _worker_bytes(states: StateTables) -> float:
-    """Of one worker beside what it shares: Python, Ray and the kernels, and its own fronts, members and buckets."""
-    downsets = states.fronts.start.size
-    bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
-    member_bytes = sum(array.nbytes for array in states.members)
-    return PROCESS_BYTES + member_bytes + 4 * (64.0 * downsets + bucket_bytes * downsets / 32)

@@ -1,12 +1,14 @@
 """The machines of the cluster: each is asked what it runs before it is counted on, and left out if that is another.
 
-What is placed anywhere may begin on a machine that has not answered yet: workers say what they run, too.
+What is placed anywhere may begin on a machine that has not answered yet: workers say what they run, too. Who
+computes for a driver must have its versions and sources, or the answer may be another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple, Protocol, final
 
 import ray
@@ -15,7 +17,6 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from piper_ray.engine.backends.ray.causes import cause_of, is_loss
-from piper_ray.engine.backends.ray.software import Software, difference, question
 from piper_ray.model.errors import ClusterError
 
 _LOOK_EVERY_S = 2.0
@@ -271,3 +272,66 @@ class Machines:
         if machine.node.cpus > 0 and (machine.node.host, fault) not in self._told:
             self._told.add((machine.node.host, fault))
             self._tell(f"{machine.node.name} is left out: {fault}")
+
+
+Software = Mapping[str, str]
+"""Version by name; ``SOURCES`` is a hash of all of piper_ray's Python files. Empty: it cannot be imported."""
+
+SOURCES = "sources"
+_NAMES = ("piper_ray", "numpy", "numba", "pyarrow", "ray")
+
+
+def question() -> Callable[[], dict[str, str]]:
+    """Tells the software of the process that calls it. A local function, which Ray sends by value: all that it takes
+    for granted is Python and Ray.
+    """
+    names, sources = _NAMES, SOURCES
+
+    def software() -> dict[str, str]:
+        import hashlib
+        import importlib
+        import pathlib
+        import platform
+
+        found = {"Python": platform.python_version()}
+        for name in names:
+            try:
+                module = importlib.import_module(name)
+            except Exception:  # noqa: BLE001 - a broken one may raise whatever it likes
+                found[name] = ""
+                continue
+            # A folder of that name, which is no package, can be imported too.
+            found[name] = str(getattr(module, "__version__", "")) if module.__file__ else ""
+            if name == "piper_ray" and module.__file__:
+                digest = hashlib.sha256()
+                folder = pathlib.Path(module.__file__).parent
+                for path in sorted(folder.rglob("*.py")):
+                    digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+                found[sources] = digest.hexdigest()[:16]
+        return found
+
+    return software
+
+
+@cache
+def software() -> Software:
+    """Of this process."""
+    return question()()
+
+
+def difference(theirs: Software) -> str | None:
+    """In which way another process does not run what this one does, in words; None if it does."""
+    ours = software()
+    missing = [name for name in ours if name != SOURCES and not theirs.get(name)]
+    if missing:
+        return f"{_listed(missing)} cannot be imported there"
+    other = [name for name in ours if name != SOURCES and theirs[name] != ours[name]]
+    if other:
+        return f"it has {_listed([f'{name} {theirs[name]} ({ours[name]} here)' for name in other])}"
+    if theirs.get(SOURCES) != ours[SOURCES]:
+        return "its piper_ray has other sources than the one here, which has its version too"
+    return None
+
+
+def _listed(parts: list[str]) -> str:
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)

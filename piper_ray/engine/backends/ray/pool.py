@@ -12,9 +12,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from piper_ray.engine.backends.ray.coordinator import HERE
-from piper_ray.engine.backends.ray.machines import Machines
+from piper_ray.engine.backends.ray.machines import Machines, difference
 from piper_ray.engine.backends.ray.placement import Place, WorkerSize, missing_places
-from piper_ray.engine.backends.ray.software import difference
 from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
@@ -35,7 +34,7 @@ class Pool:
     """wanted: actors to keep, spread over the good machines; None: as many as these have room for, as they come and go.
 
     on_started: is told of a worker's hello, or why there is none; on_answered: of an answer to a chunk, or what became
-    of it. Both come in threads of Ray's.
+    of it. Both come in threads of Ray's. failures: starts that failed since one last succeeded.
     """
 
     def __init__(
@@ -55,7 +54,7 @@ class Pool:
         self._actors: dict[int, _Actor] = {}
         self._ready: dict[int, Hello] = {}
         self._left_out: frozenset[str] = frozenset()
-        self._failures = 0
+        self.failures = 0
         self._not_before = float("-inf")
         self._began_s: float | None = None
         self._looked_s = float("-inf")
@@ -64,11 +63,6 @@ class Pool:
     def asked_for(self) -> int:
         """Actors that are there or on their way. On any thread."""
         return len(self._actors)
-
-    @property
-    def failures(self) -> int:
-        """Starts that failed since one last succeeded."""
-        return self._failures
 
     @property
     def threads(self) -> int:
@@ -84,7 +78,7 @@ class Pool:
         self._machines.look(now)
         left_out = frozenset(self._machines.left_out)
         if left_out - self._left_out:  # what failed there may do better elsewhere
-            self._failures, self._not_before = 0, float("-inf")
+            self.failures, self._not_before = 0, float("-inf")
         self._left_out = left_out
         if self._began_s is None:
             self._began_s = now
@@ -145,7 +139,7 @@ class Pool:
         if worker not in self._actors:
             return False
         self._ready[worker] = hello
-        self._failures, self._not_before = 0, float("-inf")
+        self.failures, self._not_before = 0, float("-inf")
         fault = difference(hello.software)
         if fault is None:
             return True
@@ -178,8 +172,8 @@ class Pool:
         node = self._actors[worker].place.node
         did_not_start = self._ready.pop(worker, None) is None and worker != HERE
         if did_not_start and (node is None or self._machines.is_alive(node, now)):
-            self._failures += 1
-            self._not_before = now + min(2.0**self._failures, _LONGEST_PAUSE_S)
+            self.failures += 1
+            self._not_before = now + min(2.0**self.failures, _LONGEST_PAUSE_S)
         self._end(worker)
 
     def close(self) -> None:

@@ -1,4 +1,6 @@
-"""The connection to Ray: one that is there is used and left alone, one that we made ends with us."""
+"""The connection to Ray: one that is there is used and left alone, one that we made ends with us. And Ray's own
+processes that a connection lives by: with them Ray ends whoever is connected, from outside Python.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from piper_ray.engine.backends.ray import keeper, services
+from piper_ray.engine.backends.ray import keeper
 from piper_ray.model.errors import ClusterError, require
 
 LOCAL = "local"
@@ -38,11 +40,6 @@ class Session:
 
     node: str
     ours: contextlib.ExitStack | None
-
-    @property
-    def owned(self) -> bool:
-        """Whether the connection is ours, and ends with us."""
-        return self.ours is not None
 
     def close(self) -> None:
         """Leaves Ray and this process as they were found."""
@@ -78,7 +75,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
             opened.callback(ray.shutdown)
             with _without_warnings(logging.getLogger("ray")):
                 ray.init(address, **options)
-            services.connected(sys.modules[_WORKER])
+            connected(sys.modules[_WORKER])
             node = ray.get_runtime_context().get_node_id()
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             raise _unreachable(address, error) from error
@@ -257,3 +254,44 @@ def _first_line(error: BaseException) -> str:
 
 def _last_line(text: str) -> str:
     return text.strip().rpartition("\n")[2]
+
+
+RAYLET, GCS = "raylet", "GCS"
+_PROGRAMS = {RAYLET: "raylet", GCS: "gcs_server"}
+
+
+class Services(NamedTuple):
+    """gcs: where it listens, host:port. pids: of those on this machine, by name; none where there is no /proc."""
+
+    gcs: str
+    pids: dict[str, int]
+
+    @classmethod
+    def of(cls, node: Any) -> Services:
+        """node: the driver's, by Ray's own record."""
+        session = os.fsencode(node.session_name)
+        pids = {}
+        for pid in keeper.processes():
+            arguments = keeper.read(pid, "cmdline").split(b"\0")
+            program = Path(os.fsdecode(arguments[0])).name
+            for name, known in _PROGRAMS.items():
+                if program == known and b"--session-name=" + session in arguments:
+                    pids[name] = pid
+        return cls(str(node.gcs_address), pids)
+
+
+_observers: list[Callable[[Services], object]] = []
+
+
+def observe(observer: Callable[[Services], object]) -> None:
+    """Each connection from now on is told of."""
+    _observers.append(observer)
+
+
+def connected(worker: Any) -> None:
+    """Tells of the connection just made. worker: the module of Ray that keeps it."""
+    node = getattr(worker, "_global_node", None)
+    if _observers and node is not None:
+        services = Services.of(node)
+        for observer in _observers:
+            observer(services)

@@ -17,7 +17,7 @@ import ray
 
 from piper_ray.engine.backends.calls import Function
 from piper_ray.engine.backends.local import LocalBackend
-from piper_ray.engine.backends.ray.software import Software, software
+from piper_ray.engine.backends.ray.machines import Software, software
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
 from piper_ray.engine.kernels.types import (
