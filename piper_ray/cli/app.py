@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -68,13 +69,18 @@ class FlagsAsFlags:
         """Its arguments and options, as typer asks for them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
-            if ctx.resilient_parsing:  # completion looks at no values, for which typer would load pydantic
-                parameter.process_value = lambda _, value: value
+            parameter.process_value = partial(_processed, parameter)
             if isinstance(parameter, TyperOption) and parameter.is_flag:
                 parameter.metavar = parameter.metavar or ""
-                if not parameter.expose_value:  # typer would load pydantic to see that it was not given
-                    parameter.default = False
         return parameters
+
+
+def _processed(parameter: Any, ctx: Any, value: object) -> object:
+    """As typer does, but what is not given is not looked at, and nothing in completion: typer would load pydantic for
+    it, and make an adapter of each option."""
+    if ctx.resilient_parsing or (value is None and not parameter.required):
+        return value
+    return type(parameter).process_value(parameter, ctx, value)
 
 
 class Command(FlagsAsFlags, TyperCommand):
