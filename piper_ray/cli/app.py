@@ -42,12 +42,7 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
 _BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 _BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
-_OPTIONS: Mapping[str, str] = {
-    "memory_bytes": "memory",
-    "bandwidth_bytes_per_s": "bandwidth",
-    "samples_per_microbatch": "microbatch-size",
-    "tokens_per_sample": "tokens",
-}
+_OPTIONS: Mapping[str, str] = {"samples_per_microbatch": "--microbatch-size", "tokens_per_sample": "--tokens"}
 _PARAMETER = re.compile(
     r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
     r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
@@ -105,7 +100,9 @@ class Command(FlagsAsFlags, TyperCommand):
 
 def as_options(text: str) -> str:
     """A complaint of a function that users of Python call, too, with the names of options in place of parameters'."""
-    return _PARAMETER.sub(lambda found: f"--{_OPTIONS.get(found[0], found[0].replace('_', '-'))}", text)
+    from piper_ray.cli.options import option_name
+
+    return _PARAMETER.sub(lambda found: _OPTIONS.get(found[0]) or option_name(found[0]), text)
 
 
 def reword(complaint: Any) -> None:

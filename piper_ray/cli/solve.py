@@ -24,7 +24,7 @@ from piper_ray.cli.for_runtime import (
     write_alternatives,
 )
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import flag, given, option
+from piper_ray.cli.options import flag, option, option_name
 from piper_ray.cli.process import others_on_stderr
 from piper_ray.cli.shared import (
     ContractOption,
@@ -36,6 +36,7 @@ from piper_ray.cli.shared import (
     WorkloadOptions,
 )
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
+from piper_ray.cli.values import given
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
@@ -61,8 +62,8 @@ class PlannerOption:
 
 
 _EXACT_ALONE = (
-    "gap", "time_limit", "contract", "memory_limit", "address", "checkpoint", "chunks", "sustained", "all_reduce",
-    "all_reduce_overlap", "optimizer", "runtime", "plans", "certificate",
+    "gap", "time_limit_s", "contract", "memory_limit_bytes", "address", "checkpoint", "chunks", "sustained",
+    "all_reduce", "all_reduce_overlap", "optimizer_s", "runtime", "plans", "certificate",
 )  # fmt: skip
 
 
@@ -73,8 +74,7 @@ def refuse_search_options(planner: str, given: Collection[str]) -> None:
     planner_of(planner)
     for name in _EXACT_ALONE:
         if name in given:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
+            raise UsageError(f"{option_name(name)} is for the exact planner; --planner {planner} knows nothing of it")
 
 
 def solve_by_baseline(
