@@ -8,7 +8,6 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from copy import copy
 from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
@@ -160,38 +159,20 @@ _MODULES = {
 
 
 class _Listed(Command):
-    """A command that is not loaded yet."""
+    """A command that is loaded once it is to run, to show its help, or to complete its options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Of the command itself."""
+        assert self.name is not None
+        return _load(self.name).make_context(info_name, args, parent, **extra)
 
 
 class Commands(FlagsAsFlags, TyperGroup):
-    """Turns what a command raises into words and an exit code, in one place for all. Loads the one that runs."""
-
-    loads = True
+    """Turns what a command raises into words and an exit code, in one place for all."""
 
     def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
         listed = {name: _Listed(name=name, short_help=does) for name, does in _DOES.items()}
         super().__init__(commands=listed | dict(commands), **settings)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Loaded, unless commands are to be listed alone."""
-        if self.loads and isinstance(self.commands.get(cmd_name), _Listed):
-            self.commands[cmd_name] = _load(cmd_name)
-        return super().get_command(ctx, cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Lists the commands without loading them."""
-        super(Commands, self._listing()).format_commands(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Of their names, without loading them, and of options."""
-        above = copy(ctx)
-        above.command = self._listing()
-        return super(Commands, above.command).shell_complete(above, incomplete)
-
-    def _listing(self) -> Commands:
-        listing = copy(self)
-        listing.loads = False
-        return listing
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:

@@ -51,7 +51,8 @@ def _commands() -> Iterator[str]:
         for name in group.list_commands(above):
             command = group.get_command(above, name)
             if isinstance(command, TyperCommand) and not command.hidden:
-                yield from _command(name, command, typer.Context(command, info_name=name, parent=above))
+                context = command.make_context(name, [], above, resilient_parsing=True)
+                yield from _command(name, context.command, context)
 
 
 def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterator[str]:
