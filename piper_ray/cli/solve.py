@@ -13,7 +13,7 @@ import typer
 
 import piper_ray
 from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
-from piper_ray.cli import outliving
+from piper_ray.cli import outliving, shared
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
 from piper_ray.cli.for_runtime import (
     RuntimeOptions,
@@ -26,15 +26,6 @@ from piper_ray.cli.for_runtime import (
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import flag, option, option_name
 from piper_ray.cli.process import others_on_stderr
-from piper_ray.cli.shared import (
-    ContractOption,
-    JsonOption,
-    RestrictionOptions,
-    ScheduleOptions,
-    SearchOptions,
-    StepOptions,
-    WorkloadOptions,
-)
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.cli.values import given
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
@@ -212,14 +203,14 @@ def going_on(checkpoint: str | None) -> str:
 
 def solve(
     context: typer.Context,
-    workload: WorkloadOptions,
+    workload: shared.WorkloadOptions,
     written: PlanOutput,
-    told_as: JsonOption,
-    kept: RestrictionOptions,
-    scheduled: ScheduleOptions,
-    charged: StepOptions,
-    contracted: ContractOption,
-    ends: SearchOptions,
+    told_as: shared.JsonOption,
+    kept: shared.RestrictionOptions,
+    scheduled: shared.ScheduleOptions,
+    charged: shared.StepOptions,
+    contracted: shared.ContractOption,
+    ends: shared.SearchOptions,
     planned_by: PlannerOption,
     cluster: ClusterOptions,
     wanted: RuntimeOptions,

@@ -12,6 +12,7 @@ from piper_ray.model.figures import flop_text, given_size_text, memory_text, plu
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
+from piper_ray.workloads.estimate import roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
@@ -28,16 +29,6 @@ from piper_ray.workloads.estimate.memory import (
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
-from piper_ray.workloads.estimate.roofline import (
-    achieved_fraction,
-    backward_s,
-    forward_s,
-    hardware_flop,
-    model_flop,
-    product_s,
-    shape_on,
-    traffic_s,
-)
 from piper_ray.workloads.estimate.software import ContextExchange
 from piper_ray.workloads.formats.workload_writer import type_keys
 
@@ -154,8 +145,8 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
             kind=kind,
             layers=range_text(numbers),
             symbols=_used_symbols(kind),
-            flop=flop_text(model_flop(kind)),
-            recomputed_flop=flop_text(hardware_flop(kind, Recomputation.FULL)),
+            flop=flop_text(roofline.model_flop(kind)),
+            recomputed_flop=flop_text(roofline.hardware_flop(kind, Recomputation.FULL)),
             whole_sequence=Split.SEQUENCE,
             number_text=number_text,
             substituted=substituted,
@@ -235,8 +226,8 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
     stack = result.setting.stack
     yield f"{_division_text(mode)}: forward and backward pass of each operator"
     for operator in kind.operators:
-        there = forward_s(operator, kind, mode, stack)
-        back = backward_s(operator, kind, mode, stack)
+        there = roofline.forward_s(operator, kind, mode, stack)
+        back = roofline.backward_s(operator, kind, mode, stack)
         yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
         yield from (f"    {line}" for line in _work(result, kind, operator, mode))
     if mode.context > 1 and attends(kind):
@@ -270,22 +261,22 @@ _CONTEXT = {
 def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode) -> Iterator[str]:
     gpu, degree = result.setting.gpu, mode.degree
     for product in operator.products:
-        shape = shape_on(product, kind, mode)
+        shape = roofline.shape_on(product, kind, mode)
         sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
         times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
         yield (
             f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
             f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
-            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
+            f"{shape.flop:.4g} FLOP at {roofline.achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
             f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
-            f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
+            f"{time_text(roofline.product_s(shape, gpu, operator.on_chip), 4)}"
         )
     parts = mode.parts(operator.split)
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
             size = kind.value(formula) / parts
             shown = f"({formula}) / {parts}" if parts > 1 else formula
-            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(roofline.traffic_s(size, gpu), 4)}"
 
 
 def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:

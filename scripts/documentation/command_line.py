@@ -49,10 +49,9 @@ def _commands() -> Iterator[str]:
     assert isinstance(group, TyperGroup)
     with typer.Context(group, info_name="piper-ray") as above:
         for name in group.list_commands(above):
-            command = group.get_command(above, name)
+            command = group.commands[name].make_context(name, [], above, resilient_parsing=True).command
             if isinstance(command, TyperCommand) and not command.hidden:
-                context = command.make_context(name, [], above, resilient_parsing=True)
-                yield from _command(name, context.command, context)
+                yield from _command(name, command, typer.Context(command, info_name=name, parent=above))
 
 
 def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterator[str]:
