@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from copy import copy
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -41,12 +41,7 @@ TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
 _BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 _BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
-_OPTIONS: Mapping[str, str] = {
-    "memory_bytes": "memory",
-    "bandwidth_bytes_per_s": "bandwidth",
-    "samples_per_microbatch": "microbatch-size",
-    "tokens_per_sample": "tokens",
-}
+_OPTIONS: Mapping[str, str] = {"samples_per_microbatch": "--microbatch-size", "tokens_per_sample": "--tokens"}
 _PARAMETER = re.compile(
     r"\b(memory_bytes|bandwidth_bytes_per_s|samples_per_microbatch|tokens_per_sample|all_reduce_overlap)\b"
     r"|^(devices|microbatches|stages|threads|gap|chunks|group)(?= must be | \S+ is out of range)",
@@ -68,13 +63,18 @@ class FlagsAsFlags:
         """Its arguments and options, as typer asks for them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
-            if ctx.resilient_parsing:  # completion looks at no values, for which typer would load pydantic
-                parameter.process_value = lambda _, value: value
+            parameter.process_value = partial(_processed, parameter)
             if isinstance(parameter, TyperOption) and parameter.is_flag:
                 parameter.metavar = parameter.metavar or ""
-                if not parameter.expose_value:  # typer would load pydantic to see that it was not given
-                    parameter.default = False
         return parameters
+
+
+def _processed(parameter: Any, ctx: Any, value: object) -> object:
+    """As typer does, but what is not given is not looked at, and nothing in completion: typer would load pydantic for
+    it, and make an adapter of each option."""
+    if ctx.resilient_parsing or (value is None and not parameter.required):
+        return value
+    return type(parameter).process_value(parameter, ctx, value)
 
 
 class Command(FlagsAsFlags, TyperCommand):
@@ -99,7 +99,9 @@ class Command(FlagsAsFlags, TyperCommand):
 
 def as_options(text: str) -> str:
     """A complaint of a function that users of Python call, too, with the names of options in place of parameters'."""
-    return _PARAMETER.sub(lambda found: f"--{_OPTIONS.get(found[0], found[0].replace('_', '-'))}", text)
+    from piper_ray.cli.options import option_name
+
+    return _PARAMETER.sub(lambda found: _OPTIONS.get(found[0]) or option_name(found[0]), text)
 
 
 def reword(complaint: Any) -> None:
@@ -157,38 +159,20 @@ _MODULES = {
 
 
 class _Listed(Command):
-    """A command that is not loaded yet."""
+    """A command that is loaded once it is to run, to show its help, or to complete its options."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Of the command itself."""
+        assert self.name is not None
+        return _load(self.name).make_context(info_name, args, parent, **extra)
 
 
 class Commands(FlagsAsFlags, TyperGroup):
-    """Turns what a command raises into words and an exit code, in one place for all. Loads the one that runs."""
-
-    loads = True
+    """Turns what a command raises into words and an exit code, in one place for all."""
 
     def __init__(self, *, commands: Mapping[str, Any], **settings: Any) -> None:
         listed = {name: _Listed(name=name, short_help=does) for name, does in _DOES.items()}
         super().__init__(commands=listed | dict(commands), **settings)
-
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Loaded, unless commands are to be listed alone."""
-        if self.loads and isinstance(self.commands.get(cmd_name), _Listed):
-            self.commands[cmd_name] = _load(cmd_name)
-        return super().get_command(ctx, cmd_name)
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Lists the commands without loading them."""
-        super(Commands, self._listing()).format_commands(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Of their names, without loading them, and of options."""
-        above = copy(ctx)
-        above.command = self._listing()
-        return super(Commands, above.command).shell_complete(above, incomplete)
-
-    def _listing(self) -> Commands:
-        listing = copy(self)
-        listing.loads = False
-        return listing
 
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]
         try:

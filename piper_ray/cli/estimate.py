@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 import piper_ray
-from piper_ray.cli.options import REQUIRED, NamedNumber, argument, command_text, flag, option, parse_degrees, parse_size
+from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import STDIN
 from piper_ray.cli.telling import note
+from piper_ray.cli.values import NamedNumber, command_text, parse_degrees, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
 from piper_ray.storage.files import write_atomically
@@ -126,9 +127,10 @@ def _degrees(option: str, text: str | None) -> tuple[int, ...]:
 class EveryOfferOption(OfferOptions):
     """All that an estimate knows."""
 
-    zero_2: int = option(
+    zero2: int = option(
         "SHARDS",
         "Offer sharding gradients too (ZeRO-2), which are scattered in each backward pass.",
+        "--zero-2",
         default=1,
         parse=parse_some_replicas,
     )
@@ -145,7 +147,7 @@ class EveryOfferOption(OfferOptions):
         "all-to-all (of heads).",
         default="ring",
     )
-    expert_tensor_parallel: int = option("COUNT", "GPUs that share an expert.", default=1, min=1)
+    expert_tensor: int = option("COUNT", "GPUs that share an expert.", "--expert-tensor-parallel", default=1, min=1)
     expert_imbalance: float | None = option(
         "FACTOR", "Tokens of the busiest experts' GPU over those of the average one; 1.25 if not given.", min=1.0
     )
@@ -155,23 +157,16 @@ class EveryOfferOption(OfferOptions):
         "again.",
         parse=parse_recomputation,
     )
-    keep_gathered: bool = flag("Offer keeping what sequence parallelism would gather again in the backward pass.")
+    gathered: bool = flag(
+        "Offer keeping what sequence parallelism would gather again in the backward pass.", "--keep-gathered"
+    )
     offload: bool = flag("Offer keeping activations in host memory.")
 
     def offer(self) -> Offer:
         """Raises UsageError for figures that make no sense."""
         from piper_ray.workloads.estimate.modes import Offer
 
-        return Offer(
-            zero=self.zero,
-            zero2=self.zero_2,
-            fsdp=self.fsdp,
-            offload=self.offload,
-            contexts=self.contexts,
-            experts=self.experts,
-            expert_tensor=self.expert_tensor_parallel,
-            gathered=self.keep_gathered,
-        )
+        return of_options(Offer, self, contexts=self.contexts, experts=self.experts)
 
 
 @dataclass(frozen=True)
@@ -179,7 +174,7 @@ class TrainingOptions:
     """How the model is trained."""
 
     batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
-    microbatch: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
+    samples: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
     precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
     software: str = option(
@@ -194,7 +189,7 @@ class TrainingOptions:
         default=0,
         min=0,
     )
-    reserve: float | None = option(
+    reserve_bytes: float | None = option(
         "SIZE",
         "Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
         "allocator, in place of what is usual.",
@@ -225,21 +220,14 @@ def estimate(
     out, explain = shown.out, shown.explain
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
-    request = EstimateRequest(
-        nodes=modelled.nodes,
-        gpus_per_node=modelled.gpus_per_node,
-        tokens=modelled.tokens,
-        samples=trained.microbatch,
-        batch=trained.batch,
+    request = of_options(
+        EstimateRequest,
+        modelled,
+        trained,
+        offered,
         fused=not trained.unfused_attention,
-        software=trained.software,
-        precision=trained.precision,
         offer=offered.offer(),
         recomputations=tuple(offered.recompute or ()),
-        context_exchange=offered.context_exchange,
-        expert_imbalance=offered.expert_imbalance,
-        lora=trained.lora,
-        reserve_bytes=trained.reserve,
     )
     model, hardware = modelled.read()
     request = modelled.calibrated(model, hardware, request)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,10 @@ import piper_ray
 from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms
 from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import REQUIRED, argument, flag, option, parse_time
+from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import JsonOption, PlannedOptions, ScheduleOptions, StepOptions, WorkloadOptions
 from piper_ray.cli.telling import Unwritten, judged, refuse_unwritable, working
+from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
@@ -137,7 +138,7 @@ class SimulateOptions:
     )
     trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
     plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
-    latency: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
+    latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
     overlap_transfers: bool = flag(
         "A transfer between two stages takes no time of their passes: a stage computes on while it sends and receives. "
         "Without this option, as in Piper's model, both stages stand still for each transfer."
@@ -164,14 +165,8 @@ class SimulateOptions:
 
     def options(self, step: StepTerms) -> SimulationOptions:
         """Raises UsageError for figures that make no sense."""
-        return replace(
-            SimulationOptions.of(step),
-            latency_s=self.latency or 0.0,
-            overlap_transfers=self.overlap_transfers,
-            in_flight=_in_flight(self.keep),
-            samples_per_microbatch=self.samples_per_microbatch,
-            tokens_per_sample=self.tokens_per_sample,
-        )
+        in_flight = _in_flight(self.keep)
+        return of_options(SimulationOptions, step, self, latency_s=self.latency_s or 0.0, in_flight=in_flight)
 
 
 def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptions, told_as: JsonOption) -> None:

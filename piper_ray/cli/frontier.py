@@ -11,10 +11,11 @@ import typer
 import piper_ray
 from piper_ray import Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import Without, counts_text, option
+from piper_ray.cli.options import Without, option
 from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
 from piper_ray.cli.telling import Unwritten, refuse_unwritable, say
+from piper_ray.cli.values import counts_text
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
 from piper_ray.model.schedule import CHUNKED, Schedule
@@ -72,7 +73,7 @@ def frontier(
     if budgets is not None and (planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions)):
         raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
     screen = console(stderr=told_as.json)
-    log = FrontierLog(screen, ends.time_limit if budgets is None else None)
+    log = FrontierLog(screen, ends.time_limit_s if budgets is None else None)
 
     def search(stop: Stop[_Curves]) -> _Curves:
         """Both curves, the second once the first is done."""

@@ -1,15 +1,14 @@
 """Options of commands, each declared once: as a field of a dataclass. A command takes such dataclasses; ``flat`` makes
-of it the function with a parameter for each option that typer wants.
+of it the function with a parameter for each option that typer wants. Where the library has a field for what an option
+says, both have the same name, and ``of_options`` hands it over.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, field, fields, is_dataclass
-from enum import Enum
-from functools import partial, wraps
+from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -17,14 +16,15 @@ import typer
 from typer.models import OptionInfo
 
 from piper_ray.model.errors import UsageError
-from piper_ray.model.units import parse_bytes, parse_bytes_per_s, parse_count
 
 Value = TypeVar("Value")
+_Made = TypeVar("_Made")
 
 REQUIRED: Any = MISSING
 """As the default of an option that has to be given."""
 
 _DECLARED = "typer"
+_UNIT = re.compile("_(bytes_per_s|bytes|s)$")
 
 
 def option(
@@ -36,7 +36,7 @@ def option(
     **more: Any,
 ) -> Any:
     """A field that an option gives. metavar: None for a flag, and for a choice whose help is to list all there is.
-    text: its help. names: ``--the-field`` if none are given. parse: its UsageError becomes a complaint that names the
+    text: its help. names: ``option_name``'s if none are given. parse: its UsageError becomes a complaint that names the
     option. more: of ``typer.Option``."""
     own = typer.Option(*names, metavar=metavar, help=text, parser=parse and option_value(parse), **more)
     return field(default=default, kw_only=True, metadata={_DECLARED: own})
@@ -51,6 +51,19 @@ def argument(metavar: str, text: str, default: Any = REQUIRED) -> Any:
     """A field that an argument gives."""
     own = typer.Argument(metavar=metavar, help=text, show_default=False)
     return field(default=default, kw_only=True, metadata={_DECLARED: own})
+
+
+def option_name(field_name: str) -> str:
+    """``--memory-limit`` of memory_limit_bytes: a unit is the value's to say."""
+    return "--" + _UNIT.sub("", field_name).replace("_", "-")
+
+
+def of_options(kind: type[_Made], *groups: object, **more: object) -> _Made:
+    """One of the library's dataclasses. groups: of options, of which it takes those with the names of its fields. more:
+    fields that no option gives as it is."""
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    found = {name: value for group in groups for name, value in vars(group).items() if name in names}
+    return kind(**found | more)
 
 
 class Without:
@@ -96,7 +109,7 @@ def _declared(kind: Any, left_out: Collection[str]) -> list[Parameter]:
     for each in fields(kind):
         own = each.metadata[_DECLARED]
         if isinstance(own, OptionInfo) and own.default is ... and not own.param_decls:
-            own.default = f"--{each.name.replace('_', '-')}"  # else typer makes a --no- of each flag, too
+            own.default = option_name(each.name)  # else typer makes a --no- of each flag, too
     return [
         Parameter(
             each.name,
@@ -119,103 +132,3 @@ def option_value(parse: Callable[[str], Value]) -> Callable[[object], Value]:
             raise typer.BadParameter(str(error)) from None
 
     return parsed
-
-
-class _Given(float):
-    """A number with the text that it was given as."""
-
-    text: str
-
-
-class NamedNumber(int):
-    """A whole number that options call by a name."""
-
-    name: str
-
-    @classmethod
-    def of(cls, number: int, name: str) -> NamedNumber:
-        found = cls(number)
-        found.name = name
-        return found
-
-
-def _given(parse: Callable[[str], float], text: str) -> float:
-    number = _Given(parse(text))
-    number.text = text.strip()
-    return number
-
-
-parse_size = partial(_given, partial(parse_bytes, unit_required=True))
-parse_rate = partial(_given, partial(parse_bytes_per_s, unit_required=True))
-
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
-_TIME = re.compile(r"\s*(?P<number>\d+(\.\d*)?)\s*(?P<unit>ns|us|ms|s)\s*")
-
-
-def parse_time(text: str) -> float:
-    """``5us``, ``1.5ms``, ``2s``. Raises UsageError."""
-    match = _TIME.fullmatch(text)
-    if match is None:
-        raise UsageError(f"{text!r} is no time; expected one such as 5us, 1.5ms or 2s")
-    return float(match["number"]) * _UNITS_S[match["unit"]]
-
-
-_COUNT_IN_TEXT = re.compile(r"\d+(\.\d+)?(Ki?|ki?|Mi?)")
-
-
-def counts_text(text: str) -> str:
-    """A list or range of numbers without the units in it: ``8..2k`` as ``8..2000``. Raises UsageError."""
-    return _COUNT_IN_TEXT.sub(lambda match: str(parse_count(match[0])), text)
-
-
-def parse_gap(text: str) -> float:
-    """``0.01`` or ``1%`` as 0.01. Raises UsageError."""
-    number = text.strip()
-    try:
-        return float(number[:-1]) / 100.0 if number.endswith("%") else float(number)
-    except ValueError:
-        raise UsageError(f"{text!r} is not a gap; expected a share such as 0.01 or 1%") from None
-
-
-def parse_degrees(option: str, text: str) -> tuple[int, ...]:
-    """``1,2,4,8``, the value of ``option``. Raises UsageError."""
-    try:
-        return tuple(sorted({int(number) for number in text.split(",")}))
-    except ValueError:
-        raise UsageError(f"{option}: {text!r} are not degrees; expected numbers such as 1,2,4,8") from None
-
-
-def given(context: typer.Context) -> dict[str, object]:
-    """The command's arguments and options that are not at their defaults, in the order of its help."""
-    values = context.params
-    return {
-        str(parameter.name): values[str(parameter.name)]
-        for parameter in context.command.params
-        if values.get(str(parameter.name)) is not None
-        and parameter.default not in (values[str(parameter.name)], _word(values[str(parameter.name)]))
-    }
-
-
-def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
-    """The command as it was given, options in the order of the help and without those at their defaults."""
-    words = ["piper-ray", context.info_name or ""]
-    parameters = {parameter.name: parameter for parameter in context.command.params}
-    for name, value in given(context).items():
-        if name in hidden:
-            continue
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if parameters[name].param_type_name != "argument":
-                words.append(parameters[name].opts[-1])
-            if one is not True:
-                words.append(_word(one))
-    return shlex.join(words)
-
-
-def _word(value: object) -> str:
-    if isinstance(value, Enum):
-        return str(value.value)
-    if isinstance(value, _Given):
-        return value.text
-    if isinstance(value, NamedNumber):
-        return value.name
-    return f"{value:.17g}" if isinstance(value, float) else str(value)

@@ -15,9 +15,10 @@ from piper_ray import ScheduleName, Status, Stop
 from piper_ray.cli.estimate import ModelOptions, OfferOptions, parse_replicas
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import REQUIRED, command_text, option
+from piper_ray.cli.options import REQUIRED, of_options, option
 from piper_ray.cli.shared import StepOptions
 from piper_ray.cli.telling import kernels_told, note, working
+from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
 from piper_ray.model.units import parse_count
@@ -56,12 +57,13 @@ class ProposalOptions:
         "written for it.",
         default=RuntimeName.MEGATRON,
     )
-    global_batch: int | None = option(
+    batch: int | None = option(
         "SAMPLES",
         "Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
+        "--global-batch",
         min=1,
     )
-    microbatch_size: int | None = option("SAMPLES", "This size alone; else 1, 2, 4, 8 and 16.", min=1)
+    samples: int | None = option("SAMPLES", "This size alone; else 1, 2, 4, 8 and 16.", "--microbatch-size", min=1)
     schedule: ScheduleName | None = option(
         "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
     )
@@ -113,14 +115,7 @@ def plan(
     if (chosen := hardware.choice_note(gpu)) is not None:
         note(chosen)
     node = modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
-    request = EstimateRequest(
-        nodes=modelled.nodes,
-        gpus_per_node=modelled.gpus_per_node,
-        tokens=modelled.tokens,
-        samples=training.microbatch_size,
-        batch=training.global_batch,
-        offer=Offer(zero=offered.zero),
-    )
+    request = of_options(EstimateRequest, modelled, training, offer=Offer(zero=offered.zero))
     contexts = offered.contexts if offered.context_parallel else None
     experts = offered.experts if offered.expert_parallel else None
     request = with_offers(request, model, named, node, contexts, experts)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import piper_ray
 from piper_ray import AllReduce, Contract, Instance, Plan, Recompute, Restrictions, SolveOptions, StepTerms
-from piper_ray.cli.options import argument, flag, option, parse_degrees, parse_gap, parse_rate, parse_size, parse_time
+from piper_ray.cli.options import argument, flag, of_options, option
 from piper_ray.cli.outliving import left, stdin_text
 from piper_ray.cli.telling import note
+from piper_ray.cli.values import parse_degrees, parse_gap, parse_rate, parse_size, parse_time
 from piper_ray.model import constraints
 from piper_ray.model.forms import InFlight
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
@@ -35,10 +36,10 @@ class WorkloadOptions:
     )
     devices: int | None = option("K", "Number of devices, as 512 or 1k, in place of the input's.", parse=parse_count)
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
-    memory: float | None = option(
+    memory_bytes: float | None = option(
         "SIZE", "Memory of each device, as 80GB or 8GiB, in place of the input's.", parse=parse_size
     )
-    bandwidth: float | None = option(
+    bandwidth_bytes_per_s: float | None = option(
         "RATE", "Bandwidth from a device to the others, as 25GB/s, in place of the input's.", parse=parse_rate
     )
     in_flight: InFlight | None = option(
@@ -53,13 +54,8 @@ class WorkloadOptions:
 
         source = self.source
         read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
-        instance = read(
-            devices=self.devices if devices is None else devices,
-            microbatches=self.microbatches,
-            memory_bytes=self.memory,
-            bandwidth_bytes_per_s=self.bandwidth,
-            in_flight=self.in_flight,
-        )
+        figures = {name: value for name, value in vars(self).items() if name not in ("source", "plan_file")}
+        instance = read(**figures | ({} if devices is None else {"devices": devices}))
         for text in instance.notes if left() is None else ():  # else they have been told
             note(f"{source}: {text}")
         return instance
@@ -185,16 +181,12 @@ class StepOptions:
         "Share of the time for summing gradients that runs while backward passes still compute, and so costs nothing: "
         "from 0, none, to 1, all. For schedules that flush each batch.",
     )
-    optimizer: float | None = option("TIME", "Step of the optimizer, once a batch, as 20ms.", parse=parse_time)
+    optimizer_s: float | None = option("TIME", "Step of the optimizer, once a batch, as 20ms.", parse=parse_time)
 
     def terms(self, known: StepTerms | None = None) -> StepTerms:
         """The ones given, else those known. Raises UsageError."""
-        own = known or StepTerms()
-        return StepTerms(
-            own.all_reduce if self.all_reduce is None else self.all_reduce,
-            own.all_reduce_overlap if self.all_reduce_overlap is None else self.all_reduce_overlap,
-            own.optimizer_s if self.optimizer is None else self.optimizer,
-        )
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(known or StepTerms(), **given)
 
 
 @dataclass(frozen=True)
@@ -207,26 +199,19 @@ class SearchOptions:
         default=0.0,
         parse=parse_gap,
     )
-    time_limit: float | None = option(
+    time_limit_s: float | None = option(
         "TIME",
         "Stop after so many seconds, or after 10m or 1.5h, with the best plans and bounds by then.",
         parse=parse_seconds,
     )
     threads: int | None = option("T", "Worker threads; one for each core if not given.")
-    memory_limit: float | None = option(
+    memory_limit_bytes: float | None = option(
         "SIZE", "Refuse what would itself need more memory than this, as 16GB.", parse=parse_size
     )
 
     def options(self, contract: Contract = Contract.SAFE, checkpoint: str | None = None) -> SolveOptions:
         """Raises UsageError for figures that make no sense."""
-        return SolveOptions(
-            gap=self.gap,
-            time_limit_s=self.time_limit,
-            threads=self.threads,
-            memory_limit_bytes=self.memory_limit,
-            resume=checkpoint,
-            contract=contract,
-        )
+        return of_options(SolveOptions, self, resume=checkpoint, contract=contract)
 
 
 @dataclass(frozen=True)

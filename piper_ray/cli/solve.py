@@ -13,29 +13,13 @@ import typer
 
 import piper_ray
 from piper_ray import Instance, SimulationOptions, Solution, Status, Stop, StoppedBy
-from piper_ray.cli import outliving
+from piper_ray.cli import for_runtime, outliving, shared
 from piper_ray.cli.certificates import CertificateOutput, refuse_uncertifiable, write_own_certificate
-from piper_ray.cli.for_runtime import (
-    RuntimeOptions,
-    RuntimeSolve,
-    alternatives_document,
-    find_alternatives,
-    print_alternatives,
-    write_alternatives,
-)
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import flag, given, option
+from piper_ray.cli.options import flag, option, option_name
 from piper_ray.cli.process import others_on_stderr
-from piper_ray.cli.shared import (
-    ContractOption,
-    JsonOption,
-    RestrictionOptions,
-    ScheduleOptions,
-    SearchOptions,
-    StepOptions,
-    WorkloadOptions,
-)
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
+from piper_ray.cli.values import given
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
@@ -61,8 +45,8 @@ class PlannerOption:
 
 
 _EXACT_ALONE = (
-    "gap", "time_limit", "contract", "memory_limit", "address", "checkpoint", "chunks", "sustained", "all_reduce",
-    "all_reduce_overlap", "optimizer", "runtime", "plans", "certificate",
+    "gap", "time_limit_s", "contract", "memory_limit_bytes", "address", "checkpoint", "chunks", "sustained",
+    "all_reduce", "all_reduce_overlap", "optimizer_s", "runtime", "plans", "certificate",
 )  # fmt: skip
 
 
@@ -73,8 +57,7 @@ def refuse_search_options(planner: str, given: Collection[str]) -> None:
     planner_of(planner)
     for name in _EXACT_ALONE:
         if name in given:
-            option = "--" + name.replace("_", "-")
-            raise UsageError(f"{option} is for the exact planner; --planner {planner} knows nothing of it")
+            raise UsageError(f"{option_name(name)} is for the exact planner; --planner {planner} knows nothing of it")
 
 
 def solve_by_baseline(
@@ -212,17 +195,17 @@ def going_on(checkpoint: str | None) -> str:
 
 def solve(
     context: typer.Context,
-    workload: WorkloadOptions,
+    workload: shared.WorkloadOptions,
     written: PlanOutput,
-    told_as: JsonOption,
-    kept: RestrictionOptions,
-    scheduled: ScheduleOptions,
-    charged: StepOptions,
-    contracted: ContractOption,
-    ends: SearchOptions,
+    told_as: shared.JsonOption,
+    kept: shared.RestrictionOptions,
+    scheduled: shared.ScheduleOptions,
+    charged: shared.StepOptions,
+    contracted: shared.ContractOption,
+    ends: shared.SearchOptions,
     planned_by: PlannerOption,
     cluster: ClusterOptions,
-    wanted: RuntimeOptions,
+    wanted: for_runtime.RuntimeOptions,
     proved: CertificateOutput,
 ) -> None:
     """Find the fastest plan for INPUT, and prove it.
@@ -247,12 +230,12 @@ def solve(
         planned_for = Schedule.first_of(scheduled.schedule, instance.schedule)
         raise typer.Exit(solve_by_baseline(instance, planned_for, restrictions, planned_by.planner, out, json=json))
     instance = workload.load()
-    for_runtime = None
+    own_runtime = None
     if wanted.runtime is None:
         asked = scheduled.asked(instance.schedule)
     else:
-        for_runtime = RuntimeSolve.of(wanted, instance, scheduled, restrictions)
-        asked, restrictions = for_runtime.schedule, for_runtime.restrictions
+        own_runtime = for_runtime.RuntimeSolve.of(wanted, instance, scheduled, restrictions)
+        asked, restrictions = own_runtime.schedule, own_runtime.restrictions
     if certificate is not None:
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
@@ -287,10 +270,10 @@ def solve(
                             step=step,
                         )
 
-                    if for_runtime is None:
+                    if own_runtime is None:
                         found = solve_one(instance)
                     else:
-                        found = for_runtime.with_room(instance, solve_one, stop)
+                        found = own_runtime.with_room(instance, solve_one, stop)
                     stop.conclude(found)  # a cluster may be slow to let go
                     tell_of(found)
                 return found
@@ -320,18 +303,18 @@ def solve(
         print_simulated(screen, instance, solution, simulation)
     more: dict[str, object] = {}
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
-    if for_runtime is not None and not in_haste:
-        free = for_runtime.without_rules(instance, solution, options)
-        print_lines(screen, [for_runtime.cost_text(solution, free), *for_runtime.rank_lines(instance, solution)])
-        more["runtime"] = for_runtime.document(solution, free)
+    if own_runtime is not None and not in_haste:
+        free = own_runtime.without_rules(instance, solution, options)
+        print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
+        more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:
-        others = find_alternatives(instance, restrictions, asked, wanted, options, solution)
+        others = for_runtime.find_alternatives(instance, restrictions, asked, wanted, options, solution)
         screen.print()
-        letters = for_runtime is None or for_runtime.runtime.letters
-        print_alternatives(screen, instance, others, wanted.tolerance, letters=letters)
-        more["alternatives"] = alternatives_document(instance, others)
+        letters = own_runtime is None or own_runtime.runtime.letters
+        for_runtime.print_alternatives(screen, instance, others, wanted.tolerance, letters=letters)
+        more["alternatives"] = for_runtime.alternatives_document(instance, others)
         if out is not None:
-            write_alternatives(out, instance, others, unwritten)
+            for_runtime.write_alternatives(out, instance, others, unwritten)
     if certificate is not None:
         print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))
     if json:

@@ -74,6 +74,8 @@ def supervise(
     For the main thread only. Raises ClusterError after len(pauses_s) + 1 deaths in a row with no new content of the
     checkpoint (or none that can be listed).
     """
+    from piper_ray.storage.folder import shown
+
     end_loading()
     known: set[str] = set()
     deaths = 0
@@ -83,14 +85,14 @@ def supervise(
             if stopped or (code >= 0 and code not in _DEATHS):
                 return code if code >= 0 else 128 - code
             saved = _saved(checkpoint)
+            place = shown(checkpoint)
             deaths = deaths + 1 if saved <= known else 1
             known |= saved
             if deaths > len(pauses_s):
-                raise ClusterError(_hopeless(code, deaths, checkpoint))
+                raise ClusterError(_hopeless(code, deaths, place))
             pause_s = pauses_s[deaths - 1]
             typer.echo(
-                f"piper-ray: the solve {_death(code)}; it goes on from the checkpoint at {_shown(checkpoint)} "
-                f"in {pause_s:g} s",
+                f"piper-ray: the solve {_death(code)}; it goes on from the checkpoint at {place} in {pause_s:g} s",
                 err=True,
             )
             stop = _stop_within(signals, pause_s)
@@ -142,10 +144,10 @@ def _saved(checkpoint: str) -> set[str]:
         return set()
 
 
-def _hopeless(code: int, deaths: int, checkpoint: str) -> str:
+def _hopeless(code: int, deaths: int, place: str) -> str:
     return (
         f"the solve {_death(code)}: {deaths} deaths in a row with nothing new in the checkpoint at "
-        f"{_shown(checkpoint)}. What it holds is kept; see above for the cause, then give the same command again"
+        f"{place}. What it holds is kept; see above for the cause, then give the same command again"
     )
 
 
@@ -156,9 +158,3 @@ def _death(code: int) -> str:
         return f"died with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}
     return f"was killed by {names.get(-code, f'signal {-code}')}"
-
-
-def _shown(checkpoint: str) -> str:
-    from piper_ray.storage.folder import shown
-
-    return shown(checkpoint)

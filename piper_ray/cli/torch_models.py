@@ -13,9 +13,10 @@ import typer
 import piper_ray
 from piper_ray import PiperRayError, Schedule, ScheduleName, Stop, UsageError
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import REQUIRED, argument, command_text, flag, option, parse_rate, parse_size
+from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
+from piper_ray.cli.values import command_text, parse_rate, parse_size
 from piper_ray.model import limits
 from piper_ray.model.errors import require
 from piper_ray.storage.files import write_atomically
@@ -77,8 +78,8 @@ class MeasureOptions:
         min=1,
     )
     batch: int | None = option("SAMPLES", "Samples of a batch; 32 microbatches.", "--global-batch", min=1)
-    memory: float | None = option("SIZE", "Memory of each device, as 80GB.", parse=parse_size)
-    bandwidth: float | None = option(
+    memory_bytes: float | None = option("SIZE", "Memory of each device, as 80GB.", parse=parse_size)
+    bandwidth_bytes_per_s: float | None = option(
         "RATE", "Bandwidth from a device to the others; the GPU's, or 25GB/s.", parse=parse_rate
     )
     repeats: int = option("COUNT", "Measured passes.", default=20, min=2)
@@ -101,18 +102,14 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
     from piper_ray.workloads.measure.session import ProfileRequest, store_of, threads_of_a_rank
     from piper_ray.workloads.measure.session import profile as run
 
-    request = ProfileRequest(
-        microbatch=asked.microbatch,
-        device=factory.device,
+    request = of_options(
+        ProfileRequest,
+        factory,
+        asked,
         layers=asked.layers or (),
         inputs=[parse_input(text) for text in factory.inputs or ()],
         degrees=degrees,
         repeats=Repeats(count=asked.repeats, warm_up=asked.warm_up),
-        devices=asked.devices,
-        batch=asked.batch,
-        memory_bytes=asked.memory,
-        bandwidth_bytes_per_s=asked.bandwidth,
-        gpu=asked.gpu,
     )
     table = load_hardware(asked.hardware, note)
     with threads_of_a_rank(request):
@@ -218,16 +215,13 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
 
     if asked.chunks is not None and asked.schedule is None:
         raise UsageError("--chunks goes with --schedule; a plan says its own")
-    options = JobOptions(
-        model=factory.model,
+    options = of_options(
+        JobOptions,
+        factory,
+        asked,
         arguments=factory.arguments,
         inputs=tuple(factory.inputs or ()),
-        microbatches=asked.microbatches,
-        microbatch=asked.microbatch,
-        device=factory.device,
         sharing=Replicas(asked.replicas),
-        steps=asked.steps,
-        warm_up=asked.warm_up,
     )
     schedule = None if asked.schedule is None else Schedule(asked.schedule, asked.chunks)
     job, promise = prepared(asked.plan_file, asked.workload, schedule, options)

@@ -12,32 +12,14 @@ from piper_ray.model.figures import flop_text, given_size_text, memory_text, plu
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
+from piper_ray.workloads.estimate import memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.memory import (
-    Numbers,
-    backward_bytes,
-    kept_bytes,
-    kept_parts,
-    numbers_on_device,
-    state_bytes,
-    transient_bytes,
-)
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
-from piper_ray.workloads.estimate.roofline import (
-    achieved_fraction,
-    backward_s,
-    forward_s,
-    hardware_flop,
-    model_flop,
-    product_s,
-    shape_on,
-    traffic_s,
-)
 from piper_ray.workloads.estimate.software import ContextExchange
 from piper_ray.workloads.formats.workload_writer import type_keys
 
@@ -62,11 +44,11 @@ def summary_lines(result: Estimate) -> list[str]:
     instance, architecture, gpu = result.instance, result.architecture, result.setting.gpu
     tmpcs = sum(len(of_degree) for layer in instance.layers for of_degree in layer.tmpcs.values())
     kinds = f"{len(instance.layers)} layers of {len(architecture.kinds)} kinds, {tmpcs:,} TMPCs"
-    memory = memory_text(gpu.device_bytes)
+    found = memory_text(gpu.device_bytes)
     return [
         f"Model     {architecture.name}: {_parameters_text(result)}, {kinds}",
         f"Sample    {architecture.sample}; {instance.microbatches:,} microbatches in a batch",
-        f"Cluster   {result.devices:,} x {gpu.name}, {memory} found",
+        f"Cluster   {result.devices:,} x {gpu.name}, {found} found",
         f"Links     {_links_line(result)}",
         _work_line(result),
         memory_line(result),
@@ -154,8 +136,8 @@ def explanation_lines(result: Estimate, layer: str) -> Iterator[str]:
             kind=kind,
             layers=range_text(numbers),
             symbols=_used_symbols(kind),
-            flop=flop_text(model_flop(kind)),
-            recomputed_flop=flop_text(hardware_flop(kind, Recomputation.FULL)),
+            flop=flop_text(roofline.model_flop(kind)),
+            recomputed_flop=flop_text(roofline.hardware_flop(kind, Recomputation.FULL)),
             whole_sequence=Split.SEQUENCE,
             number_text=number_text,
             substituted=substituted,
@@ -235,8 +217,8 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
     stack = result.setting.stack
     yield f"{_division_text(mode)}: forward and backward pass of each operator"
     for operator in kind.operators:
-        there = forward_s(operator, kind, mode, stack)
-        back = backward_s(operator, kind, mode, stack)
+        there = roofline.forward_s(operator, kind, mode, stack)
+        back = roofline.backward_s(operator, kind, mode, stack)
         yield f"  {operator.name}: {time_text(there, 4)} + {time_text(back, 4)}"
         yield from (f"    {line}" for line in _work(result, kind, operator, mode))
     if mode.context > 1 and attends(kind):
@@ -270,22 +252,22 @@ _CONTEXT = {
 def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode) -> Iterator[str]:
     gpu, degree = result.setting.gpu, mode.degree
     for product in operator.products:
-        shape = shape_on(product, kind, mode)
+        shape = roofline.shape_on(product, kind, mode)
         sides = " x ".join(number_text(side) for side in (shape.rows, shape.depth, shape.columns))
         times = f"{number_text(shape.count)} x " if shape.count != 1 else ""
         yield (
             f"{times}({product.rows}) x ({product.depth}) x ({product.columns})"
             f"{f', {product.divided} / t' if product.divided and degree > 1 else ''} = {times}{sides}: "
-            f"{shape.flop:.4g} FLOP at {achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
+            f"{shape.flop:.4g} FLOP at {roofline.achieved_fraction(shape, gpu, operator.on_chip):.3f} of the peak"
             f"{'' if operator.on_chip else f', {shape.operand_bytes:.4g} bytes'}: "
-            f"{time_text(product_s(shape, gpu, operator.on_chip), 4)}"
+            f"{time_text(roofline.product_s(shape, gpu, operator.on_chip), 4)}"
         )
     parts = mode.parts(operator.split)
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
             size = kind.value(formula) / parts
             shown = f"({formula}) / {parts}" if parts > 1 else formula
-            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(traffic_s(size, gpu), 4)}"
+            yield f"{word} {shown} = {size:,.0f} bytes: {time_text(roofline.traffic_s(size, gpu), 4)}"
 
 
 def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
@@ -314,15 +296,15 @@ def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str
 
 def _state_text(kind: LayerKind, training: Training, mode: LayerMode) -> str:
     """Of dense parameters, and of experts' where they are shared out otherwise."""
-    dense, routed = numbers_on_device(kind, mode)
+    dense, routed = memory.numbers_on_device(kind, mode)
     if mode.state_parts(routed=True) == mode.state_parts(routed=False) or not routed.held:
-        both = Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
+        both = memory.Numbers(False, dense.held + routed.held, dense.trained + routed.trained)
         return _numbers_text(both, "", training, mode)
     texts = (_numbers_text(dense, "", training, mode), _numbers_text(routed, " of experts", training, mode))
     return " + ".join(texts)
 
 
-def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: LayerMode) -> str:
+def _numbers_text(numbers: memory.Numbers, whose: str, training: Training, mode: LayerMode) -> str:
     shards = mode.state_parts(numbers.routed)
 
     def share(of: Sharding) -> str:
@@ -340,10 +322,11 @@ def _numbers_text(numbers: Numbers, whose: str, training: Training, mode: LayerM
 def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
     """What b is for, and what the backward pass holds beside a and b."""
     states = [
-        (name, state_bytes(kind, mode, training)) for name, training in _parts_of(result.setting.training).items()
+        (name, memory.state_bytes(kind, mode, training))
+        for name, training in _parts_of(result.setting.training).items()
     ]
     yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
-    again, gradients = transient_bytes(kind, mode), backward_bytes(kind, mode)
+    again, gradients = memory.transient_bytes(kind, mode), memory.backward_bytes(kind, mode)
     made = f" and {again:,.0f} made again or brought back" if again else ""
     yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
@@ -374,20 +357,22 @@ def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
     else:
         saved = [(operator, item) for operator in kind.operators for item in operator.saved]
         listed = [
-            (item.bytes, kept_parts(operator, item, mode)) for operator, item in saved if not mode.does_again(item)
+            (item.bytes, memory.kept_parts(operator, item, mode))
+            for operator, item in saved
+            if not mode.does_again(item)
         ]
     terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
-    total = f"{' + '.join(terms) or '0'} = {kept_bytes(kind, mode):,.0f} bytes"
+    total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode):,.0f} bytes"
     return f"0; in host memory {total}" if mode.offload else total
 
 
 def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: LayerCosts) -> str:
     gpu = result.setting.gpu
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
-    moved_s = kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    moved_s = memory.kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
     return (
-        f"{kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and through "
-        f"the GPU's memory: {time_text(costs.offload_s, 4)}"
+        f"{memory.kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and "
+        f"through the GPU's memory: {time_text(costs.offload_s, 4)}"
     )
 
 

@@ -8,19 +8,7 @@ import time
 from rich.console import Console
 from rich.text import Text
 
-from piper_ray.model.events import (
-    Bounds,
-    Compiling,
-    DegreesAdvanced,
-    DegreesSearched,
-    EvaluationAdvanced,
-    EvaluationFinished,
-    Event,
-    IncumbentFound,
-    Note,
-    PartBegun,
-    StepFinished,
-)
+from piper_ray.model import events
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.report.summary import instance_lines
@@ -45,11 +33,11 @@ class SolverLog(LiveLog):
         super().__init__(console)
         self._time_limit_s = time_limit_s
         self._gap: float | None = None
-        self._advance: EvaluationAdvanced | DegreesAdvanced | None = None
+        self._advance: events.EvaluationAdvanced | events.DegreesAdvanced | None = None
         self._started_s = time.perf_counter()
         self._has_head = False
         self._closed = False  # the bounds met
-        self._part = PartBegun(1, "")
+        self._part = events.PartBegun(1, "")
         self._part_is_named = True
         self._part_began_s = self._shown_s = 0.0  # of the solve's time
 
@@ -59,37 +47,37 @@ class SolverLog(LiveLog):
         for line in instance_lines(instance):
             self.line(line)
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: events.Event) -> None:
         if self._ended:
             return
-        if isinstance(event, Compiling):
+        if isinstance(event, events.Compiling):
             self.line("compiling      kernels that no run of this version here has needed before: up to half a minute")
-        elif isinstance(event, Note):
+        elif isinstance(event, events.Note):
             self.line(f"note           {event.text}")
-        elif isinstance(event, PartBegun):
+        elif isinstance(event, events.PartBegun):
             self._advance, self._closed = None, False
             self._part, self._part_is_named = event, False
             self._part_began_s = self._shown_s if event.number > 1 else 0.0
-        elif isinstance(event, StepFinished):
+        elif isinstance(event, events.StepFinished):
             if self._part.number == 1:  # those of further parts are of no interest any more
                 self.line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
-        elif isinstance(event, (EvaluationAdvanced, DegreesAdvanced)):
+        elif isinstance(event, (events.EvaluationAdvanced, events.DegreesAdvanced)):
             self._advance = event
-        elif isinstance(event, (EvaluationFinished, DegreesSearched)):
+        elif isinstance(event, (events.EvaluationFinished, events.DegreesSearched)):
             self._advance = None
             gap = event.bounds.gap
             closed = gap is not None and gap <= PROOF_TOLERANCE
             # Asked once more though nothing is faster: which of the equally fast plans takes the fewest devices.
-            again = closed and self._closed and isinstance(event, EvaluationFinished)
+            again = closed and self._closed and isinstance(event, events.EvaluationFinished)
             answer = "infeasible" if not event.feasible else "tie-break" if again else "feasible"
             below = "<" if closed and not event.feasible else ""  # by a billionth: the proof
             self._row(str(event.index), below + time_text(event.threshold_s), answer, event.bounds)
             self._closed = closed
-        elif isinstance(event, IncumbentFound):
+        elif isinstance(event, events.IncumbentFound):
             answer = "plan" if event.origin in _USUAL_ORIGINS else f"plan ({event.origin})"
             self._row("*", time_text(event.time_per_sample_s), answer, event.bounds)
 
-    def _row(self, mark: str, threshold: str, answer: str, bounds: Bounds) -> None:
+    def _row(self, mark: str, threshold: str, answer: str, bounds: events.Bounds) -> None:
         self._begin_rows(_HEAD)
         if not self._part_is_named:
             self._part_is_named = True
@@ -120,13 +108,15 @@ class SolverLog(LiveLog):
         if advance is None:
             parts = ["working", *([] if self._gap is None else [f"gap {percent_text(self._gap)}"])]
         else:
-            parts = _degrees_parts(advance) if isinstance(advance, DegreesAdvanced) else _evaluation_parts(advance)
+            parts = (
+                _degrees_parts(advance) if isinstance(advance, events.DegreesAdvanced) else _evaluation_parts(advance)
+            )
         if self._time_limit_s is not None:
             parts.insert(1, f"at most {duration_text(max(0.0, self._time_limit_s - elapsed_s))} left")
         return Text(", ".join([parts[0], f"{elapsed_s:.1f} s", *parts[1:]]), style="dim")
 
 
-def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
+def _evaluation_parts(advance: events.EvaluationAdvanced) -> list[str]:
     share = advance.done / advance.total if advance.total else 1.0
     parts = [f"evaluation {advance.index} at {time_text(advance.threshold_s)}"]
     # A downset looks at those before it, so what is done grows as the square of their share.
@@ -139,7 +129,7 @@ def _evaluation_parts(advance: EvaluationAdvanced) -> list[str]:
     return parts
 
 
-def _degrees_parts(advance: DegreesAdvanced) -> list[str]:
+def _degrees_parts(advance: events.DegreesAdvanced) -> list[str]:
     at = f" up to {time_text(advance.threshold_s)}" if math.isfinite(advance.threshold_s) else ""
     parts = [f"plans{at}: {advance.done:,} of {plural(advance.total, 'pair')} (d, t)"]
     parts += left_texts(advance.seconds, advance.done / advance.total if advance.total else 1.0, "left of them")

@@ -32,24 +32,8 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import CheckpointLost, CheckpointRefused, DatasetDamaged, UsageError
 from piper_ray.storage.folder import Folder, StateFile, Vanished, open_folder, reason, shown
 from piper_ray.storage.lease import Lease, acquire
+from piper_ray.sweep import parts
 from piper_ray.sweep.columns import ORDER, PARTITION, SCHEMA, table_of
-from piper_ray.sweep.parts import (
-    BEFORE_MANIFESTS,
-    CONTROL,
-    FOLDER,
-    FORMAT,
-    Contents,
-    DatasetPart,
-    Manifest,
-    folders,
-    parts,
-    read_contents,
-    read_manifest,
-    read_part,
-    schema_of,
-    unfinished_before,
-    write_manifest,
-)
 from piper_ray.version import __version__
 
 _READINGS = 5
@@ -86,16 +70,16 @@ def read_whole_parts(location: str | os.PathLike[str], columns: list[str] | None
         contents = _read_at_rest(*_resolve(text), text, columns)
     except (OSError, ArrowException) as error:
         raise UsageError(f"{shown(text)}: cannot be read: {_reason(error)}") from error
-    tables = [_labelled("", schema_of(columns).empty_table())]
+    tables = [_labelled("", parts.schema_of(columns).empty_table())]
     for label, of_label in contents.of_label.items():
-        rows = pa.concat_tables([schema_of(columns).empty_table(), *of_label.whole.values()])
+        rows = pa.concat_tables([parts.schema_of(columns).empty_table(), *of_label.whole.values()])
         tables.append(_labelled(label, _distinct(rows)))
     return pa.concat_tables(tables), contents.damage
 
 
-def _read_at_rest(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> Contents:
+def _read_at_rest(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> parts.Contents:
     """Again if a sweep at work has merged files meanwhile."""
-    for folder in (root, f"{root}/{CONTROL}"):
+    for folder in (root, f"{root}/{parts.CONTROL}"):
         if filesystem.get_file_info(folder).type != fs.FileType.Directory:
             raise UsageError(f"{shown(location)}: there is no dataset of a sweep")
     for _ in range(_READINGS):
@@ -105,10 +89,10 @@ def _read_at_rest(filesystem: fs.FileSystem, root: str, location: str, columns: 
     raise FileNotFoundError("its files change too fast")
 
 
-def _read_once(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> Contents | None:
+def _read_once(filesystem: fs.FileSystem, root: str, location: str, columns: list[str] | None) -> parts.Contents | None:
     try:
-        _check_format(open_folder(f"{root}/{CONTROL}", filesystem), location)
-        contents = read_contents(filesystem, root, columns)
+        _check_format(open_folder(f"{root}/{parts.CONTROL}", filesystem), location)
+        contents = parts.read_contents(filesystem, root, columns)
     except Vanished:
         return None
     if contents.found.manifest is None and not contents.damage:
@@ -116,17 +100,19 @@ def _read_once(filesystem: fs.FileSystem, root: str, location: str, columns: lis
     return contents
 
 
-def _check_format(control: Folder, location: str) -> Manifest | None:
+def _check_format(control: Folder, location: str) -> parts.Manifest | None:
     """The newest manifest, if one can be read. Raises UsageError if it is of another format."""
-    manifest = read_manifest(control).manifest
-    if manifest is None and BEFORE_MANIFESTS in control.names():
+    manifest = parts.read_manifest(control).manifest
+    if manifest is None and parts.BEFORE_MANIFESTS in control.names():
         raise UsageError(
             f"{shown(location)}: a dataset of format 1, whose files have no checksums, so that nobody can tell whether "
             "they are as they were written. pyarrow.parquet.read_table reads it; for rows that are checked, run its "
             "sweep on another storage"
         )
-    if manifest is not None and manifest.format != FORMAT:
-        raise UsageError(f"{shown(location)}: a dataset of format {manifest.format}; this piper_ray knows {FORMAT}")
+    if manifest is not None and manifest.format != parts.FORMAT:
+        raise UsageError(
+            f"{shown(location)}: a dataset of format {manifest.format}; this piper_ray knows {parts.FORMAT}"
+        )
     return manifest
 
 
@@ -145,15 +131,15 @@ class Dataset:
     _lease: Lease
     _on_warning: Callable[[str], None]
     _name: str = ""
-    _rows: defaultdict[str, dict[DatasetPart, int]] = field(default_factory=lambda: defaultdict(dict))
-    _damaged: defaultdict[str, set[DatasetPart]] = field(default_factory=lambda: defaultdict(set))
+    _rows: defaultdict[str, dict[parts.DatasetPart, int]] = field(default_factory=lambda: defaultdict(dict))
+    _damaged: defaultdict[str, set[parts.DatasetPart]] = field(default_factory=lambda: defaultdict(set))
     _damaged_manifests: list[StateFile] = field(default_factory=list)
     _sequence: int = 0
     _next: int = 1
     finished: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._folders = folders(self._filesystem, self._root)
+        self._folders = parts.folders(self._filesystem, self._root)
 
     @classmethod
     def open(
@@ -169,7 +155,7 @@ class Dataset:
         text = os.fspath(location)
         try:
             filesystem, root = _resolve(text)
-            control = open_folder(f"{root}/{CONTROL}", filesystem)
+            control = open_folder(f"{root}/{parts.CONTROL}", filesystem)
             lease = acquire(control, time, on_warning)
         except CheckpointRefused as refused:
             raise CheckpointRefused(
@@ -189,12 +175,12 @@ class Dataset:
 
     def _take_up(self, name: str, resume: bool) -> None:
         listed = self._check_made_by_us()
-        if not resume and (listed or any(parts(folder.names()) for folder in self._folders.values())):
+        if not resume and (listed or any(parts.among(folder.names()) for folder in self._folders.values())):
             raise CheckpointRefused(
                 f"the dataset at {shown(self._location)} holds finished points: add --resume to go on with it, or "
                 "give another storage"
             )
-        contents = read_contents(self._filesystem, self._root, ["input_hash"])
+        contents = parts.read_contents(self._filesystem, self._root, ["input_hash"])
         found = contents.found
         self._damaged_manifests = found.damaged
         self._name = name if found.manifest is None else found.manifest.name
@@ -215,7 +201,7 @@ class Dataset:
                 self._keep_aside(label, part)
             for name in (
                 *(part.name for part in of_label.obsolete),
-                *unfinished_before(of_label.folder.names(), self._lease.epoch),
+                *parts.unfinished_before(of_label.folder.names(), self._lease.epoch),
             ):  # by a driver that was killed
                 of_label.folder.delete(name)
 
@@ -231,7 +217,7 @@ class Dataset:
             )
         return any(manifest.rows.values())
 
-    def _keep_aside(self, label: str, part: DatasetPart) -> None:
+    def _keep_aside(self, label: str, part: parts.DatasetPart) -> None:
         """Out of the way of readers that check nothing; perhaps somebody wants to look at it."""
         folder = self._folders[label]
         content = folder.read(part.name)
@@ -264,7 +250,7 @@ class Dataset:
             for label in self._folders:
                 self._merge(label, lambda part: True)  # noqa: ARG005 - all of them
         if any(self._damaged.values()):
-            damage = [f"{FOLDER}{label}/{part.name}" for label, found in self._damaged.items() for part in found]
+            damage = [f"{parts.FOLDER}{label}/{part.name}" for label, found in self._damaged.items() for part in found]
             raise DatasetDamaged(shown(self._location), [f"{name} was altered after it was written" for name in damage])
 
     @contextlib.contextmanager
@@ -286,13 +272,13 @@ class Dataset:
 
     def _write_manifest(self) -> None:
         self._sequence += 1
-        manifest = Manifest(__version__, self._name, self._rows)
+        manifest = parts.Manifest(__version__, self._name, self._rows)
         names = self._control.names()
-        write_manifest(self._control, names, manifest, self._lease.epoch, self._sequence, self._damaged_manifests)
+        parts.write_manifest(self._control, names, manifest, self._lease.epoch, self._sequence, self._damaged_manifests)
 
-    def _merge(self, label: str, may_join: Callable[[DatasetPart], bool]) -> None:
+    def _merge(self, label: str, may_join: Callable[[parts.DatasetPart], bool]) -> None:
         """Each run of neighbours that fits into a file becomes one: a file's numbers span no other's."""
-        run: list[DatasetPart] = []
+        run: list[parts.DatasetPart] = []
         for part in sorted(self._rows[label]):
             fits = sum(self._rows[label][of_run] for of_run in [*run, part]) <= FILE_ROWS
             joins = may_join(part) and part not in self._damaged[label]
@@ -303,12 +289,12 @@ class Dataset:
                 run.append(part)
         self._replace(label, run)
 
-    def _replace(self, label: str, run: list[DatasetPart]) -> None:
+    def _replace(self, label: str, run: list[parts.DatasetPart]) -> None:
         """The parts of a run by one; none if one of them is damaged."""
         if len(run) < 2:
             return
         folder = self._folders[label]
-        read = {part: read_part(folder, label, part, None) for part in run}
+        read = {part: parts.read_part(folder, label, part, None) for part in run}
         damaged = [part for part, rows in read.items() if rows is None]
         if damaged:
             self._damaged[label].update(damaged)
@@ -324,13 +310,13 @@ class Dataset:
                 with contextlib.suppress(OSError):  # obsolete by its name
                     folder.delete(part.name)
 
-    def _write(self, label: str, first: int, last: int, table: pa.Table) -> DatasetPart:
+    def _write(self, label: str, first: int, last: int, table: pa.Table) -> parts.DatasetPart:
         if label not in self._folders:
-            self._folders[label] = open_folder(f"{self._root}/{FOLDER}{label}", self._filesystem)
+            self._folders[label] = open_folder(f"{self._root}/{parts.FOLDER}{label}", self._filesystem)
         sink = io.BytesIO()
         pq.write_table(table.sort_by([(name, "ascending") for name in ORDER]), sink, compression="zstd")
         content = sink.getvalue()
-        part = DatasetPart.of(label, first, last, self._lease.epoch, content)
+        part = parts.DatasetPart.of(label, first, last, self._lease.epoch, content)
         self._folders[label].put(part.name, content, durable=True)
         return part
 

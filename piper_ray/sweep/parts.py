@@ -66,7 +66,7 @@ class DatasetPart(NamedTuple):
         return self.last - self.first
 
 
-def parts(names: Iterable[str]) -> list[DatasetPart]:
+def among(names: Iterable[str]) -> list[DatasetPart]:
     """Those among names of files."""
     matches = [match for name in names if (match := _PART.fullmatch(name))]
     return [part for m in matches if (part := DatasetPart(int(m[1]), int(m[2]), int(m[3]), m[4])).name == m[0]]
@@ -75,7 +75,7 @@ def parts(names: Iterable[str]) -> list[DatasetPart]:
 def unfinished_before(names: Iterable[str], epoch: int) -> list[str]:
     """Files that drivers of earlier epochs left half-written."""
     stems = [name.removesuffix(UNFINISHED) for name in names if name.endswith(UNFINISHED)]
-    return [part.name + UNFINISHED for part in parts(stems) if part.epoch < epoch]
+    return [part.name + UNFINISHED for part in among(stems) if part.epoch < epoch]
 
 
 def _checksum(label: str, first: int, last: int, epoch: int, content: bytes) -> str:
@@ -119,7 +119,7 @@ class Manifest:
         found = json.loads(content)
         if found["format"] != FORMAT:
             return cls(found.get("piper_ray", "unknown"), "", {}, found["format"])
-        rows = {label: {part: listed[part.name] for part in parts(listed)} for label, listed in found["parts"].items()}
+        rows = {label: {part: listed[part.name] for part in among(listed)} for label, listed in found["parts"].items()}
         return cls(found["piper_ray"], found["name"], rows)
 
 
@@ -239,7 +239,7 @@ def folders(filesystem: fs.FileSystem, root: str) -> dict[str, Folder]:
 
 def _read_label(folder: Folder, label: str, columns: list[str] | None) -> OfLabel:
     known = OfLabel(folder)
-    for part in sorted(parts(folder.names()), key=lambda part: (-part.span, part)):
+    for part in sorted(among(folder.names()), key=lambda part: (-part.span, part)):
         if any(whole.replaces(part) for whole in known.whole):
             known.obsolete.append(part)
             continue

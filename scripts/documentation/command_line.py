@@ -49,7 +49,7 @@ def _commands() -> Iterator[str]:
     assert isinstance(group, TyperGroup)
     with typer.Context(group, info_name="piper-ray") as above:
         for name in group.list_commands(above):
-            command = group.get_command(above, name)
+            command = group.commands[name].make_context(name, [], above, resilient_parsing=True).command
             if isinstance(command, TyperCommand) and not command.hidden:
                 yield from _command(name, command, typer.Context(command, info_name=name, parent=above))
 

@@ -67,7 +67,10 @@ def _commands() -> dict[str, TyperCommand]:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     above = typer.Context(group)
-    found = {name: group.get_command(above, name) for name in group.list_commands(above)}
+    found = {
+        name: command.make_context(name, [], above, resilient_parsing=True).command
+        for name, command in group.commands.items()
+    }
     return {name: command for name, command in found.items() if isinstance(command, TyperCommand)}
 
 

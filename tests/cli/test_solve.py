@@ -16,8 +16,8 @@ import pytest
 import piper_ray
 from piper_ray import Solution, Status, StoppedBy
 from piper_ray.cli import main
-from piper_ray.cli.options import parse_gap
 from piper_ray.cli.solve import check_own_plan, exit_code
+from piper_ray.cli.values import parse_gap
 from piper_ray.model.units import parse_bytes
 from tests.cli_cases import ROOT, run, write_small
 from tests.report_cases import small_instance, small_plan, solution

@@ -22,18 +22,7 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.evaluate import MEMORY_TOLERANCE
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.planners.pipedream.kernel import (
-    LevelArrays,
-    PairArrays,
-    best_first_stage,
-    count_subsets,
-    fill_segments,
-    fill_segments_from,
-    least_machines,
-    list_subsets,
-    make_segments,
-    stage_seconds,
-)
+from piper_ray.planners.pipedream import kernel
 from piper_ray.planners.pipedream.planner import States
 from piper_ray.planners.runs import topological_order
 
@@ -57,7 +46,7 @@ class TailTables:
 
     layer_ids: tuple[tuple[int, int], ...]
     bits: Bits
-    pairs: PairArrays
+    pairs: kernel.PairArrays
     time_s: Floats
     entering_bytes: Floats
 
@@ -75,12 +64,12 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
     """Raises LimitError when there are more than ``STATE_LIMIT`` states or ``PAIR_LIMIT`` nested pairs."""
     graph = build_graph(instance, without_contraction())
     bits = _tails(instance, graph, kind)
-    counts = count_subsets(bits, PAIR_LIMIT)
+    counts = kernel.count_subsets(bits, PAIR_LIMIT)
     if counts.sum() > PAIR_LIMIT:
         raise _too_many(kind)
     pair_start = offsets(counts.tolist())
     rest = np.empty(pair_start[-1], np.int32)
-    list_subsets(bits, pair_start, rest)
+    kernel.list_subsets(bits, pair_start, rest)
 
     place = {layer.id: i for i, layer in enumerate(instance.layers)}
     inside = _membership(bits, graph.size)
@@ -88,7 +77,7 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
     return TailTables(
         layer_ids=tuple((place[layer_id], layer_id) for layer_id in graph.layer_ids),
         bits=bits,
-        pairs=PairArrays(
+        pairs=kernel.PairArrays(
             pair_start,
             rest,
             weights_bytes=_sums(inside, [tmpc.weights_bytes for tmpc in chosen]),
@@ -230,10 +219,10 @@ def best_partition(
     front = np.repeat(np.arange(states.size), np.diff(pairs.pair_start))
     time_s = states.time_s[front] - states.time_s[pairs.rest]
     group = np.ones(0, np.int64)
-    levels: list[LevelArrays] = []
+    levels: list[kernel.LevelArrays] = []
     below = 1
     for number, task in enumerate(tasks):
-        level = LevelArrays(
+        level = kernel.LevelArrays(
             time_s=time_s,
             group=group,
             transfer_s=states.entering_bytes * task.transfer_s_per_byte,
@@ -247,7 +236,7 @@ def best_partition(
         if number < len(tasks) - 1:
             _check_work(states, task)
             time_s, group = np.empty(pairs.rest.size), np.empty(pairs.rest.size, np.int64)
-            fill_segments(pairs, level, time_s, group)
+            kernel.fill_segments(pairs, level, time_s, group)
     found = _search(pairs, levels[-1])
     if found is None:
         return None
@@ -267,7 +256,7 @@ def _check_work(states: TailTables, task: LevelTask) -> None:
         )
 
 
-def _search(pairs: PairArrays, level: LevelArrays) -> tuple[float, list[StageCut]] | None:
+def _search(pairs: kernel.PairArrays, level: kernel.LevelArrays) -> tuple[float, list[StageCut]] | None:
     """The least bottleneck, with what is proved below it closing in on the best partition seen.
 
     Passes are cheap where few machines may be wasted, so from below in doubling steps. Then by bisection, every second
@@ -295,27 +284,27 @@ def _search(pairs: PairArrays, level: LevelArrays) -> tuple[float, list[StageCut
 
 
 def _partition_within(
-    pairs: PairArrays, level: LevelArrays, threshold_s: float, machines: Integers
+    pairs: kernel.PairArrays, level: kernel.LevelArrays, threshold_s: float, machines: Integers
 ) -> tuple[float, list[StageCut]] | None:
     """The partition on the fewest machines with every stage at most ``threshold_s``, and its slowest stage's time."""
-    if least_machines(pairs, level, threshold_s, machines) > level.machines:
+    if kernel.least_machines(pairs, level, threshold_s, machines) > level.machines:
         return None
     cuts: list[StageCut] = []
     slowest_s = 0.0
     whole = tail = len(machines) - 1
     while tail > 0:
-        pair, degree = best_first_stage(pairs, level, tail, threshold_s, machines)
+        pair, degree = kernel.best_first_stage(pairs, level, tail, threshold_s, machines)
         rest = int(pairs.rest[pair])
         cuts.append(StageCut(tail, rest, degree))
-        slowest_s = max(slowest_s, stage_seconds(pairs, level, tail, pair, degree, tail == whole))
+        slowest_s = max(slowest_s, kernel.stage_seconds(pairs, level, tail, pair, degree, tail == whole))
         tail = rest
     return slowest_s, cuts
 
 
-def _expand(pairs: PairArrays, level: LevelArrays, cut: StageCut) -> list[StageCut]:
+def _expand(pairs: kernel.PairArrays, level: kernel.LevelArrays, cut: StageCut) -> list[StageCut]:
     """A stage of the level above as the stages of this level, replicated as often."""
-    segments = make_segments(len(pairs.pair_start) - 1, level.machines)
-    fill_segments_from(pairs, level, cut.front, segments)
+    segments = kernel.make_segments(len(pairs.pair_start) - 1, level.machines)
+    kernel.fill_segments_from(pairs, level, cut.front, segments)
     parts: list[StageCut] = []
     tail, machines = cut.rest, level.machines
     while tail != cut.front:

@@ -7,27 +7,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from piper_ray.model.figures import (
-    given_size_text,
-    plural,
-    printable,
-)
+from piper_ray.model.figures import given_size_text, plural, printable
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
-from piper_ray.report.page.pictures import COLOURS, memory_picture, placement
+from piper_ray.report.page import tables
+from piper_ray.report.page.pictures import memory_picture, placement
 from piper_ray.report.page.subject import Subject
-from piper_ray.report.page.tables import (
-    comparison_table,
-    count_text,
-    rank_groups,
-    rank_table,
-    singles,
-    stage_groups,
-    stage_table,
-)
 from piper_ray.report.plots.timeline import timeline_element
 from piper_ray.report.simulated import findings
 from piper_ray.report.summary import instance_lines, schedule_line
@@ -43,7 +31,7 @@ def page_html(subject: Subject) -> str:
     instance, simulation = found.instance, found.simulation
     name = printable(instance.name) or "workload"
     stages = len(found.plan.stages)
-    by_stage, by_rank = stage_groups(found), rank_groups(found)
+    by_stage, by_rank = tables.stage_groups(found), tables.rank_groups(found)
     return template(__package__, "page.html.jinja").render(
         title=f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
         style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
@@ -53,20 +41,21 @@ def page_html(subject: Subject) -> str:
         faults=[printable(fault) for fault in found.faults],
         findings=[printable(text) for text in findings(simulation)],
         placement=placement(instance, simulation),
-        colours=COLOURS,
-        stages=stage_table(found, by_stage),
-        all_stages=stage_table(found, singles(stages)) if len(by_stage) < stages else None,
+        stages=tables.stage_table(found, by_stage),
+        all_stages=tables.stage_table(found, tables.singles(stages)) if len(by_stage) < stages else None,
         timeline=Markup(timeline_element(simulation)),
         memory=memory_picture(simulation, by_rank),
-        ranks=rank_table(found, by_rank),
-        all_ranks=rank_table(found, singles(len(simulation.ranks))) if len(by_rank) < len(simulation.ranks) else None,
-        comparison=comparison_table(subject),
+        ranks=tables.rank_table(found, by_rank),
+        all_ranks=tables.rank_table(found, tables.singles(len(simulation.ranks)))
+        if len(by_rank) < len(simulation.ranks)
+        else None,
+        comparison=tables.comparison_table(subject),
         origin=_origin(subject),
         assumptions=assumptions(instance, found.plan, simulation),
         notes=[printable(note) for note in (*subject.notes, *simulation.notes, *instance.notes)],
         digest=instance.digest,
         version=__version__,
-        count_text=count_text,
+        count_text=tables.count_text,
     )
 
 

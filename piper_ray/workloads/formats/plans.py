@@ -25,7 +25,6 @@ from piper_ray.model.stop import StoppedBy
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
-from piper_ray.workloads.formats.plan_schema import SolutionDocument
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
@@ -275,11 +274,10 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
 
 
-_STATS: TypeAdapter[SolveStats] = TypeAdapter(SolveStats)
-
-
 def read_solution(document: Mapping[str, object], instance: Instance, faults: Faults) -> Solution | None:
     """The solution that ``document`` describes; None, with the faults noted, if it is not one for this instance."""
+    from piper_ray.workloads.formats.plan_schema import SolutionDocument  # pydantic looks through its source, for 0.1 s
+
     check_schema(document, "piper-ray/solution", faults)
     if faults:
         return None
@@ -301,7 +299,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         time_per_sample_s=read.time_per_sample_s,
         lower_bound_s=math.inf if read.lower_bound_s is None else read.lower_bound_s,
         plan=plan,
-        stats=_STATS.validate_python(read.stats.model_dump()),
+        stats=TypeAdapter(SolveStats).validate_python(read.stats.model_dump()),
         infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
         stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
         blocks=None if blocks is None else BlockStats(**blocks),
