@@ -15,7 +15,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeVar, cast
 
-from piper_ray.compiled.bare_numba import numba
+import numba
+
 from piper_ray.compiled.cache import KernelCache
 from piper_ray.compiled.compiler import KernelCompiler, Merged, MergedCompiler, SharedCompiler, by_itself, dispatchers
 
