@@ -59,9 +59,12 @@ class Faults:
         self.notes.append(Fault(path, message))
 
     def model(self, model: type[Model], value: object, path: str) -> Model | None:
-        """``value`` as a ``model``; None, with the faults noted, if it is not one."""
+        """``value``, an object or the text of one in JSON, as a ``model``; None, with the faults noted, if it is none.
+
+        Text is taken as JSON has it: lists may be tuples there, and texts members of enums.
+        """
         try:
-            return model.model_validate(value)
+            return model.model_validate_json(value) if isinstance(value, str) else model.model_validate(value)
         except ValidationError as error:
             expected = {
                 name: _expected(field) for key, field in model.model_fields.items() for name in names_of(key, field)

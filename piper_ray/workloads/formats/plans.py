@@ -7,21 +7,21 @@ What a document says beside the plan are its ``PlanClaims``: its schedule, who m
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from piper_ray.model import limits
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, ScheduleName, StepTerms
-from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.stop import StoppedBy
+from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, StepTerms
+from piper_ray.model.solution import Solution
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
@@ -274,6 +274,22 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
 
 
+_OLD_NAMES = (
+    ("candidates_tested", "blocks_tested", "buckets_tested"),
+    ("put_bytes", "blocks", "chunks"),
+    ("held_bytes", "blocks", "chunks"),
+    ("choices_dropped", "time_per_sample", "time_per_sample_s"),
+)
+"""Of fields of solutions: a field beside it, the name that earlier versions gave it, and its name."""
+
+
+def _as_named_now(fields: dict[str, object]) -> dict[str, object]:
+    for beside, old, new in _OLD_NAMES:
+        if beside in fields and fields.get(new) is None and old in fields:
+            fields[new] = fields[old]
+    return fields
+
+
 def read_solution(document: Mapping[str, object], instance: Instance, faults: Faults) -> Solution | None:
     """The solution that ``document`` describes; None, with the faults noted, if it is not one for this instance."""
     from piper_ray.workloads.formats.plan_schema import SolutionDocument  # pydantic looks through its source, for 0.1 s
@@ -281,7 +297,8 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     check_schema(document, "piper-ray/solution", faults)
     if faults:
         return None
-    read = faults.model(SolutionDocument, document, "")
+    now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
+    read = faults.model(SolutionDocument, json.dumps(now), "")
     if read is None:
         return None
     if read.instance.digest != instance.digest:
@@ -289,22 +306,17 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     plan = None if read.plan is None else read_plan(document, instance, faults)
     if faults:
         return None
-    blocks: dict[str, Any] | None = None
-    if read.blocks is not None:
-        blocks = read.blocks.model_dump()
-        old = blocks.pop("time_per_sample")
-        blocks["time_per_sample_s"] = old if blocks["time_per_sample_s"] is None else blocks["time_per_sample_s"]
     return Solution(
-        status=Status(read.status),
+        status=read.status,
         time_per_sample_s=read.time_per_sample_s,
         lower_bound_s=math.inf if read.lower_bound_s is None else read.lower_bound_s,
         plan=plan,
-        stats=TypeAdapter(SolveStats).validate_python(read.stats.model_dump()),
-        infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
-        stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
-        blocks=None if blocks is None else BlockStats(**blocks),
-        schedule=Schedule(ScheduleName(read.schedule), read.chunks, read.group),
-        step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
+        stats=read.stats,
+        infeasibility=read.infeasibility,
+        stopped_by=read.stopped_by,
+        blocks=read.blocks,
+        schedule=Schedule(read.schedule, read.chunks, read.group),
+        step=read.step or StepTerms(),
     )
 
 
