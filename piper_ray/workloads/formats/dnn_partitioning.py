@@ -26,19 +26,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import count
+from typing import Any
 
 from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats.faults import Faults, shown
-from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
+from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
 from piper_ray.workloads.formats.pipedream_profile import unwritten
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
 
 _PATHS = {
+    "name": "name",
     "devices": "maxFPGAs",
     "microbatches": "mbsInBatch",
     "memory_bytes": "maxSizePerFPGA",
@@ -71,11 +74,11 @@ def read_dnn_partitioning(
     document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults
 ) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
-    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
-    given.setdefault("bandwidth_bytes_per_s", ("bandwidth", _BANDWIDTH_BYTES_PER_S))
-    devices = overrides.devices or document.get("maxFPGAs")
-    given.setdefault("microbatches", ("maxFPGAs", devices))
-    cluster = read_cluster(given, _PATHS, overrides, faults, units=False)
+    paths = _PATHS if "mbsInBatch" in document else _PATHS | {"microbatches": "maxFPGAs"}
+    said = {"bandwidth": _BANDWIDTH_BYTES_PER_S, "maxFPGAs": None, **document, "name": str(document.get("name", name))}
+    if overrides.devices is not None:
+        said["maxFPGAs"] = overrides.devices
+    surroundings = read_surroundings(said, paths, overrides, name, faults)
     lists = [document.get("nodes"), document.get("edges", [])]
     for key, value in zip(("nodes", "edges"), lists, strict=True):
         if not isinstance(value, (list, tuple)):
@@ -92,7 +95,7 @@ def read_dnn_partitioning(
         _check(nodes, edges, faults)
     if faults:
         return None
-    return _instance(nodes, edges, cluster, str(document.get("name", name)), faults)
+    return _instance(nodes, edges, surroundings, faults)
 
 
 def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
@@ -131,7 +134,7 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
 
 
 def _instance(
-    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Quantities, name: str, faults: Faults
+    nodes: Sequence[_Node], edges: Sequence[_Edge], surroundings: Mapping[str, Any], faults: Faults
 ) -> Instance | None:
     classes = _LayerClasses.of(nodes)
     arcs = _arcs(classes, edges, faults)
@@ -146,8 +149,7 @@ def _instance(
         group: min((node.id for node in of_group if not node.isBackwardNode), default=of_group[0].id)
         for group, of_group in members.items()
     }
-    assert cluster.bandwidth_bytes_per_s is not None
-    sent = _sent_bytes(nodes, edges, group_of, cluster.bandwidth_bytes_per_s * _MS)
+    sent = _sent_bytes(nodes, edges, group_of, surroundings["cluster"].bandwidth_bytes_per_s * _MS)
     links = []
     for tail, head in sorted(drawn, key=lambda ends: (layer_id[ends[0]], layer_id[ends[1]])):
         # An edge is charged twice what it carries, forwards and backwards together.
@@ -175,10 +177,9 @@ def _instance(
     return Instance(
         tuple(layers),
         tuple(links),
-        name=name,
         tensors=tuple(sorted(tensors, key=lambda tensor: tensor.layers)),
         notes=(*arcs.notes, *notes),
-        **vars(cluster),
+        **surroundings,
     )
 
 

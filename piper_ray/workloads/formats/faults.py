@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
@@ -59,12 +59,16 @@ class Faults:
         self.notes.append(Fault(path, message))
 
     def model(self, model: type[Model], value: object, path: str) -> Model | None:
-        """``value``, an object or the text of one in JSON, as a ``model``; None, with the faults noted, if it is none.
+        """``value`` as a ``model``; None, with the faults noted, if it is not one."""
+        return self._read(model, lambda: model.model_validate(value), path)
 
-        Text is taken as JSON has it: lists may be tuples there, and texts members of enums.
-        """
+    def model_of_json(self, model: type[Model], text: str) -> Model | None:
+        """The same of a document's text, where lists may stand for tuples, and texts for members of enums."""
+        return self._read(model, lambda: model.model_validate_json(text), "")
+
+    def _read(self, model: type[Model], validate: Callable[[], Model], path: str) -> Model | None:
         try:
-            return model.model_validate_json(value) if isinstance(value, str) else model.model_validate(value)
+            return validate()
         except ValidationError as error:
             expected = {
                 name: _expected(field) for key, field in model.model_fields.items() for name in names_of(key, field)

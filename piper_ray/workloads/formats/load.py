@@ -30,7 +30,7 @@ from piper_ray.workloads.formats import (
     workload_writer,
 )
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Quantities
+from piper_ray.workloads.formats.surroundings import Quantities
 
 Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 

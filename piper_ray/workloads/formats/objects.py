@@ -21,6 +21,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats import fields, graph
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
+from piper_ray.workloads.formats.surroundings import CLUSTER_RULES
 from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
 
 T = TypeVar("T")
@@ -227,7 +228,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
-    rule, _, expected, _ = fields.CLUSTER_RULES[quantity]
+    rule, _, expected, _ = CLUSTER_RULES[quantity]
     if faults.value(rule, value, path, expected) is not None and not isinstance(value, (int, float)):
         faults.at(path, f"not a number ({shown(value)}); expected {expected}")
 

@@ -24,7 +24,8 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, StepT
 from piper_ray.model.solution import Solution
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open
+from piper_ray.workloads.formats.surroundings import read_schedule
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
@@ -298,7 +299,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     if faults:
         return None
     now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
-    read = faults.model(SolutionDocument, json.dumps(now), "")
+    read = faults.model_of_json(SolutionDocument, json.dumps(now))
     if read is None:
         return None
     if read.instance.digest != instance.digest:

@@ -16,8 +16,7 @@ In JSON it is an object of the same keys.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -82,19 +81,3 @@ def trained_model_table(model: TrainedModel) -> dict[str, object]:
     found["config"] = {key: value for key, value in model.config.items() if value is not None}
     null = [key for key, value in model.config.items() if value is None]
     return found | ({"null": null} if null else {})
-
-
-def trained_model_lines(model: TrainedModel) -> Iterator[str]:
-    """The table's entries in TOML."""
-    for key, value in trained_model_table(model).items():
-        yield f"{key} = {_inline(value)}"
-
-
-def _inline(value: object) -> str:
-    if isinstance(value, Mapping):
-        inner = ", ".join(f"{json.dumps(key) if not key.isidentifier() else key} = {_inline(x)}"
-                          for key, x in value.items() if x is not None)  # fmt: skip
-        return f"{{ {inner} }}" if inner else "{}"
-    if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_inline(x) for x in value if x is not None)}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")

@@ -33,11 +33,6 @@ from piper_ray.workloads.formats.fields import (
     Figure,
     LayerId,
     Open,
-    Quantities,
-    read_cluster,
-    read_count,
-    read_schedule,
-    read_surroundings,
 )
 from piper_ray.workloads.formats.graph import (
     NamedEdge,
@@ -52,17 +47,25 @@ from piper_ray.workloads.formats.graph import (
     check_tensors,
     check_tmpc_ids,
 )
-from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings, surroundings_of
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
 _PATHS = {
+    "name": "name",
     "devices": "maxDevices",
     "memory_bytes": "maxMemoryPerDevice",
     "bandwidth_bytes_per_s": "bandwidth",
     "microbatches": "mbsInBatch",
+    "samples_per_microbatch": "samplesPerMicrobatch",
+    "tokens_per_sample": "tokensPerSample",
+    "schedule": "schedule",
+    "chunks": "chunks",
+    "group": "group",
+    "model": "model",
+    "measured_threads": "measuredThreads",
+    "links": "innerLinks",
 }
-_COUNTS = {"samples_per_microbatch": "samplesPerMicrobatch", "tokens_per_sample": "tokensPerSample"}
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _SYNC_WORDS = "an object of finite numbers >= 0"
 
@@ -118,10 +121,7 @@ class _SyncEdges:
 
 def read_upstream(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
-    cluster = _read_cluster(document, overrides, faults)
-    title = document.get("name", name)
-    if not isinstance(title, str):
-        faults.at("name", f"not a text ({shown(title)}); expected a text")
+    surroundings = read_surroundings(document, _paths(document, overrides, faults), overrides, name, faults)
     if "nodes" not in document:
         faults.at("nodes", "missing; expected a list of layers")
     nodes, edges = _list(document, "nodes", faults), _list(document, "edges", faults)
@@ -131,27 +131,12 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
-    surroundings = read_surroundings(
-        cluster,
-        overrides,
-        ("innerLinks", document.get("innerLinks")),
-        tuple(read_count(document, key, faults) for key in _COUNTS.values()),
-        faults,
-    )
-    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
-    threads = read_count(document, "measuredThreads", faults)
-    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
-    model = read_trained_model(document.get("model"), "model", faults)
     if faults:
         return None
     return Instance(
         layers=tuple(layer for layer in layers if layer is not None),
         edges=tuple(Edge(**vars(edge)) for edge in drawn if edge is not None),
-        name=str(title),
         tensors=tensors,
-        schedule=schedule,
-        model=model,
-        measured_threads=threads,
         **surroundings,
     )
 
@@ -168,9 +153,7 @@ def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Fa
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
     document: dict[str, object] = {
-        "name": instance.name,
-        **{key: getattr(instance, quantity) for quantity, key in _PATHS.items()},
-        **_surroundings(instance),
+        **{_PATHS[what]: value for what, value in surroundings_of(instance).items()},
         "nodes": [
             {
                 **_said(_UpstreamNode, vars(layer)),
@@ -198,17 +181,6 @@ def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> d
     return {field.alias or name: values[name] for name, field in fields.items() if values[name] != usual[name]}
 
 
-def _surroundings(instance: Instance) -> dict[str, object]:
-    """What is known beyond K, N, M and B."""
-    found: dict[str, object] = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
-    found |= {} if instance.schedule is None else instance.schedule.to_dict()
-    found["model"] = None if instance.model is None else trained_model_table(instance.model)
-    found["measuredThreads"] = instance.measured_threads
-    inner = instance.cluster.links[:-1]
-    found["innerLinks"] = [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in inner] or None
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
     """With a figure for every edge of the layer, as upstream's reader wants it."""
     tables = {
@@ -220,19 +192,19 @@ def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> d
     return _said(_Tmpc, vars(tmpc) | tables, **usual)
 
 
-def _read_cluster(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
-    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
-    if "maxBatchSize" in document:
-        other = document["maxBatchSize"]
-        if "microbatches" not in given:
-            given["microbatches"] = ("maxBatchSize", other)
-        elif not _equal_numbers(other, given["microbatches"][1]) and overrides.microbatches is None:
-            faults.at(
-                "maxBatchSize",
-                f"{shown(other)}, but mbsInBatch is {shown(given['microbatches'][1])}; "
-                "expected one of the two keys, or the same number in both",
-            )
-    return read_cluster(given, _PATHS, overrides, faults, units=False)
+def _paths(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Mapping[str, str]:
+    """Upstream's readers know N by either of two names."""
+    if "maxBatchSize" not in document:
+        return _PATHS
+    if "mbsInBatch" not in document:
+        return _PATHS | {"microbatches": "maxBatchSize"}
+    one, other = document["mbsInBatch"], document["maxBatchSize"]
+    if not _equal_numbers(other, one) and overrides.microbatches is None:
+        faults.at(
+            "maxBatchSize",
+            f"{shown(other)}, but mbsInBatch is {shown(one)}; expected one of the two keys, or the same number in both",
+        )
+    return _PATHS
 
 
 def _equal_numbers(one: object, other: object) -> bool:

@@ -12,7 +12,6 @@ from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Quantities, read_cluster, read_count, read_schedule, read_surroundings
 from piper_ray.workloads.formats.graph import (
     NamedEdge,
     NamedId,
@@ -23,15 +22,14 @@ from piper_ray.workloads.formats.graph import (
     check_size,
     check_tensors,
 )
-from piper_ray.workloads.formats.trained import read_trained_model
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
 from piper_ray.workloads.formats.workload_schema import (
+    PATHS,
     PREVIOUS,
     TABLES,
-    THREADS,
     TIMES,
     TIMES_WORDS,
-    BatchTable,
     DrawnEdge,
     DrawnTensor,
     Entry,
@@ -43,13 +41,6 @@ from piper_ray.workloads.formats.workload_schema import (
 
 _OF_OTHER_FORMS_TOO = ("model", "name")
 
-_CLUSTER_KEYS = {
-    "devices": "devices",
-    "microbatches": "microbatches",
-    "memory_bytes": "memory",
-    "bandwidth_bytes_per_s": "bandwidth",
-}
-
 
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
@@ -57,18 +48,13 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
         if key not in KEYS and key not in _OF_OTHER_FORMS_TOO:
             expected = ", ".join(sorted({*KEYS, *_OF_OTHER_FORMS_TOO}))
             faults.at(path_of("", key), f"unknown key; expected one of {expected}")
-    title = document.get("name", name)
-    if not isinstance(title, str):
-        faults.at("name", f"not a text ({shown(title)}); expected a text")
     tables = {key: _table(document, key, faults) for key in TABLES}
-    cluster = _read_cluster(tables["cluster"], overrides, faults)
-    batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
-    counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
-    inner_links = ("cluster.links", tables["cluster"].get("links"))
-    threads = read_count(document, THREADS, faults)
-    schedule = read_schedule(batch.schedule, batch.chunks, batch.group, "batch.schedule", faults)
-    surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
-    model = read_trained_model(document.get("model"), "model", faults)
+    for name_of_table in ("cluster", "batch"):
+        known = [path.partition(".")[2] for path in PATHS.values() if path.startswith(f"{name_of_table}.")]
+        for key in tables[name_of_table]:
+            if key not in known:
+                faults.at(path_of(name_of_table, key), f"unknown key; expected one of {', '.join(known)}")
+    surroundings = read_surroundings(document, PATHS, overrides, name, faults, units=True)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
@@ -76,8 +62,7 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     if graph is None or faults:
         return None
     layers, edges, tensors = graph
-    surroundings |= {"schedule": schedule, "model": model, "measured_threads": threads}
-    return Instance(layers, edges, name=str(title), tensors=tensors, **surroundings)
+    return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:
@@ -86,16 +71,6 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
         return table
     faults.at(key, f"not a table ({shown(table)}); expected a table")
     return {}
-
-
-def _read_cluster(table: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
-    paths = {quantity: f"cluster.{key}" for quantity, key in _CLUSTER_KEYS.items()}
-    given = {quantity: (paths[quantity], table[key]) for quantity, key in _CLUSTER_KEYS.items() if key in table}
-    known = (*_CLUSTER_KEYS.values(), "links")
-    for key in table:
-        if key not in known:
-            faults.at(path_of("cluster", key), f"unknown key; expected one of {', '.join(known)}")
-    return read_cluster(given, paths, overrides, faults, units=True)
 
 
 def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:

@@ -81,8 +81,24 @@ from piper_ray.workloads.formats.fields import (
 
 PREVIOUS = "previous"
 TABLES = ("cluster", "batch", "types", "layers", "graph")
-THREADS = "measured_threads"
-KEYS = frozenset({"base", THREADS, *TABLES})
+PATHS = {
+    "name": "name",
+    "measured_threads": "measured_threads",
+    "model": "model",
+    "devices": "cluster.devices",
+    "microbatches": "cluster.microbatches",
+    "memory_bytes": "cluster.memory",
+    "bandwidth_bytes_per_s": "cluster.bandwidth",
+    "links": "cluster.links",
+    "samples_per_microbatch": "batch.samples_per_microbatch",
+    "tokens_per_sample": "batch.tokens_per_sample",
+    "schedule": "batch.schedule",
+    "chunks": "batch.chunks",
+    "group": "batch.group",
+}
+"""Where a workload says what it has beside its graph."""
+
+KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
 
 def _branch(value: object) -> str:
@@ -157,16 +173,6 @@ class Entry(Closed):
     id: LayerId | None = None
     path: _Texts = Field(default="", description="a text, or a list of one for each layer")
     tied: str = Field(default="", description="a text")
-
-
-class BatchTable(Closed):
-    """The [batch] table; N stands in [cluster]."""
-
-    samples_per_microbatch: Count | None = None
-    tokens_per_sample: Count | None = None
-    schedule: str | None = Field(default=None, description="the name of a schedule, such as 1f1b")
-    chunks: Count | None = None
-    group: Count | None = None
 
 
 class GraphTable(Closed):
