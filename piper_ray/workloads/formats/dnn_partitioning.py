@@ -31,9 +31,9 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats.faults import Faults, shown
 from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open
-from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
 from piper_ray.workloads.formats.pipedream_profile import unwritten
 from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 
@@ -84,7 +84,7 @@ def read_dnn_partitioning(
         if not isinstance(value, (list, tuple)):
             faults.at(key, f"not a list ({shown(value)}); expected a list")
     raw_nodes, raw_edges = (value if isinstance(value, (list, tuple)) else [] for value in lists)
-    if not check_size(len(raw_nodes), len(raw_edges), faults, "nodes", "edges"):
+    if not graph.check_size(len(raw_nodes), len(raw_edges), faults, "nodes", "edges"):
         return None
     nodes = _read_nodes(raw_nodes, faults)
     edges = [edge for i, raw in enumerate(raw_edges) if (edge := faults.model(_Edge, raw, f"edges[{i}]")) is not None]
@@ -114,9 +114,9 @@ def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
 
 
 def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> None:
-    ids = [NamedId(node.id, f"nodes[{index}].id") for index, node in enumerate(nodes)]
-    named = [NamedEdge(edge.sourceId, edge.destId, f"edges[{index}]") for index, edge in enumerate(edges)]
-    check_graph(ids, named, faults, "edges")
+    ids = [graph.NamedId(node.id, f"nodes[{index}].id") for index, node in enumerate(nodes)]
+    named = [graph.NamedEdge(edge.sourceId, edge.destId, f"edges[{index}]") for index, edge in enumerate(edges)]
+    graph.check_graph(ids, named, faults, "edges")
     backward = {node.id: bool(node.isBackwardNode) for node in nodes}
     cost_of: dict[int, float] = {}
     for index, edge in enumerate(edges):

@@ -27,6 +27,7 @@ from piper_ray.workloads.formats import (
     plans,
     upstream,
     workload,
+    workload_schema,
     workload_writer,
 )
 from piper_ray.workloads.formats.faults import Faults
@@ -325,7 +326,7 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
 
 
 _READERS: tuple[tuple[frozenset[str], Reader], ...] = (
-    (workload.KEYS, workload.read_workload),
+    (workload_schema.KEYS, workload.read_workload),
     (dnn_partitioning.KEYS, dnn_partitioning.read_dnn_partitioning),
     (upstream.KEYS, upstream.read_upstream),
 )

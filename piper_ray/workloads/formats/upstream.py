@@ -25,6 +25,7 @@ from pydantic import Field
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
     DEGREE_WORDS,
@@ -33,19 +34,6 @@ from piper_ray.workloads.formats.fields import (
     Figure,
     LayerId,
     Open,
-)
-from piper_ray.workloads.formats.graph import (
-    NamedEdge,
-    NamedId,
-    NamedTensor,
-    Neighbours,
-    check_graph,
-    check_passes,
-    check_size,
-    check_some_tmpc,
-    check_sync_names,
-    check_tensors,
-    check_tmpc_ids,
 )
 from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings, surroundings_of
 
@@ -113,7 +101,7 @@ class _UpstreamEdge(Open):
 class _SyncEdges:
     """The edges that a layer's sync tables must cover: {key in the table: neighbour's id}, in their order."""
 
-    def __init__(self, layer: int, neighbours: Neighbours) -> None:
+    def __init__(self, layer: int, neighbours: graph.Neighbours) -> None:
         self.layer = layer
         self.forward = {str(u): u for u in neighbours.predecessors[layer]}
         self.backward = {str(w): w for w in neighbours.successors[layer]}
@@ -125,7 +113,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     if "nodes" not in document:
         faults.at("nodes", "missing; expected a list of layers")
     nodes, edges = _list(document, "nodes", faults), _list(document, "edges", faults)
-    if nodes is None or edges is None or not check_size(len(nodes), len(edges), faults, "nodes", "edges"):
+    if nodes is None or edges is None or not graph.check_size(len(nodes), len(edges), faults, "nodes", "edges"):
         return None
     neighbours = _read_graph(nodes, edges, faults)
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
@@ -144,9 +132,9 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
 def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
     listed = _list(document, "tensors", faults) or ()
     read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
-    named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
+    named = [graph.NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
     if not faults:  # all ids are known
-        check_tensors(named, ids, faults)
+        graph.check_tensors(named, ids, faults)
     return tuple(Tensor(tuple(x.nodes), x.forward_bytes, x.backward_bytes) for x in read if x is not None)
 
 
@@ -219,23 +207,23 @@ def _list(document: Mapping[str, object], key: str, faults: Faults) -> Sequence[
     return None
 
 
-def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> Neighbours | None:
+def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> graph.Neighbours | None:
     """The graph as far as its ids can be read; None if some edge's ends cannot, so that fw and bw cannot be checked.
 
     What is wrong with the ids themselves is noted when the nodes and edges are read one by one.
     """
     ids = [
-        NamedId(node_id, f"nodes[{index}].id")
+        graph.NamedId(node_id, f"nodes[{index}].id")
         for index, node in enumerate(nodes)
         if (node_id := _id_at(node, "id")) is not None
     ]
     named = [
-        NamedEdge(source, target, f"edges[{index}]")
+        graph.NamedEdge(source, target, f"edges[{index}]")
         for index, edge in enumerate(edges)
         if (source := _id_at(edge, "sourceId")) is not None and (target := _id_at(edge, "destId")) is not None
     ]
     complete = len(ids) == len(nodes)
-    neighbours = check_graph(ids, named, faults, "edges", ids_complete=complete)
+    neighbours = graph.check_graph(ids, named, faults, "edges", ids_complete=complete)
     return neighbours if complete and len(named) == len(edges) else None
 
 
@@ -246,7 +234,7 @@ def _id_at(item: object, key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limits.ID else None
 
 
-def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Faults) -> Layer | None:
+def _read_node(raw: object, path: str, neighbours: graph.Neighbours | None, faults: Faults) -> Layer | None:
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -265,10 +253,10 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
             faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
             continue
         read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        graph.check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
         if not faults and read:
             tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
-    check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
+    graph.check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name
@@ -290,7 +278,7 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         "recompute": tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
     }
     read = Tmpc(**said)
-    check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
+    graph.check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
     return read
 
 
@@ -301,4 +289,4 @@ def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, 
     for key in edges:
         if key not in table:
             faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")
-    check_sync_names(table, edges, path, arrow, faults)
+    graph.check_sync_names(table, edges, path, arrow, faults)

@@ -11,33 +11,10 @@ from typing import Any
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.workloads.formats import graph
+from piper_ray.workloads.formats import workload_schema as schema
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.graph import (
-    NamedEdge,
-    NamedId,
-    NamedTensor,
-    Neighbours,
-    check_graph,
-    check_passes,
-    check_size,
-    check_tensors,
-)
 from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
-from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
-from piper_ray.workloads.formats.workload_schema import (
-    PATHS,
-    PREVIOUS,
-    TABLES,
-    TIMES,
-    TIMES_WORDS,
-    DrawnEdge,
-    DrawnTensor,
-    Entry,
-    GraphTable,
-    LayerType,
-    Row,
-    name_in_rows,
-)
 
 _OF_OTHER_FORMS_TOO = ("model", "name")
 
@@ -45,23 +22,23 @@ _OF_OTHER_FORMS_TOO = ("model", "name")
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     for key in document:
-        if key not in KEYS and key not in _OF_OTHER_FORMS_TOO:
-            expected = ", ".join(sorted({*KEYS, *_OF_OTHER_FORMS_TOO}))
+        if key not in schema.KEYS and key not in _OF_OTHER_FORMS_TOO:
+            expected = ", ".join(sorted({*schema.KEYS, *_OF_OTHER_FORMS_TOO}))
             faults.at(path_of("", key), f"unknown key; expected one of {expected}")
-    tables = {key: _table(document, key, faults) for key in TABLES}
+    tables = {key: _table(document, key, faults) for key in schema.TABLES}
     for name_of_table in ("cluster", "batch"):
-        known = [path.partition(".")[2] for path in PATHS.values() if path.startswith(f"{name_of_table}.")]
+        known = [path.partition(".")[2] for path in schema.PATHS.values() if path.startswith(f"{name_of_table}.")]
         for key in tables[name_of_table]:
             if key not in known:
                 faults.at(path_of(name_of_table, key), f"unknown key; expected one of {', '.join(known)}")
-    surroundings = read_surroundings(document, PATHS, overrides, name, faults, units=True)
+    surroundings = read_surroundings(document, schema.PATHS, overrides, name, faults, units=True)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
-    graph = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
-    if graph is None or faults:
+    expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
+    if expanded is None or faults:
         return None
-    layers, edges, tensors = graph
+    layers, edges, tensors = expanded
     return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
@@ -75,14 +52,14 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
 
 def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
     path = path_of("types", key)
-    declared = faults.model(LayerType, raw, path)
+    declared = faults.model(schema.LayerType, raw, path)
     if declared is None:
         return None
-    read = [faults.model(Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
+    read = [faults.model(schema.Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
     rows = [row for row in read if row is not None]
     for index, row in enumerate(read):
         if row is not None and row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
-            faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {TIMES_WORDS} (or both passes)")
+            faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {schema.TIMES_WORDS} (or both passes)")
     used = Counter((t, row.id) for row in rows for t in row.degrees)
     for (t, tmpc_id), count in used.items():
         if count > 1:
@@ -100,8 +77,8 @@ def _read_layers(
     next_id = 0
     for label, raw in table.items():
         path = path_of("layers", label)
-        entry = faults.model(Entry, raw, path)
-        if label == PREVIOUS:
+        entry = faults.model(schema.Entry, raw, path)
+        if label == schema.PREVIOUS:
             faults.at(path, 'reserved label; expected another: "previous" is the layer before in a chain')
         chain = None if entry is None else _read_entry(label, entry, next_id, chains, table, path, faults)
         if chain is None:
@@ -120,7 +97,7 @@ def _read_layers(
 
 def _read_entry(
     label: str,
-    entry: Entry,
+    entry: schema.Entry,
     next_id: int,
     chains: Mapping[str, Chain],
     table: Mapping[str, object],
@@ -155,7 +132,7 @@ def _read_entry(
                                     "expected at least as many")  # fmt: skip
         return None
     last_id = first_id + count - 1 if count else head.last_id
-    inputs = (PREVIOUS,) if entry.inputs is None else entry.inputs
+    inputs = (schema.PREVIOUS,) if entry.inputs is None else entry.inputs
     return Chain(
         label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id, entry.path, entry.tied
     )
@@ -168,9 +145,9 @@ def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, objec
         if label in seen:
             faults.at(where, f"duplicate edge from {quoted(label)}; expected each input once")
         seen.add(label)
-        if label == PREVIOUS and chain.before_id is None:
+        if label == schema.PREVIOUS and chain.before_id is None:
             faults.at(where, '"previous" outside a chain; expected the label of a layer')
-        elif label != PREVIOUS and label not in table:
+        elif label != schema.PREVIOUS and label not in table:
             faults.at(where, f"unknown layer {quoted(label)}; expected a label of [layers]")
     if kind is None or chain.count == 0:
         return
@@ -185,11 +162,11 @@ def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], fault
     if not table:
         return DrawnGraph((), ())
     found_before = len(faults.found)
-    graph = faults.model(GraphTable, table, "graph")
-    if graph is None:
+    listed = faults.model(schema.GraphTable, table, "graph")
+    if listed is None:
         return None
-    edges = [faults.model(DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(graph.edges)]
-    tensors = [faults.model(DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(graph.tensors)]
+    edges = [faults.model(schema.DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(listed.edges)]
+    tensors = [faults.model(schema.DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(listed.tensors)]
     named = [
         (f"graph.edges[{index}].{key}", label)
         for index, edge in enumerate(edges)
@@ -219,8 +196,8 @@ class ReadType:
     """A layer type whose every row is sound."""
 
     key: str
-    declared: LayerType
-    rows: Sequence[Row]
+    declared: schema.LayerType
+    rows: Sequence[schema.Row]
 
 
 @dataclass(frozen=True)
@@ -257,8 +234,8 @@ class Chain:
 class DrawnGraph:
     """What [graph] draws beside the layers' inputs. Its labels are known."""
 
-    edges: Sequence[DrawnEdge]
-    tensors: Sequence[DrawnTensor]
+    edges: Sequence[schema.DrawnEdge]
+    tensors: Sequence[schema.DrawnTensor]
 
 
 def expand(
@@ -270,19 +247,19 @@ def expand(
     """
     layer_count = sum(chain.count for chain in chains)
     edge_count = sum(chain.count * len(chain.inputs) for chain in chains) + len(drawn.edges)
-    if not check_size(layer_count, edge_count, faults, "layers", "layers"):
+    if not graph.check_size(layer_count, edge_count, faults, "layers", "layers"):
         return None
-    ids = [NamedId(layer, path_of("layers", chain.label)) for chain in chains for layer in chain.layer_ids()]
+    ids = [graph.NamedId(layer, path_of("layers", chain.label)) for chain in chains for layer in chain.layer_ids()]
     inputs = list(_inputs(chains))
     last_id = {chain.label: chain.last_id for chain in chains}
     others = [
-        NamedEdge(last_id[edge.source], last_id[edge.target], f"graph.edges[{index}]")
+        graph.NamedEdge(last_id[edge.source], last_id[edge.target], f"graph.edges[{index}]")
         for index, edge in enumerate(drawn.edges)
     ]
     ends = [[last_id[label] for label in tensor.layers] for tensor in drawn.tensors]
-    named = [NamedTensor(layers, f"graph.tensors[{index}].layers") for index, layers in enumerate(ends)]
-    check_tensors(named, [layer.id for layer in ids], faults)
-    neighbours = check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
+    named = [graph.NamedTensor(layers, f"graph.tensors[{index}].layers") for index, layers in enumerate(ends)]
+    graph.check_tensors(named, [layer.id for layer in ids], faults)
+    neighbours = graph.check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
     kind_of = {layer: types.get(chain.type_key) for chain in chains for layer in chain.layer_ids()}
     sound = {layer: kind for layer, kind in kind_of.items() if kind is not None}
     if faults or not _check_sync(chains, sound, neighbours, faults):
@@ -298,7 +275,7 @@ def expand(
     return None if faults else (layers, tuple(edges), tuple(tensors))
 
 
-def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
+def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[graph.NamedEdge, int]]:
     """Every edge that an entry's inputs name, with its position among them."""
     last_id = {chain.label: chain.last_id for chain in chains}
     for chain in chains:
@@ -306,13 +283,13 @@ def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
         before = chain.before_id
         for layer in chain.layer_ids():
             for position, label in enumerate(chain.inputs):
-                source = before if label == PREVIOUS and before is not None else last_id[label]
-                yield NamedEdge(source, layer, f"{path}[{position}]"), position
+                source = before if label == schema.PREVIOUS and before is not None else last_id[label]
+                yield graph.NamedEdge(source, layer, f"{path}[{position}]"), position
             before = layer
 
 
 def _check_sync(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: graph.Neighbours, faults: Faults
 ) -> bool:
     """Whether lists of sync sizes fit the edges, and all figures together are within the limits."""
     tmpcs = sync_figures = 0
@@ -342,7 +319,7 @@ def _check_sync(
 
 
 def _layers(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: graph.Neighbours, faults: Faults
 ) -> Iterator[Layer]:
     """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
@@ -356,7 +333,7 @@ def _layers(
                 row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
                 if (tmpc.forward_s is not None or tmpc.weight_s is not None) and row_path not in wrong:
                     found_before = len(faults.found)
-                    check_passes(tmpc, lambda name, at=row_path: f"{at}.{name_in_rows(name)}", faults)  # type: ignore[misc]
+                    graph.check_passes(tmpc, lambda name, at=row_path: f"{at}.{schema.name_in_rows(name)}", faults)  # type: ignore[misc]
                     if len(faults.found) > found_before:
                         wrong.add(row_path)
                 for t in row.degrees:
@@ -375,10 +352,10 @@ def _layers(
             )
 
 
-def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
+def _tmpc(row: schema.Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
     """The row for the layer that is number ``turn`` (from 0) of its type."""
     said: dict[str, Any] = vars(row) | {
-        name: times[turn % len(times)] for name in TIMES if isinstance(times := getattr(row, name), list)
+        name: times[turn % len(times)] for name in schema.TIMES if isinstance(times := getattr(row, name), list)
     }
     del said["t"]
     said["forward_sync_bytes"] = {layer: _at(row.forward_sync_bytes, index) for index, layer in enumerate(before)}
