@@ -88,10 +88,13 @@ def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> 
     return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}
 
 
-class _Stage(Open):
+class _StageOfLayers(Open):
     nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
     dataParallelDegree: Degree
     tensorParallelDegree: Degree
+
+
+class _Stage(_StageOfLayers):
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
 
 
@@ -353,10 +356,7 @@ class PlannedDocument:
     measured_threads: int | None
 
 
-class _NamedStage(Open):
-    nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
-    dataParallelDegree: Degree
-    tensorParallelDegree: Degree
+class _NamedStage(_StageOfLayers):
     paths: list[str] | None = Field(default=None, description="a list of module paths, one for each layer")
     recompute: list[bool] | None = Field(default=None, description="a list of true or false, one for each layer")
 

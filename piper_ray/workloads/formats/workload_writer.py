@@ -82,12 +82,10 @@ class _Graph:
     """
 
     def __init__(self, instance: Instance) -> None:
-        self.predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-        self.successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
+        self.predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
+        self.successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
         self.costs_bytes: dict[int, list[float]] = {layer.id: [] for layer in instance.layers}
         for edge in instance.edges:
-            self.predecessors[edge.target].append(edge.source)
-            self.successors[edge.source].append(edge.target)
             self.costs_bytes[edge.target].append(edge.communication_bytes)
         self.tied = {layer.id: layer.tied for layer in instance.layers}
         self.tensor_ends = {layer for tensor in instance.tensors for layer in tensor.layers}
@@ -307,7 +305,7 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
         inputs = [None if source == before else source for source in graph.inputs(layer)]
         alike = layer == before + 1 and types[layer] is types[head] and inputs == pattern
         alike = alike and graph.tied[layer] == graph.tied[before]
-        if not alike or graph.successors[before] != [layer] or before in graph.tensor_ends:
+        if not alike or graph.successors[before] != (layer,) or before in graph.tensor_ends:
             break
         end += 1
     return end - start
