@@ -32,7 +32,7 @@ from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.workloads.formats import graph
-from piper_ray.workloads.formats.faults import Faults, shown
+from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open
 from piper_ray.workloads.formats.pipedream_profile import unwritten
 from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
@@ -70,6 +70,11 @@ class _Edge(Open):
     cost: Figure
 
 
+class _NodesAndEdges(Open):
+    nodes: list[_Node] = Field(description="a list")
+    edges: list[_Edge] = Field(default=[], description="a list")
+
+
 def read_dnn_partitioning(
     document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults
 ) -> Instance | None:
@@ -79,38 +84,22 @@ def read_dnn_partitioning(
     if overrides.devices is not None:
         said["maxFPGAs"] = overrides.devices
     surroundings = read_surroundings(said, paths, overrides, name, faults)
-    lists = [document.get("nodes"), document.get("edges", [])]
-    for key, value in zip(("nodes", "edges"), lists, strict=True):
-        if not isinstance(value, (list, tuple)):
-            faults.at(key, f"not a list ({shown(value)}); expected a list")
-    raw_nodes, raw_edges = (value if isinstance(value, (list, tuple)) else [] for value in lists)
-    if not graph.check_size(len(raw_nodes), len(raw_edges), faults, "nodes", "edges"):
+    read = faults.model(_NodesAndEdges, document, "")
+    if read is None or not graph.check_size(len(read.nodes), len(read.edges), faults, "nodes", "edges"):
         return None
-    nodes = _read_nodes(raw_nodes, faults)
-    edges = [edge for i, raw in enumerate(raw_edges) if (edge := faults.model(_Edge, raw, f"edges[{i}]")) is not None]
-    edges = list(
-        {(edge.sourceId, edge.destId, edge.cost): edge for edge in edges}.values()
-    )  # a set, as upstream has it
-    if not faults:
-        _check(nodes, edges, faults)
-    if faults:
-        return None
-    return _instance(nodes, edges, surroundings, faults)
-
-
-def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
-    nodes = []
-    for index, item in enumerate(raw):
-        node = faults.model(_Node, item, f"nodes[{index}]")
-        if node is None:
-            continue
+    nodes = read.nodes
+    for index, node in enumerate(nodes):
         if not node.supportedOnFpga:
             faults.at(
                 f"nodes[{index}].supportedOnFpga",
                 f"node {node.id} runs on CPUs only, which would be lost; expected nodes that an accelerator can run",
             )
-        nodes.append(node)
-    return nodes
+    edges = list(dict.fromkeys(read.edges))  # a set, as upstream has it
+    if not faults:
+        _check(nodes, edges, faults)
+    if faults:
+        return None
+    return _instance(nodes, edges, surroundings, faults)
 
 
 def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> None:

@@ -50,26 +50,24 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
     return {}
 
 
-def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
+def _read_type(key: str, raw: object, faults: Faults) -> schema.LayerType | None:
     path = path_of("types", key)
-    declared = faults.model(schema.LayerType, raw, path)
-    if declared is None:
+    kind = faults.model(schema.LayerType, raw, path)
+    if kind is None:
         return None
-    read = [faults.model(schema.Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
-    rows = [row for row in read if row is not None]
-    for index, row in enumerate(read):
-        if row is not None and row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
+    for index, row in enumerate(kind.tmpcs):
+        if row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
             faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {schema.TIMES_WORDS} (or both passes)")
-    used = Counter((t, row.id) for row in rows for t in row.degrees)
+    used = Counter((t, row.id) for row in kind.tmpcs for t in row.degrees)
     for (t, tmpc_id), count in used.items():
         if count > 1:
             faults.at(f"{path}.tmpcs", f"duplicate TMPC id {quoted(tmpc_id)} at t = {t}; expected unique ids "
                                        "within a type and degree")  # fmt: skip
-    return ReadType(key, declared, rows) if len(rows) == len(read) else None
+    return kind
 
 
 def _read_layers(
-    table: Mapping[str, object], types: Mapping[str, ReadType | None], faults: Faults
+    table: Mapping[str, object], types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> list[Chain] | None:
     """The chains in the order of the file; None if something is wrong with them, so that no graph can be drawn."""
     found_before = len(faults.found)
@@ -138,7 +136,9 @@ def _read_entry(
     )
 
 
-def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, object], path: str, faults: Faults) -> None:
+def _check_inputs(
+    chain: Chain, kind: schema.LayerType | None, table: Mapping[str, object], path: str, faults: Faults
+) -> None:
     seen: set[str] = set()
     for index, label in enumerate(chain.inputs):
         where = f"{path}.inputs[{index}]"
@@ -151,53 +151,36 @@ def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, objec
             faults.at(where, f"unknown layer {quoted(label)}; expected a label of [layers]")
     if kind is None or chain.count == 0:
         return
-    sizes = kind.declared.inputs
+    sizes = kind.inputs
     if isinstance(sizes, list) and len(sizes) != len(chain.inputs):
-        faults.at(f"{path}.inputs", f"{len(chain.inputs)} inputs, but {path_of('types', kind.key)}.inputs lists "
+        faults.at(f"{path}.inputs", f"{len(chain.inputs)} inputs, but {path_of('types', chain.type_key)}.inputs lists "
                                     f"{len(sizes)} sizes; expected as many")  # fmt: skip
 
 
-def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> DrawnGraph | None:
+def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> schema.GraphTable | None:
     """What [graph] draws; None, with the faults noted, if some of it cannot be drawn."""
-    if not table:
-        return DrawnGraph((), ())
     found_before = len(faults.found)
-    listed = faults.model(schema.GraphTable, table, "graph")
-    if listed is None:
+    drawn = faults.model(schema.GraphTable, table, "graph")
+    if drawn is None:
         return None
-    edges = [faults.model(schema.DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(listed.edges)]
-    tensors = [faults.model(schema.DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(listed.tensors)]
     named = [
         (f"graph.edges[{index}].{key}", label)
-        for index, edge in enumerate(edges)
-        if edge is not None
+        for index, edge in enumerate(drawn.edges)
         for key, label in (("from", edge.source), ("to", edge.target))
     ]
     named += [
         (f"graph.tensors[{index}].layers[{position}]", label)
-        for index, tensor in enumerate(tensors)
-        if tensor is not None
+        for index, tensor in enumerate(drawn.tensors)
         for position, label in enumerate(tensor.layers)
     ]
     for path, label in named:
         if label not in layers:
             faults.at(path, f"unknown layer {quoted(label)}; expected a label of [layers]")
-    if len(faults.found) > found_before:
-        return None
-    return DrawnGraph([x for x in edges if x is not None], [x for x in tensors if x is not None])
+    return drawn if len(faults.found) == found_before else None
 
 
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
 """In the path of a chain: the number of its first layer, from which the others count on."""
-
-
-@dataclass(frozen=True)
-class ReadType:
-    """A layer type whose every row is sound."""
-
-    key: str
-    declared: schema.LayerType
-    rows: Sequence[schema.Row]
 
 
 @dataclass(frozen=True)
@@ -230,16 +213,8 @@ class Chain:
         return range(self.first_id, self.first_id + self.count)
 
 
-@dataclass(frozen=True)
-class DrawnGraph:
-    """What [graph] draws beside the layers' inputs. Its labels are known."""
-
-    edges: Sequence[schema.DrawnEdge]
-    tensors: Sequence[schema.DrawnTensor]
-
-
 def expand(
-    chains: Sequence[Chain], drawn: DrawnGraph, types: Mapping[str, ReadType | None], faults: Faults
+    chains: Sequence[Chain], drawn: schema.GraphTable, types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> tuple[tuple[Layer, ...], tuple[Edge, ...], tuple[Tensor, ...]] | None:
     """All layers, edges and tensors, in order; None, with the faults noted, if they are no sound graph or too many.
 
@@ -264,9 +239,7 @@ def expand(
     sound = {layer: kind for layer, kind in kind_of.items() if kind is not None}
     if faults or not _check_sync(chains, sound, neighbours, faults):
         return None
-    edges = [
-        Edge(edge.source, edge.target, _at(sound[edge.target].declared.inputs, position)) for edge, position in inputs
-    ]
+    edges = [Edge(edge.source, edge.target, _at(sound[edge.target].inputs, position)) for edge, position in inputs]
     edges += [
         Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn.edges, strict=True)
     ]
@@ -289,7 +262,7 @@ def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[graph.NamedEdge, int]]:
 
 
 def _check_sync(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: graph.Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> bool:
     """Whether lists of sync sizes fit the edges, and all figures together are within the limits."""
     tmpcs = sync_figures = 0
@@ -297,11 +270,11 @@ def _check_sync(
         for layer in chain.layer_ids():
             kind = kind_of[layer]
             arriving, leaving = len(neighbours.predecessors[layer]), len(neighbours.successors[layer])
-            rows = sum(len(row.degrees) for row in kind.rows)
+            rows = sum(len(row.degrees) for row in kind.tmpcs)
             tmpcs += rows
             sync_figures += rows * (arriving + leaving)
-            for index, row in enumerate(kind.rows):
-                row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
+            for index, row in enumerate(kind.tmpcs):
+                row_path = f"{path_of('types', chain.type_key)}.tmpcs[{index}]"
                 for sizes, edges, what, where in [
                     (row.forward_sync_bytes, arriving, "arrive at", f"{row_path}.forward_sync"),
                     (row.backward_sync_bytes, leaving, "leave", f"{row_path}.backward_sync"),
@@ -319,7 +292,7 @@ def _check_sync(
 
 
 def _layers(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: graph.Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> Iterator[Layer]:
     """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
@@ -328,9 +301,9 @@ def _layers(
         for number, layer in enumerate(chain.layer_ids()):
             kind = kind_of[layer]
             tmpcs: dict[int, list[Tmpc]] = {}
-            for index, row in enumerate(kind.rows):
-                tmpc = _tmpc(row, taken[kind.key], neighbours.predecessors[layer], neighbours.successors[layer])
-                row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
+            for index, row in enumerate(kind.tmpcs):
+                tmpc = _tmpc(row, taken[chain.type_key], neighbours.predecessors[layer], neighbours.successors[layer])
+                row_path = f"{path_of('types', chain.type_key)}.tmpcs[{index}]"
                 if (tmpc.forward_s is not None or tmpc.weight_s is not None) and row_path not in wrong:
                     found_before = len(faults.found)
                     graph.check_passes(tmpc, lambda name, at=row_path: f"{at}.{schema.name_in_rows(name)}", faults)  # type: ignore[misc]
@@ -338,17 +311,16 @@ def _layers(
                         wrong.add(row_path)
                 for t in row.degrees:
                     tmpcs.setdefault(t, []).append(tmpc)
-            taken[kind.key] += 1
-            declared = kind.declared
+            taken[chain.type_key] += 1
             yield Layer(
                 layer,
-                kind.key if declared.name is None else declared.name,
+                chain.type_key if kind.name is None else kind.name,
                 {t: tuple(listed) for t, listed in tmpcs.items()},
                 chain.layer_path(number),
                 chain.tied,
-                declared.experts or 0,
-                declared.key_heads or 0,
-                declared.predictor,
+                kind.experts or 0,
+                kind.key_heads or 0,
+                kind.predictor,
             )
 
 

@@ -61,7 +61,7 @@ file's folder, and from the working folder for what is read from stdin.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
@@ -151,14 +151,14 @@ TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
 
 
 class LayerType(Closed):
-    """A layer type. Its rows are read one by one, so that one fault does not hide the others."""
+    """A layer type."""
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
     experts: Count | None = None
     key_heads: Count | None = None
     predictor: bool = Field(default=False, description="true or false")
-    tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
+    tmpcs: list[Row] = Field(min_length=1, description="a list of at least one TMPC row")
 
 
 class Entry(Closed):
@@ -175,13 +175,6 @@ class Entry(Closed):
     tied: str = Field(default="", description="a text")
 
 
-class GraphTable(Closed):
-    """The [graph] table. Its edges and tensors are read one by one."""
-
-    edges: list[Any] = Field(default=[], description="a list of edges")
-    tensors: list[Any] = Field(default=[], description="a list of tensors")
-
-
 class DrawnEdge(Closed):
     """An edge between the last layers of two entries, with its cost."""
 
@@ -196,3 +189,10 @@ class DrawnTensor(Closed):
     layers: list[str] = Field(description="a list of labels of [layers]")
     forward: Size = 0.0
     backward: Size = 0.0
+
+
+class GraphTable(Closed):
+    """The [graph] table: what it draws beside the layers' inputs."""
+
+    edges: list[DrawnEdge] = Field(default=[], description="a list of edges")
+    tensors: list[DrawnTensor] = Field(default=[], description="a list of tensors")
