@@ -287,12 +287,12 @@ def _check_graph(
     for index, layer in enumerate(layers):
         if layer is not None:
             _check_layer(layer, f"layers[{index}]", known, faults)
-    ends = []
+    ends = {}
     for index, tensor in enumerate(tensors):
         if tensor is not None:
             _check_fields(Tensor, tensor, f"tensors[{index}]", faults)
             if _are_ids(tensor.layers):
-                ends.append(graph.NamedTensor(tensor.layers, f"tensors[{index}].layers"))
+                ends[f"tensors[{index}].layers"] = tensor.layers
     if complete:
         graph.check_tensors(ends, [layer.id for layer in ids], faults)
 

@@ -132,9 +132,9 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
 def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
     listed = _list(document, "tensors", faults) or ()
     read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
-    named = [graph.NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
     if not faults:  # all ids are known
-        graph.check_tensors(named, ids, faults)
+        ends = {f"tensors[{index}].nodes": x.nodes for index, x in enumerate(read) if x is not None}
+        graph.check_tensors(ends, ids, faults)
     return tuple(Tensor(tuple(x.nodes), x.forward_bytes, x.backward_bytes) for x in read if x is not None)
 
 

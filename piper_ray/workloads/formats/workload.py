@@ -232,7 +232,7 @@ def expand(
         for index, edge in enumerate(drawn.edges)
     ]
     ends = [[last_id[label] for label in tensor.layers] for tensor in drawn.tensors]
-    named = [graph.NamedTensor(layers, f"graph.tensors[{index}].layers") for index, layers in enumerate(ends)]
+    named = {f"graph.tensors[{index}].layers": layers for index, layers in enumerate(ends)}
     graph.check_tensors(named, [layer.id for layer in ids], faults)
     neighbours = graph.check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
     kind_of = {layer: types.get(chain.type_key) for chain in chains for layer in chain.layer_ids()}
