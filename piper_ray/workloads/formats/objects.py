@@ -21,8 +21,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats import fields, graph
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.surroundings import CLUSTER_RULES
-from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
+from piper_ray.workloads.formats.surroundings import CLUSTER_RULES, read_trained_model, trained_model_table
 
 T = TypeVar("T")
 

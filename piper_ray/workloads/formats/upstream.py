@@ -8,7 +8,7 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
 module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
 ``experts``, how many its tokens are routed to, ``keyHeads``, of keys and values in its attention, and ``predictor``,
-true for multi-token prediction; ``model``, which model is trained and how (as in ``trained``);
+true for multi-token prediction; ``model``, which model is trained and how (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
 CPU that times were measured on; and ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within
 groups of so many devices, ``bandwidth`` being that of all.

@@ -34,7 +34,7 @@
     schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
                                      # group = 8: microbatches that pass through a chunk before the next
 
-    [model]                          # which model is trained, and how, for launch files; see ``trained``
+    [model]                          # which model is trained, and how, for launch files; see ``surroundings``
     precision = "bf16"
     config = { model_type = "llama", hidden_size = 4096 }
 
