@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
@@ -344,16 +345,13 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlannedDocument:
-    """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
-    not say."""
+    """A plan's stages. Of what the document says besides, each is None where it does not say it."""
 
-    name: str
     stages: tuple[PlannedStage, ...]
     microbatches: int | None
     samples_per_microbatch: int | None
-    time_per_sample_s: float | None
-    schedule: Schedule | None
     measured_threads: int | None
+    time_per_sample_s: float | None
 
 
 class _NamedStage(_StageOfLayers):
@@ -362,7 +360,6 @@ class _NamedStage(_StageOfLayers):
 
 
 class _NamedInstance(Open):
-    name: str = Field(default="", description="a text")
     microbatches: Count | None = None
     samples_per_microbatch: Count | None = None
     measured_threads: Count | None = None
@@ -386,30 +383,19 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> PlannedDocum
     nested = "stages" not in document and "plan" in document
     header = faults.model(_Header, document, "")
     read = faults.model(_Stages, document["plan"] if nested else document, "plan" if nested else "")
-    claims = read_claims(document, faults)
-    if faults or header is None or read is None or claims is None:
+    if faults or header is None or read is None:
         return None
     stages = [
         _stage(stage, path_of("plan" if nested else "", "stages", index), faults)
         for index, stage in enumerate(read.stages)
     ]
-    seen: set[int] = set()
-    for stage in stages:
-        for layer in stage.layers:
-            if layer.id in seen:
-                faults.at("stages", f"layer {layer.id} is there twice; expected each layer once")
-            seen.add(layer.id)
+    counts = Counter(layer.id for stage in stages for layer in stage.layers)
+    for layer, count in counts.items():
+        if count > 1:
+            faults.at("stages", f"layer {layer} is there twice; expected each layer once")
     if faults:
         return None
-    return PlannedDocument(
-        header.instance.name,
-        tuple(stages),
-        header.instance.microbatches,
-        header.instance.samples_per_microbatch,
-        header.time_per_sample_s,
-        claims.schedule,
-        header.instance.measured_threads,
-    )
+    return PlannedDocument(tuple(stages), **vars(header.instance), time_per_sample_s=header.time_per_sample_s)
 
 
 def _stage(read: _NamedStage, path: str, faults: Faults) -> PlannedStage:
