@@ -130,6 +130,11 @@ def test_older_documents_are_read() -> None:
         (lambda document: document["stats"].pop("levels"), "stats.levels"),
         (lambda document: document["plan"]["stages"][0].update(nodes=[77]), "plan.stages[0].nodes[0]"),
         (lambda document: document.pop("lower_bound_s"), "lower_bound_s"),
+        (lambda document: document["stats"].update(threads=10**5000), ""),
+        (lambda document: document["stats"].update(itself=document), ""),
+        (lambda document: document["stats"].update(threads=object()), "stats.threads"),
+        (lambda document: document["stats"].update(threads="2"), "stats.threads"),
+        (lambda document: document.update(gap="0"), "gap"),
     ],
 )
 def test_what_is_wrong_with_a_solution_is_told(change: Any, path: str) -> None:

@@ -302,7 +302,11 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     check_schema(document, "piper-ray/solution", faults)
     if faults:
         return None
-    now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
+    try:
+        now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
+    except ValueError as error:  # of a program's own dict: one that holds itself, or a number of thousands of digits
+        faults.at("", f"no JSON ({error}); expected what solve --json prints")
+        return None
     read = faults.model_of_json(SolutionDocument, json.dumps(now))
     if read is None:
         return None
