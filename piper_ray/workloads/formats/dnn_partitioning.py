@@ -23,7 +23,6 @@ What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import count
 from typing import Any
@@ -125,15 +124,16 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
 def _instance(
     nodes: Sequence[_Node], edges: Sequence[_Edge], surroundings: Mapping[str, Any], faults: Faults
 ) -> Instance | None:
-    classes = _LayerClasses.of(nodes)
-    arcs = _arcs(classes, edges, faults)
-    if arcs is None:
+    class_of = _class_of(nodes)
+    found = _arcs(nodes, edges, class_of, faults)
+    if found is None:
         return None
-    group_of, notes = _without_circles(classes, arcs)
+    pairs, notes_of_arcs = found
+    group_of, notes = _without_circles(class_of, pairs)
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(group_of[node.id], []).append(node)
-    drawn = {(group_of[one], group_of[other]) for one, other in arcs.pairs if group_of[one] != group_of[other]}
+    drawn = {(group_of[one], group_of[other]) for one, other in pairs if group_of[one] != group_of[other]}
     layer_id = {
         group: min((node.id for node in of_group if not node.isBackwardNode), default=of_group[0].id)
         for group, of_group in members.items()
@@ -167,7 +167,7 @@ def _instance(
         tuple(layers),
         tuple(links),
         tensors=tuple(sorted(tensors, key=lambda tensor: tensor.layers)),
-        notes=(*arcs.notes, *notes),
+        notes=(*notes_of_arcs, *notes),
         **surroundings,
     )
 
@@ -176,56 +176,44 @@ def _latency_s(nodes: Sequence[_Node], *, backward: bool) -> float:
     return sum(node.fpgaLatency for node in nodes if bool(node.isBackwardNode) is backward) * _MS
 
 
-@dataclass(frozen=True)
-class _LayerClasses:
-    """Colour classes, each under the id of its first node. forward: those with a forward node."""
-
-    of_node: Mapping[int, int]
-    backward: Mapping[int, bool]
-    forward: frozenset[int]
-
-    @classmethod
-    def of(cls, nodes: Sequence[_Node]) -> _LayerClasses:
-        first_of_class: dict[int, int] = {}
-        of_node = {
-            node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
-            for node in nodes
-        }
-        forward = frozenset(of_node[node.id] for node in nodes if not node.isBackwardNode)
-        return cls(of_node, {node.id: bool(node.isBackwardNode) for node in nodes}, forward)
+def _class_of(nodes: Sequence[_Node]) -> dict[int, int]:
+    """The colour class of each node, under the id of its first node."""
+    first_of_class: dict[int, int] = {}
+    return {
+        node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
+        for node in nodes
+    }
 
 
-@dataclass(frozen=True)
-class _Arcs:
-    """pairs: which class must not come behind which, in the direction of the forward pass."""
+def _arcs(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], class_of: Mapping[int, int], faults: Faults
+) -> tuple[Sequence[tuple[int, int]], Sequence[str]] | None:
+    """Which class must not come behind which, in the direction of the forward pass; and what is told of that.
 
-    pairs: tuple[tuple[int, int], ...]
-    notes: tuple[str, ...]
-
-
-def _arcs(classes: _LayerClasses, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
-    """Forward edges as they are. Backward ones are drawn as the backward pass runs or, in some files, as the forward
-    pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
+    Forward edges are taken as they are. Backward ones are drawn as the backward pass runs or, in some files, as the
+    forward pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
     """
+    is_backward = {node.id: bool(node.isBackwardNode) for node in nodes}
+    forward_classes = {class_of[node] for node, backward_one in is_backward.items() if not backward_one}
     forward: list[tuple[int, int]] = []
     backward: list[tuple[int, int]] = []  # as the backward pass runs, turned round
     for edge in edges:
-        ends = classes.of_node[edge.sourceId], classes.of_node[edge.destId]
-        if ends[0] == ends[1]:
+        tail, head = class_of[edge.sourceId], class_of[edge.destId]
+        if tail == head:
             continue
-        if classes.backward[edge.sourceId]:
-            backward.append((ends[1], ends[0]))
-        elif not classes.backward[edge.destId]:
-            forward.append(ends)
+        if is_backward[edge.sourceId]:
+            backward.append((head, tail))
+        elif not is_backward[edge.destId]:
+            forward.append((tail, head))
     # A class of backward nodes alone has no place in the forward pass that its edges could contradict.
-    telling = [ends for ends in backward if classes.forward.issuperset(ends)]
+    telling = [ends for ends in backward if forward_classes.issuperset(ends)]
     circles = _circles(forward)
     if _circles([*forward, *telling]) == circles:
-        return _Arcs((*forward, *backward), ())
+        return [*forward, *backward], ()
     turned = [(head, tail) for tail, head in telling]
     if _circles([*forward, *turned]) == circles:
         note = "the edges between backward nodes are drawn as the forward pass runs; they are taken the other way round"
-        return _Arcs((*forward, *((head, tail) for tail, head in backward)), (note,))
+        return [*forward, *((head, tail) for tail, head in backward)], (note,)
     faults.at(
         "edges",
         "some edges between backward nodes run as the forward edges between the same classes do, others against them; "
@@ -250,12 +238,14 @@ def _successors(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     return successors
 
 
-def _without_circles(classes: _LayerClasses, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
+def _without_circles(
+    class_of: Mapping[int, int], pairs: Iterable[tuple[int, int]]
+) -> tuple[dict[int, int], tuple[str, ...]]:
     """The group of each node: its class, or the classes that wait for one another; and a note on each of the latter."""
-    component = strong_components(_successors(arcs.pairs))
-    group_of = {node: component.get(own, own) for node, own in classes.of_node.items()}
+    component = strong_components(_successors(pairs))
+    group_of = {node: component.get(own, own) for node, own in class_of.items()}
     merged: dict[int, set[int]] = {}
-    for node, own in classes.of_node.items():
+    for node, own in class_of.items():
         merged.setdefault(group_of[node], set()).add(own)
     notes = tuple(
         f"{len(owns)} colour classes wait for one another in a circle and become one layer: those of nodes "
