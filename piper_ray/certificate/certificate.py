@@ -94,35 +94,31 @@ class StageWay:
 
 def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, ...]:
     """Each stage of each plan that keeps the restrictions is run in one of these, by ``evaluate``'s rules."""
-    return tuple(_ways(instance, restrictions))
-
-
-def _ways(instance: Instance, restrictions: Restrictions) -> Iterator[StageWay]:
+    found: list[StageWay] = []
     degrees = restrictions.data_parallel_degrees(instance)
     starts = [*instance.least_data_parallel_degrees, instance.data_parallel_limit + 1]
     for t in instance.degrees:
         if t > instance.devices or not restrictions.admits_tensor_parallel_degree(t):
             continue
-        for role in _roles(restrictions.recompute):
+        for role in _ROLES.get(restrictions.recompute, (None,)):
             rows = {layer.id: _in_role(layer.tmpcs.get(t, ()), role) for layer in instance.layers}
             for least, beyond in pairwise(starts):
                 inside = tuple(d for d in degrees if least <= d < beyond)
                 if inside:
-                    yield StageWay(
-                        t,
-                        inside,
-                        {
-                            layer: tuple(x for x in row if x.least_data_parallel_degree <= least)
-                            for layer, row in rows.items()
-                        },
-                    )
+                    tmpcs = {
+                        layer: tuple(x for x in row if x.least_data_parallel_degree <= least)
+                        for layer, row in rows.items()
+                    }
+                    found.append(StageWay(t, inside, tmpcs))
+    return tuple(found)
 
 
-def _roles(rule: Recompute) -> tuple[bool | None, ...]:
-    """What the layers of a stage that have the choice do: recompute, not recompute, or either."""
-    return {Recompute.ALWAYS: (True,), Recompute.NEVER: (False,), Recompute.ALL_OR_NONE: (False, True)}.get(
-        rule, (None,)
-    )
+_ROLES: Mapping[Recompute, tuple[bool | None, ...]] = {
+    Recompute.ALWAYS: (True,),
+    Recompute.NEVER: (False,),
+    Recompute.ALL_OR_NONE: (False, True),
+}
+"""What the layers of a stage that have the choice do: recompute, or not; under other rules either."""
 
 
 def _in_role(row: tuple[Tmpc, ...], role: bool | None) -> tuple[Tmpc, ...]:

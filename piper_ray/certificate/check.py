@@ -20,12 +20,10 @@ claimed, and checked, by itself. The formulas are the paper's, section 3, as ``e
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
-
-import numpy as np
 
 from piper_ray.certificate.certificate import (
     Certificate,
@@ -181,13 +179,25 @@ def _check_level(
     most = max(2, int(free_bytes() / (_BYTES_OF_DOWNSET + 72 * len(ways))))
     claim = claim_of(instance, ways, tails, certificate.bound_s, most)
     _check_ends(instance, claim)
-    found = (make_scratch(claim) for _ in range(threads))
-    counts = np.zeros(2, np.int64)
+    scratches = [make_scratch(claim) for _ in range(threads)]
+    idle: SimpleQueue[ThreadScratch] = SimpleQueue()
+    for scratch in scratches:
+        idle.put(scratch)
+
+    def look(first: int) -> None:
+        scratch = idle.get()
+        try:
+            stop.check()
+            _look(first, claim, scratch, ways, tails)
+        finally:
+            idle.put(scratch)
+
+    live = int(claim.tails.live.size)
     with ThreadPoolExecutor(threads) as pool:
-        parts = _Parts(claim.tails.live.size)
-        for scratch in pool.map(lambda scratch: _look(claim, parts, scratch, ways, tails, stop), found):
-            counts += scratch.tested
-    return int(claim.tails.worth.size), int(claim.tails.live.size), int(counts[0]), int(counts[1])
+        for _ in pool.map(look, range(0, live, _AT_ONCE)):  # which leaves out the rest where one fails
+            pass
+    stages, choices = (sum(int(scratch.tested[what]) for scratch in scratches) for what in (0, 1))
+    return int(claim.tails.worth.size), live, stages, choices
 
 
 def _check_ends(instance: Instance, claim: Claim) -> None:
@@ -203,37 +213,13 @@ def _check_ends(instance: Instance, claim: Claim) -> None:
             )
 
 
-class _Parts:
-    """Shares of the tails, handed out one after the other to whoever asks."""
-
-    def __init__(self, tails: int) -> None:
-        self._starts: Iterator[int] = iter(range(0, tails, _AT_ONCE))
-        self._tails = tails
-
-    def end(self) -> None:
-        """No more for anybody."""
-        self._starts = iter(())
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        # A step of a range's iterator is one step for all threads.
-        while (first := next(self._starts, None)) is not None:
-            yield first, min(first + _AT_ONCE, self._tails)
-
-
-def _look(
-    claim: Claim, parts: _Parts, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails, stop: Stop[Any]
-) -> ThreadScratch:
-    try:
-        for first, last in parts:
-            stop.check()
-            found = first_gap(first, last, claim, scratch)
-            if found == TOO_HARD:
-                raise ChoiceTooHard
-            if found != UNFIT:
-                raise CertificateRefused(_gap_text(claim, scratch, ways, tails))
-    finally:
-        parts.end()
-    return scratch
+def _look(first: int, claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails) -> None:
+    """At the stages in front of a few live tails, from this one on. Raises CertificateRefused, or ChoiceTooHard."""
+    found = first_gap(first, min(first + _AT_ONCE, claim.tails.live.size), claim, scratch)
+    if found == TOO_HARD:
+        raise ChoiceTooHard
+    if found != UNFIT:
+        raise CertificateRefused(_gap_text(claim, scratch, ways, tails))
 
 
 def _gap_text(claim: Claim, scratch: ThreadScratch, ways: tuple[StageWay, ...], tails: Tails) -> str:

@@ -25,7 +25,8 @@ from piper_ray.run.exported_files import LISTS, STAGES
 from piper_ray.run.job import pass_lists
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Count, Open, read_schedule
+from piper_ray.workloads.formats.fields import Count, Open
+from piper_ray.workloads.formats.surroundings import read_schedule
 
 
 class _Module(Open):

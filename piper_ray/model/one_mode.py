@@ -155,12 +155,11 @@ class OneMode(Constraint):
             if (sp or not whole) and (whole or not keeps or not sp or kind != Recomputation.NONE)
         )
 
-    def under(self, instance: Instance, mode: Mode) -> Instance:
-        """The instance whose layers have the TMPCs of that mode alone. All its plans are run in it."""
-        return next(self.under_each(instance, [mode]))
-
     def under_each(self, instance: Instance, modes: Iterable[Mode]) -> Iterator[Instance]:
-        """``under`` each of these. Rows of one kind, of which there are few, are looked at once."""
+        """For each of these modes the instance whose layers have its TMPCs alone: all plans of that are run in it.
+
+        Rows of one kind, of which there are few, are looked at once.
+        """
         kind_of: dict[tuple[Mode, ...], int] = {}
         kinds: list[tuple[list[int], list[Mode]]] = []  # places of known kinds of recomputation, their modes
         rows: list[list[tuple[int, tuple[Tmpc, ...], int]]] = []  # of each layer: degree, TMPCs, kind of row

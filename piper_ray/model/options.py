@@ -31,26 +31,26 @@ class Contract(str, Enum):
 class SolveOptions:
     """Limits of one solve. Raises UsageError for figures that make no sense.
 
-    gap: stop when (time_per_sample_s - lower_bound_s) / time_per_sample_s is at most this; 0 asks for a proof.
-    time_limit_s: stop after this many seconds with the best plan so far; None: no limit.
-    threads: worker threads; None: one per core available.
-    resume: folder or URI (file, s3, gs) that keeps the solve's state, and from which it takes up what is there.
-    memory_limit_bytes: refuse a solve forecast to need more than this, a number or a text as "16GiB"; None: what the
-    machine has free.
-    contract: which layers are merged before the solve, a ``Contract`` or its text.
-    within_s: stop once it is proved that no plan's time per sample is at most this; None: whatever it is.
+    memory_limit_bytes may be given as a text such as "16GiB", and contract as its text.
 
     >>> SolveOptions(gap=0.01, time_limit_s=600, threads=2).gap
     0.01
     """
 
     gap: float = 0.0
+    """The search may stop at this gap, (time_per_sample_s - lower_bound_s) / time_per_sample_s; 0 asks for a proof."""
     time_limit_s: float | None = None
+    """The search stops after so long with the best plan so far; null: no limit."""
     threads: int | None = None
+    """Worker threads; null: one per core available."""
     memory_limit_bytes: float | None = None
+    """A solve forecast to need more than this is refused; null: what the machine has free."""
     resume: str | None = None
+    """Folder or URI (file, s3, gs) that keeps the state of the search, which goes on from what is there."""
     contract: Contract = Contract.SAFE
+    """Which layers are merged before the solve."""
     within_s: float | None = None
+    """The search stops once no plan takes so little per sample; null: it does not."""
 
     def __post_init__(self) -> None:
         gap = arguments.number(self.gap)

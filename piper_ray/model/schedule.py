@@ -181,16 +181,16 @@ class AllReduce(str, Enum):
 class StepTerms:
     """Terms of a step under a flush. Raises UsageError for figures that make no sense.
 
-    all_reduce: how gradients are summed, once each stage has done its last backward pass. all_reduce_overlap: share of
-    that time which hides beside backward passes, 0 to 1. optimizer_s: each rank's step of the optimizer, once a batch.
-
     >>> StepTerms(all_reduce="ring", optimizer_s=0.02).all_reduce
     <AllReduce.RING: 'ring'>
     """
 
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
+    """How gradients are summed, once each stage has done its last backward pass."""
     all_reduce_overlap: float = 0.0
+    """Share of that time which hides beside backward passes, 0 to 1."""
     optimizer_s: float = 0.0
+    """Each rank's step of the optimizer, once a batch."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "all_reduce", arguments.choice("all_reduce", self.all_reduce, AllReduce))

@@ -1,4 +1,7 @@
-"""What a solve returns: the plan, what is proved about it, and what finding it cost."""
+"""What a solve returns: the plan, what is proved about it, and what finding it cost.
+
+Documents have the statistics as they are (``plan_schema``), so each field is described by itself; null there is None.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,6 @@ class Status(str, Enum):
 class EvaluationStats:
     """One threshold evaluation: is there a plan with every stage at most ``threshold_s``?
 
-    live_downsets: downsets that kept a state. cells: states kept, over all downsets.
-    buckets_tested, candidates_tested: bounds computed on whole buckets of downsets and on single ones.
-    stages_costed: pairs that survived both and had their TMPC choice examined.
-
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
     >>> evaluations = piper_ray.solve(bert, schedule="2bw", threads=1).stats.evaluations
@@ -43,58 +42,70 @@ class EvaluationStats:
     """
 
     threshold_s: float
+    """Is there a plan with every stage at most this?"""
     feasible: bool
+    """The answer."""
     seconds: float
+    """Of wall time."""
     live_downsets: int
+    """That kept a state."""
     cells: int
+    """States kept, over all downsets."""
     buckets_tested: int
+    """Bounds computed on whole buckets of downsets."""
     candidates_tested: int
+    """Bounds computed on single downsets."""
     stages_costed: int
+    """Pairs that survived both, and had their TMPC choice examined."""
 
 
 @dataclass(frozen=True)
 class NodeStats:
-    """One machine of a cluster, by its host's name. chunks: of a level's downsets, answered. fetched_bytes: of tables.
-
-    held_bytes: most at a time.
+    """One machine of a cluster.
 
     >>> NodeStats("a", chunks=40, fetched_bytes=10**9, held_bytes=10**9).chunks
     40
     """
 
     host: str
+    """The machine's name."""
     chunks: int
+    """Of a level's downsets, answered."""
     fetched_bytes: int
+    """Of tables."""
     held_bytes: int
+    """Most at a time."""
 
 
 @dataclass(frozen=True)
 class ClusterStats:
-    """What a cluster did. put_bytes: by the driver, once for each table. worked_s: of all workers together.
-
-    waited_s: of the driver, for batches; the rest of the search is its own work. unused: why nothing was sent to it;
-    None if something was.
+    """What a cluster did.
 
     >>> ClusterStats(2, 5, 40, 10**9, 12.0, 1.5, (NodeStats("a", 40, 10**9, 10**9),)).nodes[0].host
     'a'
     """
 
     workers: int
+    """Their number."""
     batches: int
+    """Handed out."""
     chunks: int
+    """Of a level's downsets, handed out."""
     put_bytes: int
+    """By the driver, once for each table."""
     worked_s: float
+    """Of all workers together."""
     waited_s: float
+    """Of the driver, for batches; the rest of the search is its own work."""
     nodes: tuple[NodeStats, ...]
+    """One for each machine."""
     unused: str | None = None
+    """Why nothing was sent to it; null if something was."""
 
 
 @dataclass(frozen=True)
 class DegreeStats:
     """What a search with one d and one t for all stages looked at.
-
-    pairs: (d, t) that fit the cluster. searched: those that no bound ruled out. looked_through: those whose plans were
-    looked at one by one. states: pipeline tails kept, over all pairs.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -104,16 +115,19 @@ class DegreeStats:
     """
 
     pairs: int
+    """(d, t) that fit the cluster."""
     searched: int
+    """Those that no bound ruled out."""
     looked_through: int
+    """Those whose plans were looked at one by one."""
     states: int
+    """Pipeline tails kept, over all pairs."""
 
 
 @on_demand("pairs")
 @dataclass(frozen=True)
 class SolveStats:
-    """What each step of a solve cost. ``pairs`` counts nested downset pairs before any pruning (None: not counted); of
-    large lattices that is done when it is first asked for.
+    """What each step of a solve cost. Pairs of large lattices are counted when ``pairs`` is first asked for.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -123,27 +137,34 @@ class SolveStats:
     """
 
     layers: int
+    """Of the instance."""
     contracted_layers: int
+    """Left when those that cost nothing have joined a neighbour."""
     downsets: int
+    """Of these."""
     levels: int
+    """Of the lattice of downsets."""
     pairs: int | None
+    """Nested downsets, before any pruning; null: not counted."""
     threads: int
+    """That worked."""
     lattice_s: float
+    """Of wall time."""
     stage_costs_s: float
+    """Of wall time."""
     search_s: float
+    """Of wall time."""
     evaluations: tuple[EvaluationStats, ...]
+    """In their order."""
     cluster: ClusterStats | None = None
+    """What a cluster did; null: there was none."""
     degrees: DegreeStats | None = None
+    """One d and t for all stages; null: not asked."""
 
 
 @dataclass(frozen=True)
 class BlockStats:
     """What merging operators into blocks gave up.
-
-    downsets_before: of the layers (None: too many to count). downsets: of the blocks.
-    largest_share: of the largest block in the work of all layers, or in their memory.
-    choices_dropped: combinations of TMPCs within blocks that were left out.
-    time_per_sample_s: of the best plan of whole blocks (None: none was found). proved: that it is the best of them.
 
     >>> stats = BlockStats(4000, 60, None, 1200, largest_share=0.04, choices_dropped=0)
     >>> f"{stats.layers} layers in {stats.blocks} blocks"
@@ -151,13 +172,21 @@ class BlockStats:
     """
 
     layers: int
+    """Their number."""
     blocks: int
+    """Their number."""
     downsets_before: int | None
+    """Of the layers; null: too many to count."""
     downsets: int
+    """Of the blocks."""
     largest_share: float
+    """Of the largest block in the work of all layers, or in their memory."""
     choices_dropped: int
+    """Combinations of TMPCs within blocks that were left out."""
     time_per_sample_s: float | None = None
+    """Of the best plan of whole blocks; null: none was found."""
     proved: bool = False
+    """That no plan of whole blocks is faster."""
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
 
@@ -183,9 +212,6 @@ class Forecast:
 class Infeasibility:
     """Why there is no plan, and what would be needed.
 
-    reason: a sentence for the user. least_memory_bytes: the least memory per device (within 1 byte or 1e-9
-    relative) with which this instance has a plan; None when no memory helps.
-
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
     >>> found = piper_ray.solve(bert, memory_bytes="100MiB", threads=1).infeasibility
@@ -194,7 +220,9 @@ class Infeasibility:
     """
 
     reason: str
+    """A sentence."""
     least_memory_bytes: float | None
+    """With which there is a plan, within 1 byte or 1e-9 relative; null: no memory helps."""
 
 
 @dataclass(frozen=True)

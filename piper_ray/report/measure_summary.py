@@ -11,7 +11,7 @@ from piper_ray.model.figures import given_size_text, memory_text, plural, range_
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
 from piper_ray.report.terminal import Column, table_lines
-from piper_ray.workloads.measure.measure import Measured
+from piper_ray.workloads.measure.build import Measured
 from piper_ray.workloads.measure.session import Profile, device_name
 
 _WIDE_SPREAD = 0.2

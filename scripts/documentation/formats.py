@@ -67,7 +67,8 @@ def _described(docstring: str | None, language: str) -> str:
 
 def _schema_lines(name: str, document: Mapping[str, Any]) -> list[str]:
     lines = [f"\n## {name}\n"]
-    parts = {document.get("title", name): document, **document.get("$defs", {})}
+    named = document.get("$defs", {})
+    parts = {document.get("title", name): document, **named}
     for title, part in parts.items():
         if "properties" not in part:
             continue
@@ -76,21 +77,23 @@ def _schema_lines(name: str, document: Mapping[str, Any]) -> list[str]:
         for field, about in part["properties"].items():
             shown = f"`{field}`" if field in required else f"`{field}` (may be left out)"
             meaning = str(about.get("description", "")).replace("|", "\\|").replace("<", "\\<").replace("``", "`")
-            lines.append(f"| {shown} | {_type(about)} | {meaning} |")
+            lines.append(f"| {shown} | {_type(about, named)} | {meaning} |")
     return lines
 
 
-def _type(about: Mapping[str, Any]) -> str:
+def _type(about: Mapping[str, Any], named: Mapping[str, Any]) -> str:
+    """named: parts of the document, by their titles."""
     if "$ref" in about:
-        return str(about["$ref"]).rpartition("/")[2]
+        title = str(about["$ref"]).rpartition("/")[2]
+        return _type(named[title], named) if "enum" in named[title] else title
     if "anyOf" in about:
-        return " or ".join(_type(one) for one in about["anyOf"])
+        return " or ".join(_type(one, named) for one in about["anyOf"])
     if "const" in about:
         return f"`{json.dumps(about['const'])}`"
     if "enum" in about:
         return ", ".join(f"`{json.dumps(value)}`" for value in about["enum"])
     if about.get("type") == "array" and "items" in about:
-        return f"list of {_type(about['items'])}"
+        return f"list of {_type(about['items'], named)}"
     if about.get("type") == "object" and isinstance(about.get("additionalProperties"), dict):
-        return f"map to {_type(about['additionalProperties'])}"
+        return f"map to {_type(about['additionalProperties'], named)}"
     return str(about.get("type", "any"))

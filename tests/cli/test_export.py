@@ -56,7 +56,7 @@ def test_plans_of_several_shapes(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "plan.json"
     result = good("solve", source, "--runtime", "megatron", "--plans", 3, "--out", out, "--json")
     document = json.loads(result.stdout)
-    SolutionDocument.model_validate(document)
+    SolutionDocument.model_validate_json(result.stdout)
     assert document["runtime"]["name"] == "megatron"
     alternatives = document["alternatives"]
     assert [one["name"] for one in alternatives] == ["1", "2", "3"]

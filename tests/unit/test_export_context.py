@@ -95,7 +95,7 @@ def test_a_setting_has_one_context_for_all_layers() -> None:
     contexts = {setting.context for setting in rule.modes(instance)}
     assert contexts == {1, 2}
     assert {setting.context for setting in OneMode().modes(instance)} == {1}
-    two = rule.under(instance, Mode(context=2))
+    two = next(rule.under_each(instance, [Mode(context=2)]))
     assert all("cp2" in tmpc.id for layer in two.layers for row in layer.tmpcs.values() for tmpc in row)
     mixed = plan_in(instance, SETTING, t=4, d=2)
     other = plan_in(instance, Mode(sequence_parallel=True), t=4, d=2)

@@ -102,8 +102,13 @@ def test_a_solve_s_document_reads_back_as_the_solution() -> None:
 
 def test_older_documents_are_read() -> None:
     instance = small_instance()
-    found = replace(solution(plan=small_plan()), blocks=BLOCKS)
+    found = solution(plan=small_plan())
+    found = replace(found, blocks=BLOCKS, stats=replace(found.stats, cluster=CLUSTER))
     document = written(found)
+    for fields in (document["stats"]["cluster"], *document["stats"]["cluster"]["nodes"]):
+        fields["blocks"] = fields.pop("chunks")
+    for fields in document["stats"]["evaluations"]:
+        fields["blocks_tested"] = fields.pop("buckets_tested")
     assert document["blocks"]["time_per_sample"] == document["blocks"]["time_per_sample_s"] == 0.02
     del document["blocks"]["time_per_sample_s"], document["evaluation"]["step_s"]
     del document["instance"]["samples_per_microbatch"], document["instance"]["tokens_per_sample"]
@@ -125,6 +130,11 @@ def test_older_documents_are_read() -> None:
         (lambda document: document["stats"].pop("levels"), "stats.levels"),
         (lambda document: document["plan"]["stages"][0].update(nodes=[77]), "plan.stages[0].nodes[0]"),
         (lambda document: document.pop("lower_bound_s"), "lower_bound_s"),
+        (lambda document: document["stats"].update(threads=10**5000), ""),
+        (lambda document: document["stats"].update(itself=document), ""),
+        (lambda document: document["stats"].update(threads=object()), "stats.threads"),
+        (lambda document: document["stats"].update(threads="2"), "stats.threads"),
+        (lambda document: document.update(gap="0"), "gap"),
     ],
 )
 def test_what_is_wrong_with_a_solution_is_told(change: Any, path: str) -> None:

@@ -19,7 +19,7 @@ from piper_ray.cli.app import app
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
 from piper_ray.workloads.formats import load
-from piper_ray.workloads.measure import measure
+from piper_ray.workloads.measure import session
 from piper_ray.workloads.measure.graph import TracedLayer
 from piper_ray.workloads.measure.passes import passes_of
 from tests.profile_models import GPT, HERE
@@ -175,7 +175,7 @@ def test_a_stopped_profile_goes_on_and_measures_nothing_twice(tmp_path: Path, mo
         seen.append(layer.path)
         return whole(layer, *arguments, **options)
 
-    monkeypatch.setattr(measure, "passes_of", watched)
+    monkeypatch.setattr(session, "passes_of", watched)
     result = run(*command)
     assert result.exit_code == 130
     assert f"{out}.partial keeps what was measured; the same command with --resume goes on" in result.stderr

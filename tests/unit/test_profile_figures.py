@@ -14,10 +14,9 @@ from torch import nn
 from piper_ray.model.errors import InputError, LimitError, UsageError
 from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.measure.degrees import estimated_ways, measured_ways, shard_ways
+from piper_ray.workloads.measure.build import estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
-from piper_ray.workloads.measure.measure import measured_layers
 from piper_ray.workloads.measure.passes import (
     Kept,
     MeasuredPasses,
@@ -29,6 +28,7 @@ from piper_ray.workloads.measure.passes import (
     parameters_of,
     passes_of,
 )
+from piper_ray.workloads.measure.session import measured_layers
 from piper_ray.workloads.measure.store import LayerFigures, Store
 
 torch.set_num_threads(1)  # see profile_models

@@ -227,14 +227,16 @@ def test_groups_that_share_a_sequence_have_the_heads_that_each_needs() -> None:
     rule = RUNTIMES[RuntimeName.TORCHTITAN].setting
     for context in (1, 2):
         setting = Mode(sequence_parallel=True, context=context)
-        degrees = {t for layer in rule.under(shared, setting).layers for t in layer.tmpcs}
+        degrees = {t for layer in next(rule.under_each(shared, [setting])).layers for t in layer.tmpcs}
         assert degrees == ({1, 2, 4} if context == 1 else {2, 4, 8})
 
 
 def test_sequence_parallelism_needs_tokens_that_the_devices_divide() -> None:
     rule, odd = RUNTIMES[RuntimeName.MEGATRON].setting, llama(tokens=1026)
     left = {
-        sequence: {t for layer in rule.under(odd, Mode(sequence_parallel=sequence)).layers for t in layer.tmpcs}
+        sequence: {
+            t for layer in next(rule.under_each(odd, [Mode(sequence_parallel=sequence)])).layers for t in layer.tmpcs
+        }
         for sequence in (False, True)
     }
     assert left == {False: {1, 2, 4, 8}, True: {1, 2}}

@@ -23,22 +23,24 @@ What we add and they pass over: ``bandwidth`` and ``mbsInBatch``, so that what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from graphlib import TopologicalSorter
 from itertools import count
+from typing import Any
 
 from pydantic import Field
 
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
-from piper_ray.workloads.formats.faults import Faults, shown
-from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open, Quantities, read_cluster
-from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
+from piper_ray.workloads.formats import graph
+from piper_ray.workloads.formats.faults import Faults
+from piper_ray.workloads.formats.fields import ID_WORDS, Figure, LayerId, Open
 from piper_ray.workloads.formats.pipedream_profile import unwritten
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 
 KEYS = frozenset({"maxSizePerFPGA", "maxFPGAs", "maxCPUs"})
 TMPC_ID = "vanilla"
 
 _PATHS = {
+    "name": "name",
     "devices": "maxFPGAs",
     "microbatches": "mbsInBatch",
     "memory_bytes": "maxSizePerFPGA",
@@ -67,53 +69,42 @@ class _Edge(Open):
     cost: Figure
 
 
+class _NodesAndEdges(Open):
+    nodes: list[_Node] = Field(description="a list")
+    edges: list[_Edge] = Field(default=[], description="a list")
+
+
 def read_dnn_partitioning(
     document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults
 ) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
-    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
-    given.setdefault("bandwidth_bytes_per_s", ("bandwidth", _BANDWIDTH_BYTES_PER_S))
-    devices = overrides.devices or document.get("maxFPGAs")
-    given.setdefault("microbatches", ("maxFPGAs", devices))
-    cluster = read_cluster(given, _PATHS, overrides, faults, units=False)
-    lists = [document.get("nodes"), document.get("edges", [])]
-    for key, value in zip(("nodes", "edges"), lists, strict=True):
-        if not isinstance(value, (list, tuple)):
-            faults.at(key, f"not a list ({shown(value)}); expected a list")
-    raw_nodes, raw_edges = (value if isinstance(value, (list, tuple)) else [] for value in lists)
-    if not check_size(len(raw_nodes), len(raw_edges), faults, "nodes", "edges"):
+    paths = _PATHS if "mbsInBatch" in document else _PATHS | {"microbatches": "maxFPGAs"}
+    said = {"bandwidth": _BANDWIDTH_BYTES_PER_S, "maxFPGAs": None, **document, "name": str(document.get("name", name))}
+    if overrides.devices is not None:
+        said["maxFPGAs"] = overrides.devices
+    surroundings = read_surroundings(said, paths, overrides, name, faults)
+    read = faults.model(_NodesAndEdges, document, "")
+    if read is None or not graph.check_size(len(read.nodes), len(read.edges), faults, "nodes", "edges"):
         return None
-    nodes = _read_nodes(raw_nodes, faults)
-    edges = [edge for i, raw in enumerate(raw_edges) if (edge := faults.model(_Edge, raw, f"edges[{i}]")) is not None]
-    edges = list(
-        {(edge.sourceId, edge.destId, edge.cost): edge for edge in edges}.values()
-    )  # a set, as upstream has it
-    if not faults:
-        _check(nodes, edges, faults)
-    if faults:
-        return None
-    return _instance(nodes, edges, cluster, str(document.get("name", name)), faults)
-
-
-def _read_nodes(raw: Sequence[object], faults: Faults) -> list[_Node]:
-    nodes = []
-    for index, item in enumerate(raw):
-        node = faults.model(_Node, item, f"nodes[{index}]")
-        if node is None:
-            continue
+    nodes = read.nodes
+    for index, node in enumerate(nodes):
         if not node.supportedOnFpga:
             faults.at(
                 f"nodes[{index}].supportedOnFpga",
                 f"node {node.id} runs on CPUs only, which would be lost; expected nodes that an accelerator can run",
             )
-        nodes.append(node)
-    return nodes
+    edges = list(dict.fromkeys(read.edges))  # a set, as upstream has it
+    if not faults:
+        _check(nodes, edges, faults)
+    if faults:
+        return None
+    return _instance(nodes, edges, surroundings, faults)
 
 
 def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> None:
-    ids = [NamedId(node.id, f"nodes[{index}].id") for index, node in enumerate(nodes)]
-    named = [NamedEdge(edge.sourceId, edge.destId, f"edges[{index}]") for index, edge in enumerate(edges)]
-    check_graph(ids, named, faults, "edges")
+    ids = [graph.NamedId(node.id, f"nodes[{index}].id") for index, node in enumerate(nodes)]
+    named = [graph.NamedEdge(edge.sourceId, edge.destId, f"edges[{index}]") for index, edge in enumerate(edges)]
+    graph.check_graph(ids, named, faults, "edges")
     backward = {node.id: bool(node.isBackwardNode) for node in nodes}
     cost_of: dict[int, float] = {}
     for index, edge in enumerate(edges):
@@ -131,23 +122,23 @@ def _check(nodes: Sequence[_Node], edges: Sequence[_Edge], faults: Faults) -> No
 
 
 def _instance(
-    nodes: Sequence[_Node], edges: Sequence[_Edge], cluster: Quantities, name: str, faults: Faults
+    nodes: Sequence[_Node], edges: Sequence[_Edge], surroundings: Mapping[str, Any], faults: Faults
 ) -> Instance | None:
-    classes = _LayerClasses.of(nodes)
-    arcs = _arcs(classes, edges, faults)
-    if arcs is None:
+    class_of = _class_of(nodes)
+    found = _arcs(nodes, edges, class_of, faults)
+    if found is None:
         return None
-    group_of, notes = _without_circles(classes, arcs)
+    pairs, notes_of_arcs = found
+    group_of, notes = _without_circles(class_of, pairs)
     members: dict[int, list[_Node]] = {}
     for node in nodes:
         members.setdefault(group_of[node.id], []).append(node)
-    drawn = {(group_of[one], group_of[other]) for one, other in arcs.pairs if group_of[one] != group_of[other]}
+    drawn = {(group_of[one], group_of[other]) for one, other in pairs if group_of[one] != group_of[other]}
     layer_id = {
         group: min((node.id for node in of_group if not node.isBackwardNode), default=of_group[0].id)
         for group, of_group in members.items()
     }
-    assert cluster.bandwidth_bytes_per_s is not None
-    sent = _sent_bytes(nodes, edges, group_of, cluster.bandwidth_bytes_per_s * _MS)
+    sent = _sent_bytes(nodes, edges, group_of, surroundings["cluster"].bandwidth_bytes_per_s * _MS)
     links = []
     for tail, head in sorted(drawn, key=lambda ends: (layer_id[ends[0]], layer_id[ends[1]])):
         # An edge is charged twice what it carries, forwards and backwards together.
@@ -175,10 +166,9 @@ def _instance(
     return Instance(
         tuple(layers),
         tuple(links),
-        name=name,
         tensors=tuple(sorted(tensors, key=lambda tensor: tensor.layers)),
-        notes=(*arcs.notes, *notes),
-        **vars(cluster),
+        notes=(*notes_of_arcs, *notes),
+        **surroundings,
     )
 
 
@@ -186,56 +176,44 @@ def _latency_s(nodes: Sequence[_Node], *, backward: bool) -> float:
     return sum(node.fpgaLatency for node in nodes if bool(node.isBackwardNode) is backward) * _MS
 
 
-@dataclass(frozen=True)
-class _LayerClasses:
-    """Colour classes, each under the id of its first node. forward: those with a forward node."""
-
-    of_node: Mapping[int, int]
-    backward: Mapping[int, bool]
-    forward: frozenset[int]
-
-    @classmethod
-    def of(cls, nodes: Sequence[_Node]) -> _LayerClasses:
-        first_of_class: dict[int, int] = {}
-        of_node = {
-            node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
-            for node in nodes
-        }
-        forward = frozenset(of_node[node.id] for node in nodes if not node.isBackwardNode)
-        return cls(of_node, {node.id: bool(node.isBackwardNode) for node in nodes}, forward)
+def _class_of(nodes: Sequence[_Node]) -> dict[int, int]:
+    """The colour class of each node, under the id of its first node."""
+    first_of_class: dict[int, int] = {}
+    return {
+        node.id: node.id if node.colorClass is None else first_of_class.setdefault(node.colorClass, node.id)
+        for node in nodes
+    }
 
 
-@dataclass(frozen=True)
-class _Arcs:
-    """pairs: which class must not come behind which, in the direction of the forward pass."""
+def _arcs(
+    nodes: Sequence[_Node], edges: Sequence[_Edge], class_of: Mapping[int, int], faults: Faults
+) -> tuple[Sequence[tuple[int, int]], Sequence[str]] | None:
+    """Which class must not come behind which, in the direction of the forward pass; and what is told of that.
 
-    pairs: tuple[tuple[int, int], ...]
-    notes: tuple[str, ...]
-
-
-def _arcs(classes: _LayerClasses, edges: Sequence[_Edge], faults: Faults) -> _Arcs | None:
-    """Forward edges as they are. Backward ones are drawn as the backward pass runs or, in some files, as the forward
-    pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
+    Forward edges are taken as they are. Backward ones are drawn as the backward pass runs or, in some files, as the
+    forward pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
     """
+    is_backward = {node.id: bool(node.isBackwardNode) for node in nodes}
+    forward_classes = {class_of[node] for node, backward_one in is_backward.items() if not backward_one}
     forward: list[tuple[int, int]] = []
     backward: list[tuple[int, int]] = []  # as the backward pass runs, turned round
     for edge in edges:
-        ends = classes.of_node[edge.sourceId], classes.of_node[edge.destId]
-        if ends[0] == ends[1]:
+        tail, head = class_of[edge.sourceId], class_of[edge.destId]
+        if tail == head:
             continue
-        if classes.backward[edge.sourceId]:
-            backward.append((ends[1], ends[0]))
-        elif not classes.backward[edge.destId]:
-            forward.append(ends)
+        if is_backward[edge.sourceId]:
+            backward.append((head, tail))
+        elif not is_backward[edge.destId]:
+            forward.append((tail, head))
     # A class of backward nodes alone has no place in the forward pass that its edges could contradict.
-    telling = [ends for ends in backward if classes.forward.issuperset(ends)]
+    telling = [ends for ends in backward if forward_classes.issuperset(ends)]
     circles = _circles(forward)
     if _circles([*forward, *telling]) == circles:
-        return _Arcs((*forward, *backward), ())
+        return [*forward, *backward], ()
     turned = [(head, tail) for tail, head in telling]
     if _circles([*forward, *turned]) == circles:
         note = "the edges between backward nodes are drawn as the forward pass runs; they are taken the other way round"
-        return _Arcs((*forward, *((head, tail) for tail, head in backward)), (note,))
+        return [*forward, *((head, tail) for tail, head in backward)], (note,)
     faults.at(
         "edges",
         "some edges between backward nodes run as the forward edges between the same classes do, others against them; "
@@ -260,12 +238,14 @@ def _successors(arcs: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     return successors
 
 
-def _without_circles(classes: _LayerClasses, arcs: _Arcs) -> tuple[dict[int, int], tuple[str, ...]]:
+def _without_circles(
+    class_of: Mapping[int, int], pairs: Iterable[tuple[int, int]]
+) -> tuple[dict[int, int], tuple[str, ...]]:
     """The group of each node: its class, or the classes that wait for one another; and a note on each of the latter."""
-    component = strong_components(_successors(arcs.pairs))
-    group_of = {node: component.get(own, own) for node, own in classes.of_node.items()}
+    component = strong_components(_successors(pairs))
+    group_of = {node: component.get(own, own) for node, own in class_of.items()}
     merged: dict[int, set[int]] = {}
-    for node, own in classes.of_node.items():
+    for node, own in class_of.items():
         merged.setdefault(group_of[node], set()).add(own)
     notes = tuple(
         f"{len(owns)} colour classes wait for one another in a circle and become one layer: those of nodes "

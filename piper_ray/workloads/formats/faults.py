@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import isclass
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
@@ -60,31 +61,61 @@ class Faults:
 
     def model(self, model: type[Model], value: object, path: str) -> Model | None:
         """``value`` as a ``model``; None, with the faults noted, if it is not one."""
+        return self._read(model, lambda: model.model_validate(value), path)
+
+    def model_of_json(self, model: type[Model], text: str) -> Model | None:
+        """The same of a document's text, where lists may stand for tuples, and texts for members of enums."""
+        return self._read(model, lambda: model.model_validate_json(text), "")
+
+    def _read(self, model: type[Model], validate: Callable[[], Model], path: str) -> Model | None:
         try:
-            return model.model_validate(value)
+            return validate()
         except ValidationError as error:
-            expected = {
-                name: _expected(field) for key, field in model.model_fields.items() for name in names_of(key, field)
-            }
-            self._note(error, path, {name: text for name, text in expected.items() if text}, "an object")
+            self._note(error, path, model, "an object")
             return None
 
     def value(self, adapter: TypeAdapter[T], value: object, path: str, expected: str) -> T | None:
         try:
             return adapter.validate_python(value)
         except ValidationError as error:
-            self._note(error, path, {}, expected)
+            self._note(error, path, None, expected)
             return None
 
-    def _note(self, error: ValidationError, path: str, expected_at: Mapping[str, str], otherwise: str) -> None:
+    def _note(self, error: ValidationError, path: str, model: type[BaseModel] | None, otherwise: str) -> None:
         for found in error.errors(include_url=False, include_context=False):
             where = [part for part in found["loc"] if part not in (ONE, MANY)]
-            field = next((part for part in where if part in expected_at), None)
-            expected = otherwise if field is None else expected_at[str(field)]
+            expected, known = _expected_at(model, where)
             if found["type"] == "extra_forbidden":
-                expected = "one of " + ", ".join(expected_at)
-            told = found["type"] == "missing" and field is None  # what is expected of a key is not of its object
-            self.at(path_of(path, *where), _problem(found) if told else f"{_problem(found)}; expected {expected}")
+                expected = "one of " + ", ".join(known)
+            elif found["type"] == "model_type":
+                expected = "an object"
+            told = found["type"] == "missing" and expected is None  # what is expected of a key is not of its object
+            words = "" if told else f"; expected {expected or otherwise}"
+            self.at(path_of(path, *where), _problem(found) + words)
+
+
+def _expected_at(model: type[BaseModel] | None, where: Sequence[int | str]) -> tuple[str | None, Iterable[str]]:
+    """What is expected at a place of a model, where that is known, and the names in the innermost model around it."""
+    expected, fields = None, _fields_of(model)
+    for part in where:
+        field = fields.get(str(part))
+        if field is not None:
+            expected, inner = _expected(field), _model_in(field.annotation)
+            fields = fields if inner is None else _fields_of(inner)
+    return expected, [name for name, field in fields.items() if _expected(field)]
+
+
+def _fields_of(model: type[BaseModel] | None) -> Mapping[str, FieldInfo]:
+    """By what a document may call them."""
+    fields = {} if model is None else model.model_fields
+    return {name: field for key, field in fields.items() for name in names_of(key, field)}
+
+
+def _model_in(kind: Any) -> type[BaseModel] | None:
+    """The model that a field's value is, or that its items are."""
+    if isclass(kind) and get_origin(kind) is None:
+        return kind if issubclass(kind, BaseModel) else None
+    return next(filter(None, map(_model_in, get_args(kind))), None)
 
 
 def names_of(key: str, field: FieldInfo) -> list[str]:

@@ -33,14 +33,6 @@ class NamedEdge:
 
 
 @dataclass(frozen=True)
-class NamedTensor:
-    """A tensor's ends, and where the input says them."""
-
-    layers: Sequence[int]
-    path: str
-
-
-@dataclass(frozen=True)
 class Neighbours:
     """For each layer id the ids before and after it, in the order of the edges."""
 
@@ -100,17 +92,17 @@ def check_graph(
     return neighbours
 
 
-def check_tensors(tensors: Sequence[NamedTensor], ids: Iterable[int], faults: Faults) -> None:
-    """Note ends that are no layers, that come twice, or that are fewer than two."""
+def check_tensors(ends: Mapping[str, Sequence[int]], ids: Iterable[int], faults: Faults) -> None:
+    """Note ends that are no layers, that come twice, or that are fewer than two. ends: by where the input says them."""
     known = set(ids)
-    for tensor in tensors:
-        for end in dict.fromkeys(tensor.layers):
+    for path, layers in ends.items():
+        for end in dict.fromkeys(layers):
             if end not in known:
-                faults.at(tensor.path, f"unknown layer {end}; expected the ids of layers")
-            if tensor.layers.count(end) > 1:
-                faults.at(tensor.path, f"layer {end} comes more than once; expected each layer once")
-        if len(tensor.layers) < 2:
-            faults.at(tensor.path, f"{len(tensor.layers)} layers; expected at least two")
+                faults.at(path, f"unknown layer {end}; expected the ids of layers")
+            if layers.count(end) > 1:
+                faults.at(path, f"layer {end} comes more than once; expected each layer once")
+        if len(layers) < 2:
+            faults.at(path, f"{len(layers)} layers; expected at least two")
 
 
 def find_cycle(neighbours: Neighbours) -> list[int]:

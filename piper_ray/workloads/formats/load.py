@@ -27,10 +27,11 @@ from piper_ray.workloads.formats import (
     plans,
     upstream,
     workload,
+    workload_schema,
     workload_writer,
 )
 from piper_ray.workloads.formats.faults import Faults
-from piper_ray.workloads.formats.fields import Quantities
+from piper_ray.workloads.formats.surroundings import Quantities
 
 Reader = Callable[[Mapping[str, object], Quantities, str, Faults], Instance | None]
 
@@ -218,7 +219,7 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
     True
     """
     instance = instance_of(instance)
-    path, document = _plan_document(source)
+    path, document = _json_document(source, "plan")
     faults = Faults(documents.repeated_keys(document))
     read = plans.read_plan(document, instance, faults)
     if faults:
@@ -232,26 +233,27 @@ def load_plan(source: Source, instance: Instance | Source) -> Plan:
 
 def plan_claims(source: Source) -> plans.PlanClaims:
     """What a plan's document says beside the plan. Raises InputError."""
-    path, document = _plan_document(source)
+    path, document = _json_document(source, "plan")
     faults = Faults()
     return _checked(path, plans.read_claims(document, faults), faults)
 
 
 def plan_made_for(source: Source, instance: Instance) -> plans.MadeFor | None:
     """What a plan's document says that it was made for; None if that is this instance, or if it does not say."""
-    return plans.made_for_another(_plan_document(source)[1], instance)
+    return plans.made_for_another(_json_document(source, "plan")[1], instance)
 
 
 def planned(source: Source) -> plans.PlannedDocument:
     """A plan's stages with the modules that they run, as its document names them. Raises InputError."""
-    path, document = _plan_document(source)
+    path, document = _json_document(source, "plan")
     faults = Faults(documents.repeated_keys(document))
     return _checked(path, plans.read_planned(document, faults), faults)
 
 
-def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
+def _json_document(source: Source, what: str) -> tuple[str, Mapping[str, object]]:
+    """With where it comes from. what: it should be, by the name that a plan or a solution has in errors."""
     if isinstance(source, Mapping):
-        return "plan", documents.as_document("plan", source)
+        return what, documents.as_document(what, source)
     path = _path_text(source)
     text = documents.read_text(path)
     kind = None
@@ -259,7 +261,7 @@ def _plan_document(source: Source) -> tuple[str, Mapping[str, object]]:
         with contextlib.suppress(InputError):
             kind = documents.advice(documents.parse_toml(path, text))
     if kind is not None:
-        documents.refuse(path, "", f"not a plan but {kind}")
+        documents.refuse(path, "", f"not a {what} but {kind}")
     return path, documents.parse_json(path, text)
 
 
@@ -313,11 +315,7 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
     Solution(optimal under 1f1b: 15.3316 ms/microbatch, gap 0 %, 8 stages on 512 devices)
     """
     instance = instance_of(instance)
-    if isinstance(source, Mapping):
-        path, document = "solution", documents.as_document("solution", source)
-    else:
-        path = _path_text(source)
-        document = documents.parse_json(path, documents.read_text(path))
+    path, document = _json_document(source, "solution")
     if document.get("schema") != "piper-ray/solution" and (kind := documents.advice(document)) is not None:
         documents.refuse(path, "", f"not what solve --json prints but {kind}")
     faults = Faults(documents.repeated_keys(document))
@@ -325,7 +323,7 @@ def load_solution(source: Source, instance: Instance | Source) -> Solution:
 
 
 _READERS: tuple[tuple[frozenset[str], Reader], ...] = (
-    (workload.KEYS, workload.read_workload),
+    (workload_schema.KEYS, workload.read_workload),
     (dnn_partitioning.KEYS, dnn_partitioning.read_dnn_partitioning),
     (upstream.KEYS, upstream.read_upstream),
 )

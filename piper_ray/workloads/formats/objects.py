@@ -21,7 +21,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats import fields, graph
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
+from piper_ray.workloads.formats.surroundings import CLUSTER_RULES, read_trained_model, trained_model_table
 
 T = TypeVar("T")
 
@@ -227,7 +227,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
-    rule, _, expected, _ = fields.CLUSTER_RULES[quantity]
+    rule, _, expected, _ = CLUSTER_RULES[quantity]
     if faults.value(rule, value, path, expected) is not None and not isinstance(value, (int, float)):
         faults.at(path, f"not a number ({shown(value)}); expected {expected}")
 
@@ -286,12 +286,12 @@ def _check_graph(
     for index, layer in enumerate(layers):
         if layer is not None:
             _check_layer(layer, f"layers[{index}]", known, faults)
-    ends = []
+    ends = {}
     for index, tensor in enumerate(tensors):
         if tensor is not None:
             _check_fields(Tensor, tensor, f"tensors[{index}]", faults)
             if _are_ids(tensor.layers):
-                ends.append(graph.NamedTensor(tensor.layers, f"tensors[{index}].layers"))
+                ends[f"tensors[{index}].layers"] = tensor.layers
     if complete:
         graph.check_tensors(ends, [layer.id for layer in ids], faults)
 

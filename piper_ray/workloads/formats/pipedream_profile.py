@@ -25,8 +25,9 @@ from piper_ray.model import limits
 from piper_ray.model.forms import InFlight
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.workloads.formats.faults import Faults, quoted
-from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure, Quantities, read_cluster
+from piper_ray.workloads.formats.fields import FIGURE_WORDS, Figure
 from piper_ray.workloads.formats.graph import NamedEdge, NamedId, check_graph, check_size
+from piper_ray.workloads.formats.surroundings import CLUSTER_RULES, Quantities, read_surroundings
 
 TMPC_ID = "vanilla"
 
@@ -36,7 +37,6 @@ _EDGE_LINE = re.compile(r"\s+node([0-9]{1,15}) -- node([0-9]{1,15})\s*")
 _FIGURE: TypeAdapter[float] = TypeAdapter(Annotated[Figure, Field(le=limits.FIGURE / 4)])
 _KEYS = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _NODE_WORDS = "node<id> -- <description> -- " + ", ".join(f"{key}=<number>" for key in _KEYS)
-_CLUSTER_PATHS = {key: key for key in ("devices", "microbatches", "memory_bytes", "bandwidth_bytes_per_s")}
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class _ProfileNode:
 
 def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that a profile describes; None, with the faults noted, if it is not sound."""
-    cluster = read_cluster({}, _CLUSTER_PATHS, overrides, faults, units=False)
+    surroundings = read_surroundings({}, {quantity: quantity for quantity in CLUSTER_RULES}, overrides, name, faults)
     lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not any(_NODE_ID.match(line) for _, line in lines):
         faults.at("", f"not a PipeDream profile; expected lines such as {_NODE_WORDS}")
@@ -75,8 +75,7 @@ def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: st
     return Instance(
         layers=tuple(_layers(nodes, edges, in_flight)),
         edges=tuple(Edge(edge.source, edge.target, activation_bytes[edge.source]) for edge in edges),
-        name=name,
-        **vars(cluster),
+        **surroundings,
     )
 
 

@@ -3,24 +3,20 @@
 A plan document is Piper's own plan JSON (``stages`` with ``nodes``, ``dataParallelDegree``, ``tensorParallelDegree``
 and ``TMPCids``) and more beside it. Fields with a default need not be there: a plan of Piper's has none of them. Times
 are in s and of a microbatch, the paper's sample, unless said otherwise; sizes are in bytes; null: not known or without
-end.
+end. What Python has as plain data is described there, field by field, and stands here as it is.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.constraints import Recompute
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.schedule import ScheduleName, StepTerms
+from piper_ray.model.solution import BlockStats, Infeasibility, SolveStats, Status
 from piper_ray.model.stop import StoppedBy
-
-if TYPE_CHECKING:
-    _ScheduleName = str
-    _StoppedBy = str
-else:
-    _ScheduleName, _StoppedBy = (Literal[tuple(x.value for x in kind)] for kind in (ScheduleName, StoppedBy))
-"""The texts of these enums, as documents have them."""
 
 
 class _Documented(BaseModel):
@@ -112,15 +108,6 @@ class StagesDocument(_Documented):
     """Microbatches that a replica of each stage keeps; null: ceil(s / d), under 2bw."""
 
 
-class StepDocument(_Documented):
-    all_reduce: Literal["parameter-server", "ring"]
-    """How gradients are summed."""
-    all_reduce_overlap: float
-    """Share of that which hides beside backward passes."""
-    optimizer_s: float
-    """Of each rank, once a batch."""
-
-
 class PlanDocument(StagesDocument, Header):
     """A plan, as solve --out and dump_plan write it."""
 
@@ -130,13 +117,13 @@ class PlanDocument(StagesDocument, Header):
     """Which document it is."""
     time_per_sample_s: float | None = None
     """Of a microbatch, by evaluate."""
-    schedule: _ScheduleName | None = None
+    schedule: ScheduleName | None = None
     """That which the plan is for."""
     chunks: int | None = None
     """Stages on each rank."""
     group: int | None = None
     """Microbatches that pass through a chunk before the next; null: the least that may."""
-    step: StepDocument | None = None
+    step: StepTerms | None = None
     """Terms of a step, where they are not the usual ones."""
     status: Literal["optimal", "feasible"] | None = None
     """What the solve proved."""
@@ -157,27 +144,10 @@ class RestrictionsDocument(_Documented):
     """Whether there may be any."""
     data_parallelism: bool
     """Whether there may be any."""
-    recompute: Literal["auto", "always", "never", "all-or-none", "first-k", "one-for-all"]
+    recompute: Recompute
     """Which layers may recompute."""
     constraints: list[dict[str, object]] | None = None
     """Others: the kind of each, and its fields."""
-
-
-class OptionsDocument(_Documented):
-    gap: float
-    """The search may stop at this gap."""
-    time_limit_s: float | None
-    """The search stops after so long."""
-    threads: int | None
-    """null: one per core."""
-    memory_limit_bytes: float | None
-    """null: what the machine has free."""
-    resume: str | None
-    """Where the state of the search is kept."""
-    contract: Literal["safe", "operators"]
-    """Which layers are merged before the solve."""
-    within_s: float | None = None
-    """The search stops once no plan takes so little."""
 
 
 class _PaceDocument(_Documented):
@@ -212,121 +182,6 @@ class SimulatedDocument(_PaceDocument):
     """Of the ranks' time: idle."""
     peak_memory_bytes: list[float]
     """Of each rank of one pipeline, on each of its devices."""
-
-
-class InfeasibilityDocument(_Documented):
-    reason: str
-    """A sentence."""
-    least_memory_bytes: float | None
-    """With which there is a plan; null: no memory helps."""
-
-
-class BlocksDocument(_Documented):
-    layers: int
-    """Their number."""
-    blocks: int
-    """Their number."""
-    downsets_before: int | None
-    """Of the layers; null: too many to count."""
-    downsets: int
-    """Of the blocks."""
-    largest_share: float
-    """Of the largest block in the work of all layers, or in their memory."""
-    choices_dropped: int
-    """Combinations of TMPCs within blocks that were left out."""
-    time_per_sample_s: float | None = None
-    """Of the best plan of whole blocks."""
-    time_per_sample: float | None = Field(default=None, deprecated=True)
-    """The old name of time_per_sample_s; goes with the next version."""
-    proved: bool
-    """That no plan of whole blocks is faster."""
-
-
-class EvaluationStatsDocument(_Documented):
-    threshold_s: float
-    """Is there a plan with every stage at most this?"""
-    feasible: bool
-    """The answer."""
-    seconds: float
-    """Of wall time."""
-    live_downsets: int
-    """That kept a state."""
-    cells: int
-    """States kept, over all downsets."""
-    buckets_tested: int = Field(validation_alias=AliasChoices("buckets_tested", "blocks_tested"))
-    """Bounds computed on whole buckets of downsets."""
-    candidates_tested: int
-    """Bounds computed on single downsets."""
-    stages_costed: int
-    """Pairs that survived both."""
-
-
-class NodeDocument(_Documented):
-    host: str
-    """The machine's name."""
-    chunks: int = Field(validation_alias=AliasChoices("chunks", "blocks"))
-    """Of a level's downsets, answered."""
-    fetched_bytes: int
-    """Of tables."""
-    held_bytes: int
-    """Most at a time."""
-
-
-class ClusterDocument(_Documented):
-    workers: int
-    """Their number."""
-    batches: int
-    """Handed out."""
-    chunks: int = Field(validation_alias=AliasChoices("chunks", "blocks"))
-    """Of a level's downsets, handed out."""
-    put_bytes: int
-    """By the driver, once for each table."""
-    worked_s: float
-    """Of all workers together."""
-    waited_s: float
-    """Of the driver, for batches."""
-    nodes: list[NodeDocument]
-    """One for each machine."""
-    unused: str | None = None
-    """Why nothing was sent to it; null if something was."""
-
-
-class DegreesDocument(_Documented):
-    pairs: int
-    """(d, t) that fit the cluster."""
-    searched: int
-    """Those that no bound ruled out."""
-    looked_through: int
-    """Those whose plans were looked at one by one."""
-    states: int
-    """Pipeline tails kept, over all pairs."""
-
-
-class StatsDocument(_Documented):
-    layers: int
-    """Of the instance."""
-    contracted_layers: int
-    """Left when those that cost nothing have joined a neighbour."""
-    downsets: int
-    """Of these."""
-    levels: int
-    """Of the lattice of downsets."""
-    pairs: int | None
-    """Nested downsets; null: not counted."""
-    threads: int
-    """That worked."""
-    lattice_s: float
-    """Of wall time."""
-    stage_costs_s: float
-    """Of wall time."""
-    search_s: float
-    """Of wall time."""
-    evaluations: list[EvaluationStatsDocument]
-    """In their order."""
-    cluster: ClusterDocument | None = None
-    """What a cluster did; null: there was none."""
-    degrees: DegreesDocument | None = None
-    """One d and t for all stages; null: not asked."""
 
 
 class WithoutRulesDocument(_Documented):
@@ -369,7 +224,7 @@ class AlternativeDocument(_Documented):
     """Its place, or its file."""
     step_s: float
     """Simulated."""
-    schedule: _ScheduleName
+    schedule: ScheduleName
     """That which it is for."""
     chunks: int
     """Stages on each rank."""
@@ -400,19 +255,19 @@ class SolutionDocument(Header):
     """Which document it is."""
     restrictions: RestrictionsDocument
     """What plans had to keep."""
-    options: OptionsDocument
+    options: SolveOptions
     """How the solve could run, and when it could stop."""
-    schedule: _ScheduleName = "2bw"
+    schedule: ScheduleName = ScheduleName.TWO_BW
     """That which value and bound are of."""
     chunks: int = 1
     """Stages on each rank."""
     group: int | None = None
     """Microbatches that pass through a chunk before the next; null: the least that may."""
-    step: StepDocument | None = None
+    step: StepTerms | None = None
     """Terms of a step, where they are not the usual ones."""
-    status: Literal["optimal", "feasible", "infeasible", "unknown"]
+    status: Status
     """What is proved."""
-    stopped_by: _StoppedBy | None
+    stopped_by: StoppedBy | None
     """What ended the search before a proof."""
     time_per_sample_s: float | None
     """Of the plan, for a microbatch."""
@@ -426,11 +281,11 @@ class SolutionDocument(Header):
     """What that plan costs."""
     simulated: SimulatedDocument | None = None
     """That plan, run event by event."""
-    infeasibility: InfeasibilityDocument | None
+    infeasibility: Infeasibility | None
     """Why there is no plan."""
-    blocks: BlocksDocument | None
+    blocks: BlockStats | None
     """What merging layers into blocks gave up; null: none were."""
-    stats: StatsDocument
+    stats: SolveStats
     """What each step of the solve cost."""
     runtime: RuntimeDocument | None = None
     """Which runtime it was for; null: for none."""
@@ -442,6 +297,19 @@ SCHEMAS: dict[str, type[BaseModel]] = {"plan.schema.json": PlanDocument, "soluti
 """The files in this folder, and what each is made of."""
 
 
+_OLD_NAME = {
+    "anyOf": [{"type": "number"}, {"type": "null"}],
+    "default": None,
+    "deprecated": True,
+    "description": "The old name of time_per_sample_s; goes with the next version.",
+}
+
+
 def schema_of(model: type[BaseModel]) -> dict[str, object]:
     """The JSON Schema (draft 2020-12) of documents as they are written."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **model.model_json_schema()}
+    schema = model.model_json_schema()
+    for name, part in schema["$defs"].items():
+        part["description"] = part.get("description", "").partition("\n\n")[0]  # the rest is for programs in Python
+        if name == BlockStats.__name__:
+            part["properties"]["time_per_sample"] = _OLD_NAME
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

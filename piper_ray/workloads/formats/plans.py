@@ -7,24 +7,26 @@ What a document says beside the plan are its ``PlanClaims``: its schedule, who m
 
 from __future__ import annotations
 
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from piper_ray.model import limits
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance, Layer
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, ScheduleName, StepTerms
-from piper_ray.model.solution import BlockStats, Infeasibility, Solution, SolveStats, Status
-from piper_ray.model.stop import StoppedBy
+from piper_ray.model.schedule import PAPERS_SCHEDULE, AllReduce, Schedule, StepTerms
+from piper_ray.model.solution import Solution
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open, read_schedule
+from piper_ray.workloads.formats.fields import Count, Degree, Figure, LayerId, Open
+from piper_ray.workloads.formats.surroundings import read_schedule
 
 SCHEMA_VERSION = 1
 """Raised when a field changes its meaning or goes; new fields do not raise it."""
@@ -87,10 +89,13 @@ def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> 
     return {"stages": stages, **plan.rule_dict(), **header("plan", instance), **planned_for}
 
 
-class _Stage(Open):
+class _StageOfLayers(Open):
     nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
     dataParallelDegree: Degree
     tensorParallelDegree: Degree
+
+
+class _Stage(_StageOfLayers):
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
 
 
@@ -274,6 +279,22 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
 
 
+_OLD_NAMES = (
+    ("candidates_tested", "blocks_tested", "buckets_tested"),
+    ("put_bytes", "blocks", "chunks"),
+    ("held_bytes", "blocks", "chunks"),
+    ("choices_dropped", "time_per_sample", "time_per_sample_s"),
+)
+"""Of fields of solutions: a field beside it, the name that earlier versions gave it, and its name."""
+
+
+def _as_named_now(fields: dict[str, object]) -> dict[str, object]:
+    for beside, old, new in _OLD_NAMES:
+        if beside in fields and fields.get(new) is None and old in fields:
+            fields[new] = fields[old]
+    return fields
+
+
 def read_solution(document: Mapping[str, object], instance: Instance, faults: Faults) -> Solution | None:
     """The solution that ``document`` describes; None, with the faults noted, if it is not one for this instance."""
     from piper_ray.workloads.formats.plan_schema import SolutionDocument  # pydantic looks through its source, for 0.1 s
@@ -281,7 +302,12 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     check_schema(document, "piper-ray/solution", faults)
     if faults:
         return None
-    read = faults.model(SolutionDocument, document, "")
+    try:
+        now = json.loads(json.dumps(document, default=shown), object_hook=_as_named_now)
+    except ValueError as error:  # of a program's own dict: one that holds itself, or a number of thousands of digits
+        faults.at("", f"no JSON ({error}); expected what solve --json prints")
+        return None
+    read = faults.model_of_json(SolutionDocument, json.dumps(now))
     if read is None:
         return None
     if read.instance.digest != instance.digest:
@@ -289,22 +315,17 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
     plan = None if read.plan is None else read_plan(document, instance, faults)
     if faults:
         return None
-    blocks: dict[str, Any] | None = None
-    if read.blocks is not None:
-        blocks = read.blocks.model_dump()
-        old = blocks.pop("time_per_sample")
-        blocks["time_per_sample_s"] = old if blocks["time_per_sample_s"] is None else blocks["time_per_sample_s"]
     return Solution(
-        status=Status(read.status),
+        status=read.status,
         time_per_sample_s=read.time_per_sample_s,
         lower_bound_s=math.inf if read.lower_bound_s is None else read.lower_bound_s,
         plan=plan,
-        stats=TypeAdapter(SolveStats).validate_python(read.stats.model_dump()),
-        infeasibility=None if read.infeasibility is None else Infeasibility(**read.infeasibility.model_dump()),
-        stopped_by=None if read.stopped_by is None else StoppedBy(read.stopped_by),
-        blocks=None if blocks is None else BlockStats(**blocks),
-        schedule=Schedule(ScheduleName(read.schedule), read.chunks, read.group),
-        step=StepTerms() if read.step is None else StepTerms(**read.step.model_dump()),
+        stats=read.stats,
+        infeasibility=read.infeasibility,
+        stopped_by=read.stopped_by,
+        blocks=read.blocks,
+        schedule=Schedule(read.schedule, read.chunks, read.group),
+        step=read.step or StepTerms(),
     )
 
 
@@ -328,28 +349,21 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class PlannedDocument:
-    """microbatches, samples_per_microbatch, time_per_sample_s, schedule, measured_threads: None where the document does
-    not say."""
+    """A plan's stages. Of what the document says besides, each is None where it does not say it."""
 
-    name: str
     stages: tuple[PlannedStage, ...]
     microbatches: int | None
     samples_per_microbatch: int | None
-    time_per_sample_s: float | None
-    schedule: Schedule | None
     measured_threads: int | None
+    time_per_sample_s: float | None
 
 
-class _NamedStage(Open):
-    nodes: list[LayerId] = Field(min_length=1, description="a list of at least one layer id")
-    dataParallelDegree: Degree
-    tensorParallelDegree: Degree
+class _NamedStage(_StageOfLayers):
     paths: list[str] | None = Field(default=None, description="a list of module paths, one for each layer")
     recompute: list[bool] | None = Field(default=None, description="a list of true or false, one for each layer")
 
 
 class _NamedInstance(Open):
-    name: str = Field(default="", description="a text")
     microbatches: Count | None = None
     samples_per_microbatch: Count | None = None
     measured_threads: Count | None = None
@@ -373,30 +387,19 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> PlannedDocum
     nested = "stages" not in document and "plan" in document
     header = faults.model(_Header, document, "")
     read = faults.model(_Stages, document["plan"] if nested else document, "plan" if nested else "")
-    claims = read_claims(document, faults)
-    if faults or header is None or read is None or claims is None:
+    if faults or header is None or read is None:
         return None
     stages = [
         _stage(stage, path_of("plan" if nested else "", "stages", index), faults)
         for index, stage in enumerate(read.stages)
     ]
-    seen: set[int] = set()
-    for stage in stages:
-        for layer in stage.layers:
-            if layer.id in seen:
-                faults.at("stages", f"layer {layer.id} is there twice; expected each layer once")
-            seen.add(layer.id)
+    counts = Counter(layer.id for stage in stages for layer in stage.layers)
+    for layer, count in counts.items():
+        if count > 1:
+            faults.at("stages", f"layer {layer} is there twice; expected each layer once")
     if faults:
         return None
-    return PlannedDocument(
-        header.instance.name,
-        tuple(stages),
-        header.instance.microbatches,
-        header.instance.samples_per_microbatch,
-        header.time_per_sample_s,
-        claims.schedule,
-        header.instance.measured_threads,
-    )
+    return PlannedDocument(tuple(stages), **vars(header.instance), time_per_sample_s=header.time_per_sample_s)
 
 
 def _stage(read: _NamedStage, path: str, faults: Faults) -> PlannedStage:

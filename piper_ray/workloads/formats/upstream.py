@@ -8,7 +8,7 @@ upstream's model does not have is written only where it is there: a TMPC's ``mem
 ``weightTimePerSample``, the share of the backward pass that computes gradients of weights; a node's ``path``, the
 module's name in the user's model, and ``tied``, a name for weights that it has in common with others of that name, and
 ``experts``, how many its tokens are routed to, ``keyHeads``, of keys and values in its attention, and ``predictor``,
-true for multi-token prediction; ``model``, which model is trained and how (as in ``trained``);
+true for multi-token prediction; ``model``, which model is trained and how (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
 CPU that times were measured on; and ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within
 groups of so many devices, ``bandwidth`` being that of all.
@@ -25,6 +25,7 @@ from pydantic import Field
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.workloads.formats import graph
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.fields import (
     DEGREE_WORDS,
@@ -33,36 +34,26 @@ from piper_ray.workloads.formats.fields import (
     Figure,
     LayerId,
     Open,
-    Quantities,
-    read_cluster,
-    read_count,
-    read_schedule,
-    read_surroundings,
 )
-from piper_ray.workloads.formats.graph import (
-    NamedEdge,
-    NamedId,
-    NamedTensor,
-    Neighbours,
-    check_graph,
-    check_passes,
-    check_size,
-    check_some_tmpc,
-    check_sync_names,
-    check_tensors,
-    check_tmpc_ids,
-)
-from piper_ray.workloads.formats.trained import read_trained_model, trained_model_table
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings, surroundings_of
 
 KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
 
 _PATHS = {
+    "name": "name",
     "devices": "maxDevices",
     "memory_bytes": "maxMemoryPerDevice",
     "bandwidth_bytes_per_s": "bandwidth",
     "microbatches": "mbsInBatch",
+    "samples_per_microbatch": "samplesPerMicrobatch",
+    "tokens_per_sample": "tokensPerSample",
+    "schedule": "schedule",
+    "chunks": "chunks",
+    "group": "group",
+    "model": "model",
+    "measured_threads": "measuredThreads",
+    "links": "innerLinks",
 }
-_COUNTS = {"samples_per_microbatch": "samplesPerMicrobatch", "tokens_per_sample": "tokensPerSample"}
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _SYNC_WORDS = "an object of finite numbers >= 0"
 
@@ -110,7 +101,7 @@ class _UpstreamEdge(Open):
 class _SyncEdges:
     """The edges that a layer's sync tables must cover: {key in the table: neighbour's id}, in their order."""
 
-    def __init__(self, layer: int, neighbours: Neighbours) -> None:
+    def __init__(self, layer: int, neighbours: graph.Neighbours) -> None:
         self.layer = layer
         self.forward = {str(u): u for u in neighbours.predecessors[layer]}
         self.backward = {str(w): w for w in neighbours.successors[layer]}
@@ -118,40 +109,22 @@ class _SyncEdges:
 
 def read_upstream(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
-    cluster = _read_cluster(document, overrides, faults)
-    title = document.get("name", name)
-    if not isinstance(title, str):
-        faults.at("name", f"not a text ({shown(title)}); expected a text")
+    surroundings = read_surroundings(document, _paths(document, overrides, faults), overrides, name, faults)
     if "nodes" not in document:
         faults.at("nodes", "missing; expected a list of layers")
     nodes, edges = _list(document, "nodes", faults), _list(document, "edges", faults)
-    if nodes is None or edges is None or not check_size(len(nodes), len(edges), faults, "nodes", "edges"):
+    if nodes is None or edges is None or not graph.check_size(len(nodes), len(edges), faults, "nodes", "edges"):
         return None
     neighbours = _read_graph(nodes, edges, faults)
     layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
-    surroundings = read_surroundings(
-        cluster,
-        overrides,
-        ("innerLinks", document.get("innerLinks")),
-        tuple(read_count(document, key, faults) for key in _COUNTS.values()),
-        faults,
-    )
-    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
-    threads = read_count(document, "measuredThreads", faults)
-    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
-    model = read_trained_model(document.get("model"), "model", faults)
     if faults:
         return None
     return Instance(
         layers=tuple(layer for layer in layers if layer is not None),
         edges=tuple(Edge(**vars(edge)) for edge in drawn if edge is not None),
-        name=str(title),
         tensors=tensors,
-        schedule=schedule,
-        model=model,
-        measured_threads=threads,
         **surroundings,
     )
 
@@ -159,18 +132,16 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
 def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Faults) -> tuple[Tensor, ...]:
     listed = _list(document, "tensors", faults) or ()
     read = [faults.model(_Tensor, tensor, f"tensors[{index}]") for index, tensor in enumerate(listed)]
-    named = [NamedTensor(x.nodes, f"tensors[{index}].nodes") for index, x in enumerate(read) if x is not None]
     if not faults:  # all ids are known
-        check_tensors(named, ids, faults)
+        ends = {f"tensors[{index}].nodes": x.nodes for index, x in enumerate(read) if x is not None}
+        graph.check_tensors(ends, ids, faults)
     return tuple(Tensor(tuple(x.nodes), x.forward_bytes, x.backward_bytes) for x in read if x is not None)
 
 
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
     document: dict[str, object] = {
-        "name": instance.name,
-        **{key: getattr(instance, quantity) for quantity, key in _PATHS.items()},
-        **_surroundings(instance),
+        **{_PATHS[what]: value for what, value in surroundings_of(instance).items()},
         "nodes": [
             {
                 **_said(_UpstreamNode, vars(layer)),
@@ -198,17 +169,6 @@ def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> d
     return {field.alias or name: values[name] for name, field in fields.items() if values[name] != usual[name]}
 
 
-def _surroundings(instance: Instance) -> dict[str, object]:
-    """What is known beyond K, N, M and B."""
-    found: dict[str, object] = {key: getattr(instance.batch, field) for field, key in _COUNTS.items()}
-    found |= {} if instance.schedule is None else instance.schedule.to_dict()
-    found["model"] = None if instance.model is None else trained_model_table(instance.model)
-    found["measuredThreads"] = instance.measured_threads
-    inner = instance.cluster.links[:-1]
-    found["innerLinks"] = [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in inner] or None
-    return {key: value for key, value in found.items() if value is not None}
-
-
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
     """With a figure for every edge of the layer, as upstream's reader wants it."""
     tables = {
@@ -220,19 +180,19 @@ def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> d
     return _said(_Tmpc, vars(tmpc) | tables, **usual)
 
 
-def _read_cluster(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
-    given = {quantity: (key, document[key]) for quantity, key in _PATHS.items() if key in document}
-    if "maxBatchSize" in document:
-        other = document["maxBatchSize"]
-        if "microbatches" not in given:
-            given["microbatches"] = ("maxBatchSize", other)
-        elif not _equal_numbers(other, given["microbatches"][1]) and overrides.microbatches is None:
-            faults.at(
-                "maxBatchSize",
-                f"{shown(other)}, but mbsInBatch is {shown(given['microbatches'][1])}; "
-                "expected one of the two keys, or the same number in both",
-            )
-    return read_cluster(given, _PATHS, overrides, faults, units=False)
+def _paths(document: Mapping[str, object], overrides: Quantities, faults: Faults) -> Mapping[str, str]:
+    """Upstream's readers know N by either of two names."""
+    if "maxBatchSize" not in document:
+        return _PATHS
+    if "mbsInBatch" not in document:
+        return _PATHS | {"microbatches": "maxBatchSize"}
+    one, other = document["mbsInBatch"], document["maxBatchSize"]
+    if not _equal_numbers(other, one) and overrides.microbatches is None:
+        faults.at(
+            "maxBatchSize",
+            f"{shown(other)}, but mbsInBatch is {shown(one)}; expected one of the two keys, or the same number in both",
+        )
+    return _PATHS
 
 
 def _equal_numbers(one: object, other: object) -> bool:
@@ -247,23 +207,23 @@ def _list(document: Mapping[str, object], key: str, faults: Faults) -> Sequence[
     return None
 
 
-def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> Neighbours | None:
+def _read_graph(nodes: Sequence[object], edges: Sequence[object], faults: Faults) -> graph.Neighbours | None:
     """The graph as far as its ids can be read; None if some edge's ends cannot, so that fw and bw cannot be checked.
 
     What is wrong with the ids themselves is noted when the nodes and edges are read one by one.
     """
     ids = [
-        NamedId(node_id, f"nodes[{index}].id")
+        graph.NamedId(node_id, f"nodes[{index}].id")
         for index, node in enumerate(nodes)
         if (node_id := _id_at(node, "id")) is not None
     ]
     named = [
-        NamedEdge(source, target, f"edges[{index}]")
+        graph.NamedEdge(source, target, f"edges[{index}]")
         for index, edge in enumerate(edges)
         if (source := _id_at(edge, "sourceId")) is not None and (target := _id_at(edge, "destId")) is not None
     ]
     complete = len(ids) == len(nodes)
-    neighbours = check_graph(ids, named, faults, "edges", ids_complete=complete)
+    neighbours = graph.check_graph(ids, named, faults, "edges", ids_complete=complete)
     return neighbours if complete and len(named) == len(edges) else None
 
 
@@ -274,7 +234,7 @@ def _id_at(item: object, key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limits.ID else None
 
 
-def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Faults) -> Layer | None:
+def _read_node(raw: object, path: str, neighbours: graph.Neighbours | None, faults: Faults) -> Layer | None:
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
@@ -293,10 +253,10 @@ def _read_node(raw: object, path: str, neighbours: Neighbours | None, faults: Fa
             faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
             continue
         read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        graph.check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
         if not faults and read:
             tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
-    check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
+    graph.check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name
@@ -318,7 +278,7 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         "recompute": tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
     }
     read = Tmpc(**said)
-    check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
+    graph.check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
     return read
 
 
@@ -329,4 +289,4 @@ def _check_sync(table: object, edges: Mapping[str, int], path: str, arrow: str, 
     for key in edges:
         if key not in table:
             faults.at(path_of(path, key), f"missing; expected a figure for edge {arrow.format(key)}")
-    check_sync_names(table, edges, path, arrow, faults)
+    graph.check_sync_names(table, edges, path, arrow, faults)

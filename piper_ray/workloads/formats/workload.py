@@ -11,73 +11,35 @@ from typing import Any
 from piper_ray.model import limits
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
+from piper_ray.workloads.formats import graph
+from piper_ray.workloads.formats import workload_schema as schema
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.fields import Quantities, read_cluster, read_count, read_schedule, read_surroundings
-from piper_ray.workloads.formats.graph import (
-    NamedEdge,
-    NamedId,
-    NamedTensor,
-    Neighbours,
-    check_graph,
-    check_passes,
-    check_size,
-    check_tensors,
-)
-from piper_ray.workloads.formats.trained import read_trained_model
-from piper_ray.workloads.formats.workload_schema import KEYS as KEYS
-from piper_ray.workloads.formats.workload_schema import (
-    PREVIOUS,
-    TABLES,
-    THREADS,
-    TIMES,
-    TIMES_WORDS,
-    BatchTable,
-    DrawnEdge,
-    DrawnTensor,
-    Entry,
-    GraphTable,
-    LayerType,
-    Row,
-    name_in_rows,
-)
+from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 
 _OF_OTHER_FORMS_TOO = ("model", "name")
-
-_CLUSTER_KEYS = {
-    "devices": "devices",
-    "microbatches": "microbatches",
-    "memory_bytes": "memory",
-    "bandwidth_bytes_per_s": "bandwidth",
-}
 
 
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:
     """The instance that ``document`` describes; None, with the faults noted, if it is not sound."""
     for key in document:
-        if key not in KEYS and key not in _OF_OTHER_FORMS_TOO:
-            expected = ", ".join(sorted({*KEYS, *_OF_OTHER_FORMS_TOO}))
+        if key not in schema.KEYS and key not in _OF_OTHER_FORMS_TOO:
+            expected = ", ".join(sorted({*schema.KEYS, *_OF_OTHER_FORMS_TOO}))
             faults.at(path_of("", key), f"unknown key; expected one of {expected}")
-    title = document.get("name", name)
-    if not isinstance(title, str):
-        faults.at("name", f"not a text ({shown(title)}); expected a text")
-    tables = {key: _table(document, key, faults) for key in TABLES}
-    cluster = _read_cluster(tables["cluster"], overrides, faults)
-    batch = faults.model(BatchTable, tables["batch"], "batch") or BatchTable()
-    counts = (batch.samples_per_microbatch, batch.tokens_per_sample)
-    inner_links = ("cluster.links", tables["cluster"].get("links"))
-    threads = read_count(document, THREADS, faults)
-    schedule = read_schedule(batch.schedule, batch.chunks, batch.group, "batch.schedule", faults)
-    surroundings = read_surroundings(cluster, overrides, inner_links, counts, faults)
-    model = read_trained_model(document.get("model"), "model", faults)
+    tables = {key: _table(document, key, faults) for key in schema.TABLES}
+    for name_of_table in ("cluster", "batch"):
+        known = [path.partition(".")[2] for path in schema.PATHS.values() if path.startswith(f"{name_of_table}.")]
+        for key in tables[name_of_table]:
+            if key not in known:
+                faults.at(path_of(name_of_table, key), f"unknown key; expected one of {', '.join(known)}")
+    surroundings = read_surroundings(document, schema.PATHS, overrides, name, faults, units=True)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
-    graph = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
-    if graph is None or faults:
+    expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
+    if expanded is None or faults:
         return None
-    layers, edges, tensors = graph
-    surroundings |= {"schedule": schedule, "model": model, "measured_threads": threads}
-    return Instance(layers, edges, name=str(title), tensors=tensors, **surroundings)
+    layers, edges, tensors = expanded
+    return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
 def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[str, object]:
@@ -88,36 +50,24 @@ def _table(document: Mapping[str, object], key: str, faults: Faults) -> Mapping[
     return {}
 
 
-def _read_cluster(table: Mapping[str, object], overrides: Quantities, faults: Faults) -> Quantities:
-    paths = {quantity: f"cluster.{key}" for quantity, key in _CLUSTER_KEYS.items()}
-    given = {quantity: (paths[quantity], table[key]) for quantity, key in _CLUSTER_KEYS.items() if key in table}
-    known = (*_CLUSTER_KEYS.values(), "links")
-    for key in table:
-        if key not in known:
-            faults.at(path_of("cluster", key), f"unknown key; expected one of {', '.join(known)}")
-    return read_cluster(given, paths, overrides, faults, units=True)
-
-
-def _read_type(key: str, raw: object, faults: Faults) -> ReadType | None:
+def _read_type(key: str, raw: object, faults: Faults) -> schema.LayerType | None:
     path = path_of("types", key)
-    declared = faults.model(LayerType, raw, path)
-    if declared is None:
+    kind = faults.model(schema.LayerType, raw, path)
+    if kind is None:
         return None
-    read = [faults.model(Row, row, f"{path}.tmpcs[{index}]") for index, row in enumerate(declared.tmpcs)]
-    rows = [row for row in read if row is not None]
-    for index, row in enumerate(read):
-        if row is not None and row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
-            faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {TIMES_WORDS} (or both passes)")
-    used = Counter((t, row.id) for row in rows for t in row.degrees)
+    for index, row in enumerate(kind.tmpcs):
+        if row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
+            faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {schema.TIMES_WORDS} (or both passes)")
+    used = Counter((t, row.id) for row in kind.tmpcs for t in row.degrees)
     for (t, tmpc_id), count in used.items():
         if count > 1:
             faults.at(f"{path}.tmpcs", f"duplicate TMPC id {quoted(tmpc_id)} at t = {t}; expected unique ids "
                                        "within a type and degree")  # fmt: skip
-    return ReadType(key, declared, rows) if len(rows) == len(read) else None
+    return kind
 
 
 def _read_layers(
-    table: Mapping[str, object], types: Mapping[str, ReadType | None], faults: Faults
+    table: Mapping[str, object], types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> list[Chain] | None:
     """The chains in the order of the file; None if something is wrong with them, so that no graph can be drawn."""
     found_before = len(faults.found)
@@ -125,8 +75,8 @@ def _read_layers(
     next_id = 0
     for label, raw in table.items():
         path = path_of("layers", label)
-        entry = faults.model(Entry, raw, path)
-        if label == PREVIOUS:
+        entry = faults.model(schema.Entry, raw, path)
+        if label == schema.PREVIOUS:
             faults.at(path, 'reserved label; expected another: "previous" is the layer before in a chain')
         chain = None if entry is None else _read_entry(label, entry, next_id, chains, table, path, faults)
         if chain is None:
@@ -145,7 +95,7 @@ def _read_layers(
 
 def _read_entry(
     label: str,
-    entry: Entry,
+    entry: schema.Entry,
     next_id: int,
     chains: Mapping[str, Chain],
     table: Mapping[str, object],
@@ -180,72 +130,57 @@ def _read_entry(
                                     "expected at least as many")  # fmt: skip
         return None
     last_id = first_id + count - 1 if count else head.last_id
-    inputs = (PREVIOUS,) if entry.inputs is None else entry.inputs
+    inputs = (schema.PREVIOUS,) if entry.inputs is None else entry.inputs
     return Chain(
         label, head.type_key, inputs, first_id, count, entry.length, last_id, head.last_id, entry.path, entry.tied
     )
 
 
-def _check_inputs(chain: Chain, kind: ReadType | None, table: Mapping[str, object], path: str, faults: Faults) -> None:
+def _check_inputs(
+    chain: Chain, kind: schema.LayerType | None, table: Mapping[str, object], path: str, faults: Faults
+) -> None:
     seen: set[str] = set()
     for index, label in enumerate(chain.inputs):
         where = f"{path}.inputs[{index}]"
         if label in seen:
             faults.at(where, f"duplicate edge from {quoted(label)}; expected each input once")
         seen.add(label)
-        if label == PREVIOUS and chain.before_id is None:
+        if label == schema.PREVIOUS and chain.before_id is None:
             faults.at(where, '"previous" outside a chain; expected the label of a layer')
-        elif label != PREVIOUS and label not in table:
+        elif label != schema.PREVIOUS and label not in table:
             faults.at(where, f"unknown layer {quoted(label)}; expected a label of [layers]")
     if kind is None or chain.count == 0:
         return
-    sizes = kind.declared.inputs
+    sizes = kind.inputs
     if isinstance(sizes, list) and len(sizes) != len(chain.inputs):
-        faults.at(f"{path}.inputs", f"{len(chain.inputs)} inputs, but {path_of('types', kind.key)}.inputs lists "
+        faults.at(f"{path}.inputs", f"{len(chain.inputs)} inputs, but {path_of('types', chain.type_key)}.inputs lists "
                                     f"{len(sizes)} sizes; expected as many")  # fmt: skip
 
 
-def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> DrawnGraph | None:
+def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], faults: Faults) -> schema.GraphTable | None:
     """What [graph] draws; None, with the faults noted, if some of it cannot be drawn."""
-    if not table:
-        return DrawnGraph((), ())
     found_before = len(faults.found)
-    graph = faults.model(GraphTable, table, "graph")
-    if graph is None:
+    drawn = faults.model(schema.GraphTable, table, "graph")
+    if drawn is None:
         return None
-    edges = [faults.model(DrawnEdge, edge, f"graph.edges[{index}]") for index, edge in enumerate(graph.edges)]
-    tensors = [faults.model(DrawnTensor, x, f"graph.tensors[{index}]") for index, x in enumerate(graph.tensors)]
     named = [
         (f"graph.edges[{index}].{key}", label)
-        for index, edge in enumerate(edges)
-        if edge is not None
+        for index, edge in enumerate(drawn.edges)
         for key, label in (("from", edge.source), ("to", edge.target))
     ]
     named += [
         (f"graph.tensors[{index}].layers[{position}]", label)
-        for index, tensor in enumerate(tensors)
-        if tensor is not None
+        for index, tensor in enumerate(drawn.tensors)
         for position, label in enumerate(tensor.layers)
     ]
     for path, label in named:
         if label not in layers:
             faults.at(path, f"unknown layer {quoted(label)}; expected a label of [layers]")
-    if len(faults.found) > found_before:
-        return None
-    return DrawnGraph([x for x in edges if x is not None], [x for x in tensors if x is not None])
+    return drawn if len(faults.found) == found_before else None
 
 
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
 """In the path of a chain: the number of its first layer, from which the others count on."""
-
-
-@dataclass(frozen=True)
-class ReadType:
-    """A layer type whose every row is sound."""
-
-    key: str
-    declared: LayerType
-    rows: Sequence[Row]
 
 
 @dataclass(frozen=True)
@@ -278,16 +213,8 @@ class Chain:
         return range(self.first_id, self.first_id + self.count)
 
 
-@dataclass(frozen=True)
-class DrawnGraph:
-    """What [graph] draws beside the layers' inputs. Its labels are known."""
-
-    edges: Sequence[DrawnEdge]
-    tensors: Sequence[DrawnTensor]
-
-
 def expand(
-    chains: Sequence[Chain], drawn: DrawnGraph, types: Mapping[str, ReadType | None], faults: Faults
+    chains: Sequence[Chain], drawn: schema.GraphTable, types: Mapping[str, schema.LayerType | None], faults: Faults
 ) -> tuple[tuple[Layer, ...], tuple[Edge, ...], tuple[Tensor, ...]] | None:
     """All layers, edges and tensors, in order; None, with the faults noted, if they are no sound graph or too many.
 
@@ -295,26 +222,24 @@ def expand(
     """
     layer_count = sum(chain.count for chain in chains)
     edge_count = sum(chain.count * len(chain.inputs) for chain in chains) + len(drawn.edges)
-    if not check_size(layer_count, edge_count, faults, "layers", "layers"):
+    if not graph.check_size(layer_count, edge_count, faults, "layers", "layers"):
         return None
-    ids = [NamedId(layer, path_of("layers", chain.label)) for chain in chains for layer in chain.layer_ids()]
+    ids = [graph.NamedId(layer, path_of("layers", chain.label)) for chain in chains for layer in chain.layer_ids()]
     inputs = list(_inputs(chains))
     last_id = {chain.label: chain.last_id for chain in chains}
     others = [
-        NamedEdge(last_id[edge.source], last_id[edge.target], f"graph.edges[{index}]")
+        graph.NamedEdge(last_id[edge.source], last_id[edge.target], f"graph.edges[{index}]")
         for index, edge in enumerate(drawn.edges)
     ]
     ends = [[last_id[label] for label in tensor.layers] for tensor in drawn.tensors]
-    named = [NamedTensor(layers, f"graph.tensors[{index}].layers") for index, layers in enumerate(ends)]
-    check_tensors(named, [layer.id for layer in ids], faults)
-    neighbours = check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
+    named = {f"graph.tensors[{index}].layers": layers for index, layers in enumerate(ends)}
+    graph.check_tensors(named, [layer.id for layer in ids], faults)
+    neighbours = graph.check_graph(ids, [edge for edge, _ in inputs] + others, faults, "layers")
     kind_of = {layer: types.get(chain.type_key) for chain in chains for layer in chain.layer_ids()}
     sound = {layer: kind for layer, kind in kind_of.items() if kind is not None}
     if faults or not _check_sync(chains, sound, neighbours, faults):
         return None
-    edges = [
-        Edge(edge.source, edge.target, _at(sound[edge.target].declared.inputs, position)) for edge, position in inputs
-    ]
+    edges = [Edge(edge.source, edge.target, _at(sound[edge.target].inputs, position)) for edge, position in inputs]
     edges += [
         Edge(edge.source, edge.target, costed.cost_bytes) for edge, costed in zip(others, drawn.edges, strict=True)
     ]
@@ -323,7 +248,7 @@ def expand(
     return None if faults else (layers, tuple(edges), tuple(tensors))
 
 
-def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
+def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[graph.NamedEdge, int]]:
     """Every edge that an entry's inputs name, with its position among them."""
     last_id = {chain.label: chain.last_id for chain in chains}
     for chain in chains:
@@ -331,13 +256,13 @@ def _inputs(chains: Sequence[Chain]) -> Iterator[tuple[NamedEdge, int]]:
         before = chain.before_id
         for layer in chain.layer_ids():
             for position, label in enumerate(chain.inputs):
-                source = before if label == PREVIOUS and before is not None else last_id[label]
-                yield NamedEdge(source, layer, f"{path}[{position}]"), position
+                source = before if label == schema.PREVIOUS and before is not None else last_id[label]
+                yield graph.NamedEdge(source, layer, f"{path}[{position}]"), position
             before = layer
 
 
 def _check_sync(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> bool:
     """Whether lists of sync sizes fit the edges, and all figures together are within the limits."""
     tmpcs = sync_figures = 0
@@ -345,11 +270,11 @@ def _check_sync(
         for layer in chain.layer_ids():
             kind = kind_of[layer]
             arriving, leaving = len(neighbours.predecessors[layer]), len(neighbours.successors[layer])
-            rows = sum(len(row.degrees) for row in kind.rows)
+            rows = sum(len(row.degrees) for row in kind.tmpcs)
             tmpcs += rows
             sync_figures += rows * (arriving + leaving)
-            for index, row in enumerate(kind.rows):
-                row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
+            for index, row in enumerate(kind.tmpcs):
+                row_path = f"{path_of('types', chain.type_key)}.tmpcs[{index}]"
                 for sizes, edges, what, where in [
                     (row.forward_sync_bytes, arriving, "arrive at", f"{row_path}.forward_sync"),
                     (row.backward_sync_bytes, leaving, "leave", f"{row_path}.backward_sync"),
@@ -367,7 +292,7 @@ def _check_sync(
 
 
 def _layers(
-    chains: Sequence[Chain], kind_of: Mapping[int, ReadType], neighbours: Neighbours, faults: Faults
+    chains: Sequence[Chain], kind_of: Mapping[int, schema.LayerType], neighbours: graph.Neighbours, faults: Faults
 ) -> Iterator[Layer]:
     """Passes that do not make up a row's time are noted once for the row."""
     taken: Counter[str] = Counter()
@@ -376,34 +301,33 @@ def _layers(
         for number, layer in enumerate(chain.layer_ids()):
             kind = kind_of[layer]
             tmpcs: dict[int, list[Tmpc]] = {}
-            for index, row in enumerate(kind.rows):
-                tmpc = _tmpc(row, taken[kind.key], neighbours.predecessors[layer], neighbours.successors[layer])
-                row_path = f"{path_of('types', kind.key)}.tmpcs[{index}]"
+            for index, row in enumerate(kind.tmpcs):
+                tmpc = _tmpc(row, taken[chain.type_key], neighbours.predecessors[layer], neighbours.successors[layer])
+                row_path = f"{path_of('types', chain.type_key)}.tmpcs[{index}]"
                 if (tmpc.forward_s is not None or tmpc.weight_s is not None) and row_path not in wrong:
                     found_before = len(faults.found)
-                    check_passes(tmpc, lambda name, at=row_path: f"{at}.{name_in_rows(name)}", faults)  # type: ignore[misc]
+                    graph.check_passes(tmpc, lambda name, at=row_path: f"{at}.{schema.name_in_rows(name)}", faults)  # type: ignore[misc]
                     if len(faults.found) > found_before:
                         wrong.add(row_path)
                 for t in row.degrees:
                     tmpcs.setdefault(t, []).append(tmpc)
-            taken[kind.key] += 1
-            declared = kind.declared
+            taken[chain.type_key] += 1
             yield Layer(
                 layer,
-                kind.key if declared.name is None else declared.name,
+                chain.type_key if kind.name is None else kind.name,
                 {t: tuple(listed) for t, listed in tmpcs.items()},
                 chain.layer_path(number),
                 chain.tied,
-                declared.experts or 0,
-                declared.key_heads or 0,
-                declared.predictor,
+                kind.experts or 0,
+                kind.key_heads or 0,
+                kind.predictor,
             )
 
 
-def _tmpc(row: Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
+def _tmpc(row: schema.Row, turn: int, before: Sequence[int], after: Sequence[int]) -> Tmpc:
     """The row for the layer that is number ``turn`` (from 0) of its type."""
     said: dict[str, Any] = vars(row) | {
-        name: times[turn % len(times)] for name in TIMES if isinstance(times := getattr(row, name), list)
+        name: times[turn % len(times)] for name in schema.TIMES if isinstance(times := getattr(row, name), list)
     }
     del said["t"]
     said["forward_sync_bytes"] = {layer: _at(row.forward_sync_bytes, index) for index, layer in enumerate(before)}

@@ -34,7 +34,7 @@
     schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
                                      # group = 8: microbatches that pass through a chunk before the next
 
-    [model]                          # which model is trained, and how, for launch files; see ``trained``
+    [model]                          # which model is trained, and how, for launch files; see ``surroundings``
     precision = "bf16"
     config = { model_type = "llama", hidden_size = 4096 }
 
@@ -61,7 +61,7 @@ file's folder, and from the working folder for what is read from stdin.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
 
@@ -81,8 +81,24 @@ from piper_ray.workloads.formats.fields import (
 
 PREVIOUS = "previous"
 TABLES = ("cluster", "batch", "types", "layers", "graph")
-THREADS = "measured_threads"
-KEYS = frozenset({"base", THREADS, *TABLES})
+PATHS = {
+    "name": "name",
+    "measured_threads": "measured_threads",
+    "model": "model",
+    "devices": "cluster.devices",
+    "microbatches": "cluster.microbatches",
+    "memory_bytes": "cluster.memory",
+    "bandwidth_bytes_per_s": "cluster.bandwidth",
+    "links": "cluster.links",
+    "samples_per_microbatch": "batch.samples_per_microbatch",
+    "tokens_per_sample": "batch.tokens_per_sample",
+    "schedule": "batch.schedule",
+    "chunks": "batch.chunks",
+    "group": "batch.group",
+}
+"""Where a workload says what it has beside its graph."""
+
+KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
 
 def _branch(value: object) -> str:
@@ -135,14 +151,14 @@ TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
 
 
 class LayerType(Closed):
-    """A layer type. Its rows are read one by one, so that one fault does not hide the others."""
+    """A layer type."""
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
     experts: Count | None = None
     key_heads: Count | None = None
     predictor: bool = Field(default=False, description="true or false")
-    tmpcs: list[Any] = Field(min_length=1, description="a list of at least one TMPC row")
+    tmpcs: list[Row] = Field(min_length=1, description="a list of at least one TMPC row")
 
 
 class Entry(Closed):
@@ -159,23 +175,6 @@ class Entry(Closed):
     tied: str = Field(default="", description="a text")
 
 
-class BatchTable(Closed):
-    """The [batch] table; N stands in [cluster]."""
-
-    samples_per_microbatch: Count | None = None
-    tokens_per_sample: Count | None = None
-    schedule: str | None = Field(default=None, description="the name of a schedule, such as 1f1b")
-    chunks: Count | None = None
-    group: Count | None = None
-
-
-class GraphTable(Closed):
-    """The [graph] table. Its edges and tensors are read one by one."""
-
-    edges: list[Any] = Field(default=[], description="a list of edges")
-    tensors: list[Any] = Field(default=[], description="a list of tensors")
-
-
 class DrawnEdge(Closed):
     """An edge between the last layers of two entries, with its cost."""
 
@@ -190,3 +189,10 @@ class DrawnTensor(Closed):
     layers: list[str] = Field(description="a list of labels of [layers]")
     forward: Size = 0.0
     backward: Size = 0.0
+
+
+class GraphTable(Closed):
+    """The [graph] table: what it draws beside the layers' inputs."""
+
+    edges: list[DrawnEdge] = Field(default=[], description="a list of edges")
+    tensors: list[DrawnTensor] = Field(default=[], description="a list of tensors")

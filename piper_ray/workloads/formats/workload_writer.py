@@ -12,9 +12,9 @@ from piper_ray.model.figures import given_size_text, size_text
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.model.units import parse_bytes
-from piper_ray.workloads.formats.trained import trained_model_lines
+from piper_ray.workloads.formats.surroundings import surroundings_of
 from piper_ray.workloads.formats.workload import PATH_NUMBER
-from piper_ray.workloads.formats.workload_schema import PREVIOUS, THREADS, name_in_rows
+from piper_ray.workloads.formats.workload_schema import PATHS, PREVIOUS, name_in_rows
 
 Sizes = float | tuple[float, ...]
 
@@ -30,33 +30,7 @@ def to_toml(instance: Instance) -> str:
     """The instance as TOML (see ``workload_schema``); ``load`` gives an equal instance back."""
     graph = _Graph(instance)
     types = _types(instance, graph)
-    memory_bytes, bandwidth = instance.memory_bytes, instance.bandwidth_bytes_per_s
-    lines = [
-        f"name = {_text(instance.name)}",
-        *([] if instance.measured_threads is None else [f"{THREADS} = {instance.measured_threads}"]),
-        "",
-        "[cluster]",
-        f"devices = {instance.devices}",
-        f"microbatches = {instance.microbatches}",
-        f"memory = {_size(memory_bytes)}{_in_words(memory_bytes)}",
-        f"bandwidth = {_size(bandwidth, '/s')}{_in_words(bandwidth, '/s')}",
-    ]
-    inner = instance.cluster.links[:-1]
-    if inner:
-        listed = (f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')} }}" for x in inner)
-        lines.append(f"links = [{', '.join(listed)}]")
-    schedule = instance.schedule
-    counts = {
-        "samples_per_microbatch": instance.batch.samples_per_microbatch,
-        "tokens_per_sample": instance.batch.tokens_per_sample,
-        "schedule": None if schedule is None else _text(schedule.name.value),
-        "chunks": None if schedule is None or schedule.chunks_are_open or schedule.v == 1 else schedule.v,
-        "group": None if schedule is None else schedule.group,
-    }
-    if any(value is not None for value in counts.values()):
-        lines += ["", "[batch]", *(f"{key} = {value}" for key, value in counts.items() if value is not None)]
-    if instance.model is not None:
-        lines += ["", "[model]", *trained_model_lines(instance.model)]
+    lines = list(_surroundings(instance))
     for kind in dict.fromkeys(types.values()):
         lines += ["", *kind.lines()]
     spans = list(_spans([layer.id for layer in instance.layers], graph, types))
@@ -76,6 +50,29 @@ def to_toml(instance: Instance) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _surroundings(instance: Instance) -> Iterator[str]:
+    """The tables of what there is beside the graph."""
+    said, schedule, links = surroundings_of(instance), instance.schedule, instance.cluster.links
+    if schedule is not None and (schedule.chunks_are_open or schedule.v == 1):
+        del said["chunks"]
+    inner = (f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')} }}" for x in links[:-1])
+    sizes = {
+        "memory_bytes": _size(instance.memory_bytes) + _in_words(instance.memory_bytes),
+        "bandwidth_bytes_per_s": _size(links[-1].bandwidth_bytes_per_s, "/s")
+        + _in_words(links[-1].bandwidth_bytes_per_s, "/s"),
+        "links": f"[{', '.join(inner)}]",
+    }
+    tables: dict[str, list[str]] = {"": [], "cluster": [], "batch": [], "model": []}
+    for what, value in said.items():
+        table, _, key = PATHS[what].rpartition(".")
+        if isinstance(value, Mapping):
+            tables[key] += [f"{entry} = {_inline(given)}" for entry, given in value.items()]
+        else:
+            tables[table].append(f"{key} = {sizes.get(what) or _inline(value)}")
+    for table, entries in tables.items():
+        yield from ["", f"[{table}]", *entries] if table and entries else entries
+
+
 class _Graph:
     """Neighbours in the order of the edges.
 
@@ -85,12 +82,10 @@ class _Graph:
     """
 
     def __init__(self, instance: Instance) -> None:
-        self.predecessors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
-        self.successors: dict[int, list[int]] = {layer.id: [] for layer in instance.layers}
+        self.predecessors = {layer: before for layer, (before, _) in instance.neighbours.items()}
+        self.successors = {layer: after for layer, (_, after) in instance.neighbours.items()}
         self.costs_bytes: dict[int, list[float]] = {layer.id: [] for layer in instance.layers}
         for edge in instance.edges:
-            self.predecessors[edge.target].append(edge.source)
-            self.successors[edge.source].append(edge.target)
             self.costs_bytes[edge.target].append(edge.communication_bytes)
         self.tied = {layer.id: layer.tied for layer in instance.layers}
         self.tensor_ends = {layer for tensor in instance.tensors for layer in tensor.layers}
@@ -310,7 +305,7 @@ def _chain_count(ids: Sequence[int], start: int, head: int, graph: _Graph, types
         inputs = [None if source == before else source for source in graph.inputs(layer)]
         alike = layer == before + 1 and types[layer] is types[head] and inputs == pattern
         alike = alike and graph.tied[layer] == graph.tied[before]
-        if not alike or graph.successors[before] != [layer] or before in graph.tensor_ends:
+        if not alike or graph.successors[before] != (layer,) or before in graph.tensor_ends:
             break
         end += 1
     return end - start
@@ -354,3 +349,13 @@ def _number(value: float) -> str:
 def _text(value: str) -> str:
     """A TOML basic string."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
+
+
+def _inline(value: object) -> str:
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{json.dumps(key) if not key.isidentifier() else key} = {_inline(x)}"
+                          for key, x in value.items() if x is not None)  # fmt: skip
+        return f"{{ {inner} }}" if inner else "{}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_inline(x) for x in value if x is not None)}]"
+    return _text(value) if isinstance(value, str) else json.dumps(value)

@@ -2,8 +2,8 @@
 
 ``factory`` makes the model, ``tracer`` follows its forward pass, ``graph`` says which modules are layers, cuts the pass
 at them and tells equal ones, ``passes`` measures one, ``store`` keeps what was measured, ``session`` goes through all
-layers; ``degrees`` makes figures for t devices, ``build`` the instance. Only this package imports
-torch. In the planner's words:
+layers; ``build`` makes figures for t devices, and the instance. Only this package imports torch. In the planner's
+words:
 
 - a sample is one microbatch; p is the median of its forward and backward pass through a layer, measured;
 - a is what autograd keeps of a microbatch between them (with recomputation: the layer's inputs), b the state of the
