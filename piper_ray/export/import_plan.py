@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from piper_ray.export.deepspeed import is_planned_module, read_planned_module
 from piper_ray.export.megatron_arguments import (
     HARMLESS_FLAGS,
     are_arguments,
@@ -60,15 +59,12 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.
     """
     text = layout.strip()
-    whole = is_planned_module(text)
-    document = None if whole else _document(text)
-    if whole or (isinstance(document, Mapping) and is_stage_document(document)):
+    document = _document(text)
+    if isinstance(document, Mapping) and is_stage_document(document):
         if (asked := replace(run_as, world=None)) != RunAs():
             given = ", ".join(name for name, value in vars(asked).items() if value is not None)
             raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
-        if isinstance(document, Mapping):
-            return Imported(*read_stage_document("layout", document, instance))
-        return Imported(*read_planned_module(text, instance))
+        return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
     if document is not None or are_arguments(text) or is_recipe(text):

@@ -16,7 +16,7 @@ from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
-from piper_ray.model.instance import Instance, Tmpc, TrainedModel
+from piper_ray.model.instance import Instance, Layer, Tmpc, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
@@ -67,11 +67,6 @@ _FIGURES = {
 """Figures of a plan, by their names in a ``ExportJob`` and in ``RunAs``, under each key."""
 
 
-def in_document(figures: Mapping[str, object]) -> dict[str, object]:
-    """Figures, by their names in a ``ExportJob``, under the keys of a document."""
-    return {key: figures[name] for key, name in _FIGURES.items() if name in figures}
-
-
 def _said(job: ExportJob, *keys: str) -> dict[str, object]:
     return {key: getattr(job, _FIGURES[key]) for key in keys}
 
@@ -83,7 +78,7 @@ def export_yaml(job: ExportJob) -> Export:
             "pipeline_rank": rank,
             "modules": [
                 {
-                    "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
+                    "path": _module_of(job.instance.layer_by_id[layer]),
                     "configuration": stage.tmpc_ids[layer],
                     "recomputation": job.recomputation_of(layer).id,
                 }
@@ -124,37 +119,38 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
     }
 
 
-def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, object]:
-    """Of each stage also which of the calls of a module each is, and whether it is recomputed. Raises UsageError where
-    a path lacks."""
+def stages_text(job: ExportJob, further: Mapping[str, object]) -> str:
+    """``stages.json``: of each stage also which of the calls of a module each is, and whether it is recomputed.
+
+    further: what it says beside.
+    """
     calls = calls_of(job.instance)
-    stages: list[dict[str, object]] = []
+    stages = []
     for number, stage in enumerate(job.plan.stages):
         layers = job.in_order(stage.layers)
-        for layer in layers:
-            found = job.instance.layer_by_id[layer]
-            if not found.path:
-                raise UsageError(
-                    f'layer {layer} ("{printable(found.name)}") has no path: torch cuts a model by the names of its '
-                    "modules, which workloads of piper-ray profile and estimate have"
-                )
         stages.append(
             {
                 "stage": number,
                 "pipeline_rank": job.rank_of_stage[number],
-                "modules": [job.instance.layer_by_id[layer].path for layer in layers],
+                "modules": [_module_of(job.instance.layer_by_id[layer]) for layer in layers],
                 "calls": [calls[layer] for layer in layers],
                 "recomputed": [job.recomputation_of(layer) == Recomputation.FULL for layer in layers],
             }
         )
-    return {
+    document = {
         **_said(job, "pipeline_ranks", "data_parallel_degree", "optimizer_shards"),
         "microbatches": job.microbatches,
         **_said(job, "microbatch_samples", "global_batch_samples"),
         **job.schedule.to_dict(),
-        **trained,
+        **further,
         "stages": stages,
     }
+    return json_text(document)
+
+
+def _module_of(layer: Layer) -> str:
+    """Its path; of a layer without one, by which it can be told."""
+    return layer.path or f"layer {layer.id}"
 
 
 def calls_of(instance: Instance) -> dict[int, int]:
@@ -183,8 +179,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
         raise InputError(source, faults.found)
     check_batch(instance, source, read.model_dump())
     d, t = read.data_parallel_degree, read.tensor_parallel_degree * read.context_parallel_degree
-    names = {layer.id: layer.path or f"layer {layer.id}" for layer in instance.layers}
-    layer_of = {(names[layer], call): layer for layer, call in calls_of(instance).items()}
+    layer_of = {(_module_of(instance.layer_by_id[layer]), call): layer for layer, call in calls_of(instance).items()}
     met: Counter[str] = Counter()
     stages = []
     for number, stage in enumerate(read.stages):
@@ -280,9 +275,14 @@ def export_torch(job: ExportJob) -> Export:
     if model is not None:
         require_own_products(model)
     _check_ties(job)
-    document = torch_document(job, {} if model is None else {"weight_type": _weight_type(model)})
+    for layer in job.instance.layers:
+        if not layer.path:
+            raise UsageError(
+                f'layer {layer.id} ("{printable(layer.name)}") has no path: torch cuts a model by the names of its '
+                "modules, which workloads of piper-ray profile and estimate have"
+            )
     files = {
-        STAGES: json_text(document),
+        STAGES: stages_text(job, {} if model is None else {"weight_type": _weight_type(model)}),
         LISTS: actions_csv(job),
         "pipeline.py": rendered("torch_pipeline.py.jinja", version=__version__),
     }

@@ -251,7 +251,8 @@ def test_what_is_written_is_read_back() -> None:
     tied = llama(tied=True)
     for setting in (Mode(Recomputation.FULL), Mode()):
         plan = plan_of(tied, [2, 5, 3, 4], d=2, t=2, setting=setting)
-        text = export_plan(tied, plan, ONE, Target.DEEPSPEED, 8).files["planned_module.py"]
-        assert import_plan(tied, text, RunAs()).plan == plan
+        files = export_plan(tied, plan, ONE, Target.DEEPSPEED, 8).files
+        assert import_plan(tied, files["stages.json"], RunAs()).plan == plan
+        text = files["planned_module.py"]
         assert "TIED = [[0, 13]]" in text
         assert not any(isinstance(node, ast.Assert) for node in ast.walk(ast.parse(text)))

@@ -23,7 +23,7 @@ from tests.unit.test_export_models import ONE, PUBLISHED, few_or_all, models, pl
 
 READ = {
     Target.MEGATRON: "megatron.args", Target.MEGATRON_BRIDGE: "piper_plan.py", Target.TORCHTITAN: "torchtitan.json",
-    Target.TORCH: "stages.json", Target.DEEPSPEED: "planned_module.py", Target.FLAGSCALE: "system.yaml",
+    Target.TORCH: "stages.json", Target.DEEPSPEED: "stages.json", Target.FLAGSCALE: "system.yaml",
     Target.YAML: "plan.yaml",
 }  # fmt: skip
 """The file of each form that has the plan."""
