@@ -28,9 +28,11 @@ def _words(value: object) -> str:
 
 
 _Whole = Annotated[int, WHOLE, Field(strict=True, ge=1, le=2**40)]
+_Part = Annotated[float, Field(ge=0.0, le=1.0)]
 _Rate = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]
 _Count = Annotated[_Whole | None, Field(description="a whole number >= 1, or null")]
 _Positive = Annotated[_Rate | None, Field(description="a number > 0, or null")]
+_Share = Annotated[_Part | None, Field(description="a number from 0 to 1, or null")]
 _Flag = Annotated[bool | None, Field(description="true, false or null")]
 _Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
 _Words = Annotated[str, BeforeValidator(_words)]
@@ -65,7 +67,10 @@ class PublishedRun(Open):
 
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
-    software, schedule: where they are said; else source and notes tell.
+    precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
+    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlapped: whether gradients and
+    transfers are exchanged beside passes. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is
+    not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -92,6 +97,13 @@ class PublishedRun(Open):
     optimizer_sharding: _Text = ""
     schedule: _Text = ""
     software: _Text = ""
+    context_exchange: _Text = ""
+    tensor_overlap: _Share = None
+    expert_overlap: _Share = None
+    overlapped: _Flag = None
+    node_gbit_per_s: _Positive = None
+    matrix_flop_per_s: _Positive = None
+    memory_bytes_per_s: _Positive = None
     stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None
@@ -101,11 +113,6 @@ class PublishedRun(Open):
     peak_reserved_gib: _Positive = None
     peak_by_rank_mb: dict[str, RankPeak] | None = Field(default=None, description="an object of ranks")
     notes: _Words = ""
-
-    @property
-    def told(self) -> str:
-        """All that is said in words, in small letters."""
-        return f"{self.id} {self.software} {self.source} {self.citation} {self.notes}".lower()
 
     @property
     def measured_step_s(self) -> float | None:

@@ -10,6 +10,7 @@ from itertools import combinations
 
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.workloads.estimate.software import Precision
+from scripts.validation.memory import words_of
 from scripts.validation.price import PricedRun
 
 OLDER = frozenset({"megatron-2021", "megatron-2022", "deepspeed-2021"})
@@ -28,9 +29,9 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
     run, laid = outcome.run, outcome.laid
     if not isinstance(run, PublishedRun) or laid is None:
         return ()
-    if "simumax" in run.told:
+    if "simumax" in words_of(run):
         return ("SimuMax, B200",)
-    if "vtrain" in run.told:
+    if "vtrain" in words_of(run):
         return ("vTrain, one node" if laid.layout.devices <= _NODE else "vTrain, several nodes",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)

@@ -123,6 +123,7 @@ def test_what_ran_out_of_memory_does_not_fit(
         sequence_parallel=False,
         fused_attention=False,
         optimizer_sharding="zero1",
+        software="deepspeed-2021",
         notes="" if fp32 else "fp32 gradients not kept yet",
     )
     assert not fits(run)

@@ -111,6 +111,10 @@ def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outc
         ({"precision": "int4"}, "int4"),
         ({"precision": "fp8"}, "no products of 8 bits"),
         ({"recompute": "sometimes"}, "sometimes"),
+        ({"software": "nemi"}, "did you mean nemo"),
+        ({"optimizer_sharding": "zero4"}, "expected one of none, zero1, zero2, fsdp"),
+        ({"schedule": "2f2b"}, "2f2b"),
+        ({"context_exchange": "post"}, "post"),
         ({"tp": 3, "gpus": 12}, "16 heads cannot be divided over 3"),
         ({"stages": [5, 4]}, "9 layers in all; the model has 8"),
         ({"stages": [3, 3, 2]}, "3 stages given for 2 ranks"),
@@ -138,8 +142,8 @@ def test_a_layout_s_steps_take_longer_with_more_to_do() -> None:
     assert step_s(recompute="full") > step_s(recompute="selective") > usual
     assert step_s(global_batch=32) > 1.5 * usual
     assert step_s(gpu="H100") < usual
-    assert step_s(notes="collectives not overlapped with compute") > usual
-    assert step_s(optimizer_sharding="none") > step_s(optimizer_sharding="distributed optimizer")
+    assert step_s(tensor_overlap=0.0, overlapped=False) > usual
+    assert step_s(optimizer_sharding="none") > step_s(optimizer_sharding="zero1")
 
 
 def test_interleaving_shortens_the_flush() -> None:
@@ -147,8 +151,7 @@ def test_interleaving_shortens_the_flush() -> None:
 
 
 def test_a_network_s_rate_that_is_told_counts() -> None:
-    slow = "nodes of 8 with NVSwitch, 80 Gbit/s a node; gradients reduced after the last backward pass"
-    assert step_s(notes=slow) > 1.05 * step_s(notes="gradients reduced after the last backward pass")
+    assert step_s(node_gbit_per_s=80, overlapped=False) > 1.05 * step_s(overlapped=False)
 
 
 @pytest.mark.parametrize(
@@ -157,12 +160,17 @@ def test_a_network_s_rate_that_is_told_counts() -> None:
         ({}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "megatron-core"),
         ({"optimizer_sharding": "zero1", "vpp": 2}, Sharding.OPTIMIZER, Schedule("interleaved", 2), "megatron-core"),  # type: ignore[arg-type]
         ({"optimizer_sharding": "fsdp"}, Sharding.WEIGHTS, Schedule(ScheduleName.ONE_F_ONE_B), "fsdp"),
-        ({"notes": "GPipe by DeepSpeed"}, Sharding.NONE, Schedule(ScheduleName.GPIPE), "deepspeed-2021"),
+        (
+            {"schedule": "gpipe", "software": "deepspeed-2021"},
+            Sharding.NONE,
+            Schedule(ScheduleName.GPIPE),
+            "deepspeed-2021",
+        ),
         ({"fused_attention": False}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "megatron-2021"),
-        ({"source": "NeMo 25.02"}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "nemo"),
+        ({"software": "nemo"}, Sharding.NONE, Schedule(ScheduleName.ONE_F_ONE_B), "nemo"),
     ],
 )
-def test_words_tell_schedule_sharding_and_software(
+def test_schedule_sharding_and_software_are_as_said_or_as_is_usual(
     changes: dict[str, object], sharding: Sharding, schedule: Schedule, software: str
 ) -> None:
     laid = laid_out(PublishedRun.model_validate({**PUBLISHED, **changes}), HARDWARE)
@@ -211,7 +219,7 @@ def test_groups() -> None:
     assert groups_of(outcome(gpu="H100")) == ("3D since 2023", "3D since 2023, H100 bf16")
     assert groups_of(outcome(gpu="H100", precision="fp8")) == ("FP8",)
     assert groups_of(outcome(optimizer_sharding="fsdp")) == ("FSDP",)
-    assert groups_of(outcome(source="Narayanan 2021")) == ("3D, before 2023",)
+    assert groups_of(outcome(software="megatron-2021")) == ("3D, before 2023",)
     assert groups_of(outcome(gpu=None)) == ()
 
 
