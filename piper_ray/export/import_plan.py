@@ -9,19 +9,18 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, TITAN
 from piper_ray.export.megatron_arguments import (
-    HARMLESS_FLAGS,
     are_arguments,
     is_recipe,
     read_arguments,
     read_recipe,
     read_sections,
 )
-from piper_ray.export.megatron_flags import COMPARED, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
-from piper_ray.export.torchtitan import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
+from piper_ray.export.torchtitan import read_config, read_parts
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -41,7 +40,7 @@ FORMS = (
 
 
 _KNOWN = READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS
-_HARMLESS = HARMLESS_FLAGS | HARMLESS_FIELDS
+_HARMLESS = frozenset((*MEGATRON.harmless, *TITAN.harmless))
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
     if document is not None or are_arguments(text) or is_recipe(text):
-        require_understood(text, read.names | COMPARED, _KNOWN, _HARMLESS)
+        require_understood(text, read.names.union(MEGATRON.compared), _KNOWN, _HARMLESS)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 

@@ -13,16 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.export.files import Export, noted, rendered, resource, yaml_text
+from piper_ray.export.flags import MEGATRON, Settings, Value, flag_of, true_ones
 from piper_ray.export.job import ExportJob
-from piper_ray.export.megatron_flags import (
-    MESH,
-    PLAN_FLAGS,
-    Kind,
-    Settings,
-    Value,
-    flag_of,
-    true_ones,
-)
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
 from piper_ray.model.errors import UsageError
@@ -75,7 +67,7 @@ def _asks_for_connections(job: ExportJob) -> bool:
 
 def _figures(job: ExportJob) -> dict[str, Value]:
     """The flags that are figures of a plan, as it has them; none where it has not."""
-    known = {flag.name: getattr(job, flag.says) for flag in PLAN_FLAGS if flag.says}
+    known = {flag.name: getattr(job, flag.says) for flag in MEGATRON.written if flag.says}
     if job.expert_parallel is None:
         del known["expert_tensor_parallel_size"]
     return {name: value for name, value in known.items() if value is not None}
@@ -97,7 +89,7 @@ def _plan_settings(job: ExportJob) -> Settings:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
     found |= _recomputation(job) | _context_settings(job)
-    return true_ones({flag.name: found[flag.name] for flag in PLAN_FLAGS if flag.name in found})
+    return true_ones({flag.name: found[flag.name] for flag in MEGATRON.written if flag.name in found})
 
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather", ContextExchange.ALL_TO_ALL: "a2a"}
@@ -259,8 +251,8 @@ def _bridge_fields(job: ExportJob) -> dict[str, object]:
         "microbatch_group_size_per_virtual_pipeline_stage": job.pipeline_ranks,
     }
     found: dict[str, object] = {}
-    for flag in PLAN_FLAGS:
-        value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind is Kind.SWITCH else None))
+    for flag in MEGATRON.written:
+        value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind == "switch" else None))
         if isinstance(value, tuple):
             value = list(value)
         if flag.name != "seq_length" or value is not None:
@@ -320,7 +312,7 @@ def export_flagscale(job: ExportJob) -> Export:
     hetero: dict[str, object] = {
         "enable_hetero": True,
         "hetero_pipeline_layer_split": split,
-        "hetero_process_meshes": [getattr(job, name) or 1 for name in MESH],
+        "hetero_process_meshes": [getattr(job, name) or 1 for name in MEGATRON.mesh],
         "hetero_device_types": [_DEVICE],
         "hetero_current_device_type": _DEVICE,
         "standalone_embedding_stage": False,

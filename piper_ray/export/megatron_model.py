@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from piper_ray.export.megatron_flags import Settings, Value, true_ones
+from piper_ray.export.flags import Settings, Value, true_ones
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.architectures.decoder import LAYER_NORM
@@ -34,13 +34,6 @@ _FIXED_STRETCHING = {
 
 _UNSAID = {"scale_attn_by_inverse_layer_idx": False, "router_jitter_noise": 0.0}
 """Keys of configs that no argument says, with their usual values."""
-
-
-MODEL_NUMBERS = (
-    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_experts", "moe_router_topk",
-    "moe_ffn_hidden_size", "kv_lora_rank", "q_lora_rank",
-)  # fmt: skip
-"""Arguments by which one model is told from another."""
 
 
 def require_megatron_model(model: TrainedModel) -> DecoderShape:
