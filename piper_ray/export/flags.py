@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed
 
@@ -41,13 +42,19 @@ class _TitanFlags(_RuntimeFlags):
     training: list[PlanFlag]
 
 
+class _TorchFlags(Closed):
+    written: list[PlanFlag]
+    schedules: dict[str, str]
+
+
 class _Tables(Closed):
     megatron: _MegatronFlags
     torchtitan: _TitanFlags
+    torch: _TorchFlags
 
 
 _TABLES = _Tables.model_validate(parse_toml("flags.toml", files(__package__).joinpath("flags.toml").read_text("utf-8")))
-MEGATRON, TITAN = _TABLES.megatron, _TABLES.torchtitan
+MEGATRON, TITAN, TORCH = _TABLES.megatron, _TABLES.torchtitan, _TABLES.torch
 
 READ_FLAGS = {flag.name: flag for flag in (*MEGATRON.written, *MEGATRON.older)}
 """Of Megatron, by name."""
@@ -62,6 +69,10 @@ RENAMED_FIELDS = {
 
 READ_FIELDS = frozenset(flag.name for flag in (*TITAN.written, *TITAN.older))
 """Of torchtitan's table of parallelism."""
+
+
+TORCH_NAMES = {ScheduleName(name): torchs for name, torchs in TORCH.schedules.items()}
+"""Of schedules, as torch knows them."""
 
 
 def flag_of(name: str) -> str:

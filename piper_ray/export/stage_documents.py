@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
+from piper_ray.export.flags import TORCH
 from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
@@ -51,24 +52,8 @@ class _Document(Open):
     stages: list[_StageRow] = Field(min_length=1, description="a list of stages")
 
 
-_FIGURES = {
-    "pipeline_ranks": "pipeline_ranks",
-    "data_parallel_degree": "data_parallel",
-    "tensor_parallel_degree": "tensor_parallel",
-    "context_parallel_degree": "context_parallel",
-    "expert_parallel_degree": "expert_parallel",
-    "expert_tensor_parallel_degree": "expert_tensor",
-    "sequence_parallel": "sequence_parallel",
-    "optimizer_shards": "optimizer_shards",
-    "microbatch_samples": "microbatch_samples",
-    "global_batch_samples": "global_batch_samples",
-    "tokens_per_sample": "tokens_per_sample",
-}
-"""Figures of a plan, by their names in a ``ExportJob`` and in ``RunAs``, under each key."""
-
-
 def _said(job: ExportJob, *keys: str) -> dict[str, object]:
-    return {key: getattr(job, _FIGURES[key]) for key in keys}
+    return {flag.name: getattr(job, flag.says) for flag in TORCH.written if flag.name in keys}
 
 
 def export_yaml(job: ExportJob) -> Export:
@@ -230,17 +215,6 @@ def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | No
 
 _WHOLE_BYTES = 4.0
 """Of a weight in fp32."""
-
-TORCH_NAMES = {
-    ScheduleName.GPIPE: "GPipe",
-    ScheduleName.ONE_F_ONE_B: "1F1B",
-    ScheduleName.INTERLEAVED: "Interleaved1F1B",
-    ScheduleName.LOOPED_BFS: "LoopedBFS",
-    ScheduleName.ZB_H1: "InterleavedZeroBubble",
-    ScheduleName.ZB_V: "ZBVZeroBubble",
-    ScheduleName.DUALPIPE_V: "DualPipeV",
-}
-"""As ``get_schedule_class`` knows them."""
 
 ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
 """Schedules that torch runs without a list: one stage on each rank."""

@@ -9,10 +9,10 @@ from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
-from piper_ray.export.flags import READ_FIELDS, TITAN
+from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
-from piper_ray.export.stage_documents import ONE_STAGE, TORCH_NAMES, actions_csv
+from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import printable

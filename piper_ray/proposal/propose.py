@@ -28,9 +28,8 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.runtimes.runtime import Runtime
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware

@@ -22,8 +22,8 @@ from piper_ray.model.plan_rules import as_planned
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
+from piper_ray.simulate.run import InFlightRule, SimulationOptions
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import (
@@ -36,7 +36,8 @@ from piper_ray.simulate.timeline import (
     held_microbatches,
     layout,
     memory_steps,
-    run_lists,
+    program_of,
+    run_program,
     weight_versions,
 )
 
@@ -66,7 +67,8 @@ class _Scene:
         return self.stages.figures
 
     def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
-        return run_lists(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+        program = program_of(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+        return run_program(self.placed, program, self.seconds.communication_s)
 
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:

@@ -9,7 +9,7 @@ from piper_ray.model.figures import bytes_text, html_table, plural, size_text, t
 from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import SimulationOptions
 from piper_ray.simulate.stages import StageLoad
 from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions, memory_steps
 
@@ -244,6 +244,5 @@ class Simulation:
 
     @property
     def _peak_text(self) -> str:
-        peak_bytes = max(rank.peak_memory_bytes for rank in self.ranks)
         over = ": too much" if self.memory_violations else ""
-        return f"{size_text(peak_bytes)} of {size_text(self.memory_limit_bytes)}{over}"
+        return f"{size_text(self.peak_memory_bytes)} of {size_text(self.memory_limit_bytes)}{over}"

@@ -20,9 +20,8 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
 from piper_ray.report.comparison import ids_text, reasons, shape_text
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate_on
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced

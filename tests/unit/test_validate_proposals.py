@@ -11,8 +11,7 @@ import pytest
 
 from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.options import SolveOptions
-from piper_ray.simulate.options import SimulationOptions
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.hardware import load_hardware
 from scripts.validation.proposals import Proposal, one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
 from tests.data import DATA
