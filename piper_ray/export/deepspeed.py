@@ -79,8 +79,6 @@ def _border_bytes(job: ExportJob, stage: int) -> float:
     )
 
 
-_WEIGHT_BYTES = 2.0
-_OPTIMIZER_BYTES = 12.0
 _NAMES = {2.0: "bf16", 4.0: "fp32"}
 
 _OPTIMIZER = {
@@ -91,8 +89,7 @@ _OPTIMIZER = {
 
 
 def deepspeed_config(job: ExportJob) -> dict[str, object]:
-    """Without precision and optimizer where nobody knows how the model is trained. Raises UsageError for what
-    DeepSpeed's pipelines have not got."""
+    """Without precision and optimizer where nobody knows how the model is trained."""
     model = job.instance.model
     batch: dict[str, object] = {
         "train_batch_size": job.global_batch_samples,
@@ -105,27 +102,7 @@ def deepspeed_config(job: ExportJob) -> dict[str, object]:
     return batch | _precision(job, model) | _OPTIMIZER | {"zero_optimization": zero}
 
 
-def require_trainable(model: TrainedModel) -> None:
-    """Raises UsageError for what DeepSpeed's pipelines have not got."""
-    if model.lora_rank:
-        raise UsageError("DeepSpeed's pipelines have no adapters (LoRA), and this plan trains some")
-    if model.precision == Precision.FP8.value:
-        raise UsageError(
-            "DeepSpeed has no products of 8 bits (fp8), and this plan has; expected precision bf16 or fp16"
-        )
-    if model.weight_bytes != _WEIGHT_BYTES:
-        raise UsageError(f"DeepSpeed keeps weights in {_WEIGHT_BYTES:g} bytes, and the plan in {model.weight_bytes:g}")
-    if model.gradient_bytes not in _NAMES:
-        raise UsageError(f"DeepSpeed sums gradients in 2 or 4 bytes, and the plan in {model.gradient_bytes:g}")
-    if model.optimizer_bytes != _OPTIMIZER_BYTES:
-        raise UsageError(
-            f"the optimizer of DeepSpeed's pipelines keeps {_OPTIMIZER_BYTES:g} bytes a parameter (fp32 weights and "
-            f"moments), and the plan's {model.optimizer_bytes:g}"
-        )
-
-
 def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
-    require_trainable(model)
     if model.precision == Precision.FP16.value:
         return {
             "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},

@@ -235,19 +235,9 @@ def actions_csv(job: ExportJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def require_own_products(model: TrainedModel) -> None:
-    """Raises UsageError for what a module in bf16 or fp16 does not do by itself."""
-    if model.precision == "fp8":
-        raise UsageError("PyTorch's own modules have no products of 8 bits (fp8), and this plan has; expected bf16")
-    if model.lora_rank:
-        raise UsageError("pipeline.py adds no adapters (LoRA) to a model, and this plan trains some")
-
-
 def export_torch(job: ExportJob) -> Export:
     """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
     model = job.instance.model
-    if model is not None:
-        require_own_products(model)
     _check_ties(job)
     for layer in job.instance.layers:
         if not layer.path:

@@ -108,20 +108,11 @@ def _experts_reasons(shape: DecoderShape, experts: Experts) -> Iterator[str]:
 
 
 def _training_reasons(model: TrainedModel, experts: Experts | None) -> Iterator[str]:
-    if model.precision == "fp16":
-        yield "torchtitan trains in bf16 or fp8, not in fp16"
-    if model.gradient_bytes != _GRADIENT_BYTES:
-        yield f"it reduces gradients in {_GRADIENT_BYTES:g} bytes, and the plan in {model.gradient_bytes:g}"
-    if model.optimizer_bytes not in OPTIMIZERS:
-        able = " or ".join(f"{size:g}" for size in OPTIMIZERS)
-        yield f"its optimizer keeps {able} bytes a parameter with fp32 weights; the plan's {model.optimizer_bytes:g}"
     if model.lora_rank and experts is not None:
         yield "its adapters (LoRA) are of linear layers alone, and the plan's of experts, too"
     if model.lora_rank and model.precision == "fp8":
         yield "adapters (LoRA) are planned in fp8, and torchtitan's are in bf16"
 
-
-_GRADIENT_BYTES = 4.0
 
 OPTIMIZERS = {12.0: "fused", 8.0: "fused_opt_states_bf16"}
 """AdamW's implementation by the bytes of fp32 weights and moments."""
