@@ -152,8 +152,7 @@ def _costly(words: Sequence[str]) -> Iterator[str]:
 
 def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
     """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
-    of_run = [flag.says for flag in READ_FLAGS.values() if flag.says and flag.name not in MEGATRON.compared]
-    found = RunAs(**{name: said[name] for name in of_run})
+    found = RunAs.of(said)
     for flag in READ_FLAGS.values():
         if flag.kind == "number" and (value := getattr(found, flag.says, None)) is not None:
             positive(flag_of(flag.name), value)

@@ -7,6 +7,7 @@ exactly, or the model is refused: Megatron would train another one without a wor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
 from piper_ray.export.flags import Settings, Value, true_ones
 from piper_ray.model.errors import UsageError
@@ -239,10 +240,5 @@ def _router(shape: DecoderShape) -> dict[str, Value]:
 
 def _runs(pattern: list[int]) -> str:
     """A list as Megatron evaluates it: ``([0]*3+[1]*58)``."""
-    parts: list[tuple[int, int]] = []
-    for value in pattern:
-        if parts and parts[-1][0] == value:
-            parts[-1] = (value, parts[-1][1] + 1)
-        else:
-            parts.append((value, 1))
-    return f"({'+'.join(f'[{value}]*{count}' for value, count in parts)})"
+    runs = [(value, len(list(same))) for value, same in groupby(pattern)]
+    return f"({'+'.join(f'[{value}]*{count}' for value, count in runs)})"

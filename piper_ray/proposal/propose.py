@@ -12,10 +12,10 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text, time_text
@@ -69,10 +69,8 @@ class SolveBegun:
     best_s: float | None
 
 
-class Watch(Protocol):
-    """Hears of each solve as it begins, and of what that one reports."""
-
-    def __call__(self, event: SolveBegun | Event) -> None: ...
+Watch = Callable[[SolveBegun | Event], None]
+"""Hears of each solve as it begins, and of what that one reports."""
 
 
 def _unwatched(event: SolveBegun | Event) -> None:
@@ -401,12 +399,12 @@ def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:
     if len(plan.stages) > 1:
         return False
     (stage,) = plan.stages
-    d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+    d = stage.data_parallel_degree
     if instance.microbatches == d:
         return False
-    for layer, tmpc_id in stage.tmpc_ids.items():
-        setting = next(x.mode for x in instance.layer_by_id[layer].tmpcs[t] if x.id == tmpc_id)
-        if d * setting.context > 1 and setting.sharding < Sharding.WEIGHTS and _has_weights(instance, layer):
+    for layer, _, tmpc in choices_made(instance, stage):
+        unshared = d * tmpc.mode.context > 1 and tmpc.mode.sharding < Sharding.WEIGHTS
+        if unshared and _has_weights(instance, layer):
             return True
     return False
 
