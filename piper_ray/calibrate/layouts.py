@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from piper_ray.calibrate.runs import PublishedRun, RunModel
+from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.arguments import choice
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.mode import EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
@@ -54,11 +54,6 @@ class Laid:
     layout: Layout
     assumed: tuple[str, ...]
 
-    @property
-    def sharded(self) -> bool:
-        """Whether replicas share out weights too."""
-        return self.layout.sharding is Sharding.WEIGHTS
-
 
 def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -> Laid:
     """Raises NotExpressible with the reason."""
@@ -75,35 +70,18 @@ def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -
 
 def _model(run: PublishedRun, untold: Untold) -> ModelConfig:
     described = run.model
-    if untold.model is not None and described == RunModel(name=described.name):
+    if untold.model is not None and not described.config:
         return untold.model
     if isinstance(described.config, str):
         return read_model(described.config)
-    config = dict(described.config) if described.config else _described(run)
+    if not described.config:
+        raise NotExpressible("model: no config; expected a Hugging Face config, or the name of a known model")
+    config = dict(described.config)
     for key in ("max_position_embeddings", "n_positions"):
         known = config.get(key)
         if isinstance(known, int) and run.seq is not None:
             config[key] = max(known, run.seq)  # a run may be longer than its config's own training
     return model_of_config(described.name or run.id, config)
-
-
-def _described(run: PublishedRun) -> dict[str, object]:
-    """A GPT- or Llama-like decoder of the figures that are said."""
-    it = run.model
-    if it.layers is None or it.hidden is None or it.heads is None or it.vocab is None:
-        raise NotExpressible("model: no config, and not all of layers, hidden, heads and vocab")
-    inner = it.ffn or 4 * it.hidden
-    if it.gated or (it.kv_heads is not None and it.kv_heads != it.heads):
-        return {
-            "model_type": "llama", "hidden_size": it.hidden, "num_hidden_layers": it.layers,
-            "num_attention_heads": it.heads, "num_key_value_heads": it.kv_heads or it.heads,
-            "intermediate_size": inner if it.gated else 2 * inner // 3, "vocab_size": it.vocab,
-            "max_position_embeddings": run.seq or 2048,
-        }  # fmt: skip
-    return {
-        "model_type": "gpt2", "n_embd": it.hidden, "n_layer": it.layers, "n_head": it.heads, "vocab_size": it.vocab,
-        "n_positions": run.seq or 2048, "n_inner": inner,
-    }  # fmt: skip
 
 
 _SHARDINGS = {

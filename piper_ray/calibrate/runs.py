@@ -40,26 +40,10 @@ _Words = Annotated[str, BeforeValidator(_words)]
 
 
 class RunModel(Open):
-    """What was trained. config: a Hugging Face config, or the name of a known model; without it the other figures
-    describe a GPT- or Llama-like decoder. ffn: inner width of the feed-forward part; gated: it has two inner products.
-    """
+    """What was trained. config: a Hugging Face config, or the name of a known model."""
 
     name: _Text = ""
     config: dict[str, Any] | str | None = Field(default=None, description="a config, or the name of a known model")
-    layers: _Count = None
-    hidden: _Count = None
-    heads: _Count = None
-    kv_heads: _Count = None
-    ffn: _Count = None
-    vocab: _Count = None
-    gated: _Flag = None
-
-
-class RankPeak(Open):
-    """The most that one rank allocated and reserved, in MiB."""
-
-    max_allocated_mb: _Positive = None
-    max_reserved_mb: _Positive = None
 
 
 class PublishedRun(Open):
@@ -107,11 +91,8 @@ class PublishedRun(Open):
     stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None
-    tflops_per_gpu: _Positive = None
     published_memory_gb: _Positive = None
     peak_allocated_gib: _Positive = None
-    peak_reserved_gib: _Positive = None
-    peak_by_rank_mb: dict[str, RankPeak] | None = Field(default=None, description="an object of ranks")
     notes: _Words = ""
 
     @property

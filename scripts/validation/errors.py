@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.software import Precision
 from scripts.validation.memory import words_of
 from scripts.validation.price import PricedRun
@@ -35,7 +36,7 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
         return ("vTrain, one node" if laid.layout.devices <= _NODE else "vTrain, several nodes",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
-    if laid.software == "fsdp" or laid.sharded:
+    if laid.software == "fsdp" or laid.layout.sharding is Sharding.WEIGHTS:
         return ("FSDP",)
     if laid.software in OLDER:
         return ("3D, before 2023",)

@@ -72,8 +72,7 @@ def one_of_each_cluster(runs: Iterable[PublishedRun | Unreadable]) -> list[Publi
 
 
 def _cluster_of(run: PublishedRun) -> tuple[object, ...]:
-    it = run.model
-    model = it.name, repr(it.config), it.layers, it.hidden
+    model = run.model.name, repr(run.model.config)
     return (run.source, *model, run.gpu, run.gpus, run.global_batch, run.seq, run.precision)
 
 

@@ -131,12 +131,6 @@ def test_what_cannot_be_priced_is_said_with_the_reason(changes: dict[str, object
     json.dumps(found.to_dict(), allow_nan=False)
 
 
-def test_a_model_may_be_described_by_its_figures_alone() -> None:
-    config = PUBLISHED["model"]["config"]
-    described = {"layers": 8, "hidden": 2048, "heads": 16, "vocab": 51200, "ffn": 8192, "gated": False}
-    assert step_s(model=described) == pytest.approx(step_s(model={"config": {**config, "n_positions": 1024}}), rel=1e-6)
-
-
 def test_a_layout_s_steps_take_longer_with_more_to_do() -> None:
     usual = step_s()
     assert step_s(recompute="full") > step_s(recompute="selective") > usual
