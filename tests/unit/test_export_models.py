@@ -47,7 +47,7 @@ REFUSED = REFUSED_BY_ALL | {
         "gemma-2-9b", "gemma-2-27b", "gemma-3-1b", "phi-2", "falcon-7b", "falcon-40b", "OLMo-7B", "OLMo-2-7B", "bloom",
         "gpt-j-6b", "pythia-6.9b", "c4ai-command-r-v01",
     },
-    "its layers are not known to be Megatron's own": {
+    "its layers are not known to be Megatron-LM's own": {
         "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B",
     },
     "its biases are neither": {"Phi-3.5-MoE"},

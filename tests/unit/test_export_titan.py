@@ -40,7 +40,7 @@ REFUSED = REFUSED_BY_ALL | {
         "stablelm-3b-4e1t", "gpt3-175b", "Phi-3.5-MoE",
     },
     "its positions are not those of rotary heads as a whole": {"mpt-7b", "GLM-4.5-Air"},
-    "torchtitan has no model of these layers": {
+    "its layers are not known to be torchtitan's own": {
         "granite-3.0-8b", "dbrx", "SmolLM3-3B", "OLMoE-1B-7B", "Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B", "dots.llm1",
         "gemma-7b",
     },
