@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
 from piper_ray.model.constraints import StageCount, choices_made
@@ -69,8 +69,10 @@ class SolveBegun:
     best_s: float | None
 
 
-Watch = Callable[[SolveBegun | Event], None]
-"""Hears of each solve as it begins, and of what that one reports."""
+class Watch(Protocol):
+    """Hears of each solve as it begins, and of what that one reports."""
+
+    def __call__(self, event: SolveBegun | Event) -> None: ...
 
 
 def _unwatched(event: SolveBegun | Event) -> None:
