@@ -10,7 +10,7 @@ from pathlib import Path
 
 from piper_ray.calibrate.fit import Fit, Measurement, fit
 from piper_ray.calibrate.layouts import Laid, NotExpressible, Untold, laid_out
-from piper_ray.calibrate.runs import PublishedRun, Unreadable, is_run, read_runs
+from piper_ray.calibrate.runs import PublishedRun, is_run, read_runs
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
@@ -83,9 +83,7 @@ def _holds_runs(path: str) -> bool:
     return "runs" in document or "sources" in document or is_run(document)
 
 
-def _of_run(path: str, run: PublishedRun | Unreadable, estimated: Estimated) -> Measurement:
-    if isinstance(run, Unreadable):
-        raise InputError(path, list(run.faults))
+def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
     request, hardware = estimated.request, estimated.hardware
     untold = Untold(
         model=estimated.model,

@@ -7,7 +7,6 @@ object with ``models`` and ``sources``, in which models, and what all runs of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -113,46 +112,30 @@ class PublishedRun(Open):
         return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """An entry that is no run. id: its own, or where it stands."""
-
-    id: str
-    faults: tuple[Fault, ...]
-
-    @property
-    def reason(self) -> str:
-        return "; ".join(str(fault) for fault in self.faults)
-
-
-def read_runs(path: str | Path) -> list[PublishedRun | Unreadable]:
-    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs."""
+def read_runs(path: str | Path) -> list[PublishedRun]:
+    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs, and with every fault
+    found in them."""
     source = str(path)
     text = read_text(source)
     document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
-    found: list[PublishedRun | Unreadable] = []
-    seen: set[str] = set()
+    faults, found, seen = Faults(), list[PublishedRun](), set[str]()
     for where, entry in _entries(source, document):
-        run = _read(where, entry)
-        if isinstance(run, PublishedRun) and run.id in seen:
-            run = Unreadable(run.id, (Fault(f"{where}.id", "stands for an earlier run, too; expected another"),))
+        run = faults.model(PublishedRun, entry, where)
+        if run is None:
+            continue
+        run = run if run.id else run.model_copy(update={"id": where})
+        if run.id in seen:
+            faults.at(f"{where}.id", "stands for an earlier run, too; expected another")
         seen.add(run.id)
         found.append(run)
+    if faults:
+        raise InputError(source, faults.found)
     return found
 
 
 def is_run(document: Mapping[str, object]) -> bool:
     """Whether it says what only a run says."""
     return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
-
-
-def _read(where: str, entry: object) -> PublishedRun | Unreadable:
-    faults = Faults()
-    run = faults.model(PublishedRun, entry, where)
-    if run is not None:
-        return run if run.id else run.model_copy(update={"id": where})
-    given = entry.get("id") if isinstance(entry, Mapping) else None
-    return Unreadable(given if isinstance(given, str) and given else where, tuple(faults.found))
 
 
 def _entries(source: str, document: object) -> Iterator[tuple[str, object]]:

@@ -43,7 +43,7 @@ def proofs(outcomes: Sequence[PricedRun], hardware: Hardware) -> list[Proof]:
     and as if nothing but its data sheets were known, all else being as with Megatron-Core on H100."""
     of_machine: dict[str, list[tuple[PublishedRun, Laid]]] = defaultdict(list)
     for outcome in outcomes:
-        if isinstance(outcome.run, PublishedRun) and outcome.laid is not None and outcome.error is not None:
+        if outcome.laid is not None and outcome.error is not None:
             for group in groups_of(outcome):
                 of_machine[group].append((outcome.run, outcome.laid))
     found = []

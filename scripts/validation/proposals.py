@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from piper_ray.calibrate.layouts import Laid, NotExpressible, laid_out
-from piper_ray.calibrate.runs import PublishedRun, Unreadable
+from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import PiperRayError
 from piper_ray.model.figures import plural
@@ -59,16 +59,15 @@ class Proposal:
         return 1.0 - self.proposed.step_s / self.published.step_s
 
 
-def one_of_each_cluster(runs: Iterable[PublishedRun | Unreadable]) -> list[PublishedRun | Unreadable]:
-    """Of the runs of one model and batch on one cluster the fastest, in the order of the file; what is no run stays."""
+def one_of_each_cluster(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
+    """Of the runs of one model and batch on one cluster the fastest, in the order of the file."""
     fastest: dict[tuple[object, ...], PublishedRun] = {}
     listed = list(runs)
     for run in listed:
-        if isinstance(run, PublishedRun):
-            known = fastest.setdefault(_cluster_of(run), run)
-            if (run.measured_step_s or inf) < (known.measured_step_s or inf):
-                fastest[_cluster_of(run)] = run
-    return [run for run in listed if isinstance(run, Unreadable) or fastest[_cluster_of(run)] is run]
+        known = fastest.setdefault(_cluster_of(run), run)
+        if (run.measured_step_s or inf) < (known.measured_step_s or inf):
+            fastest[_cluster_of(run)] = run
+    return [run for run in listed if fastest[_cluster_of(run)] is run]
 
 
 def _cluster_of(run: PublishedRun) -> tuple[object, ...]:
@@ -76,10 +75,8 @@ def _cluster_of(run: PublishedRun) -> tuple[object, ...]:
     return (run.source, *model, run.gpu, run.gpus, run.global_batch, run.seq, run.precision)
 
 
-def proposal_for(run: PublishedRun | Unreadable, hardware: Hardware, options: SolveOptions) -> Proposal | str:
+def proposal_for(run: PublishedRun, hardware: Hardware, options: SolveOptions) -> Proposal | str:
     """Or the reason why there is none; never raises for what the run says."""
-    if isinstance(run, Unreadable):
-        return run.reason
     try:
         laid = laid_out(run, hardware)
         layout = priced(laid.model, laid.stack, hardware.training, laid.layout)
