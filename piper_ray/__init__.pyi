@@ -80,10 +80,10 @@ from piper_ray.model.options import Contract as Contract
 from piper_ray.engine.preparation import Preparation as Preparation
 from piper_ray.model.schedule import Schedule as Schedule
 from piper_ray.model.schedule import ScheduleName as ScheduleName
-from piper_ray.simulate.options import SimulationOptions as SimulationOptions
+from piper_ray.simulate.run import SimulationOptions as SimulationOptions
 from piper_ray.model.schedule import AllReduce as AllReduce
 from piper_ray.model.schedule import StepTerms as StepTerms
-from piper_ray.simulate.options import InFlightRule as InFlightRule
+from piper_ray.simulate.run import InFlightRule as InFlightRule
 from piper_ray.model.stop import Stop as Stop
 from piper_ray.engine.evaluation.backend import Backend as Backend
 from piper_ray.engine.backends.ray import RayBackend as RayBackend

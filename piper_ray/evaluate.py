@@ -135,8 +135,7 @@ def evaluate(
     instance = _checked(instance, plan, restrictions)
     under = Schedule.first_of(schedule, instance.schedule)
     if under != PAPERS_SCHEDULE:
-        from piper_ray.simulate.options import SimulationOptions
-        from piper_ray.simulate.run import simulate
+        from piper_ray.simulate.run import SimulationOptions, simulate
 
         simulation = simulate(instance, plan, under, options=SimulationOptions.of(step))
         return evaluation_of(instance, plan, simulation, restrictions)

@@ -13,7 +13,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import Actions, stage_of_chunk
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.stages import Hop, StageLoad
-from piper_ray.simulate.timeline import PassSeconds, SimulatedRanks, Timeline, layout, run_lists
+from piper_ray.simulate.timeline import PassSeconds, SimulatedRanks, Timeline, layout, program_of, run_program
 from tests.simulate_twin import Link, Pass, Pipeline
 
 GIB = 2.0**30
@@ -66,7 +66,8 @@ def run(
     """seconds: float64[stages, 4], of F, B, I, W. hops: free ones from each stage to the next, if not given."""
     if hops is None:
         hops = [Hop(j, j + 1, 0.0, 0.0) for j in range(len(seconds) - 1)]
-    return run_lists(where, lists, microbatches, PassSeconds(seconds, np.zeros_like(seconds)), hops, latency_s)
+    none = np.zeros_like(seconds)
+    return run_program(where, program_of(where, lists, microbatches, PassSeconds(seconds, none), hops, latency_s), none)
 
 
 def twin_of(

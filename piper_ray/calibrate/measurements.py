@@ -5,18 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from piper_ray.calibrate.fit import Fit, Measurement, fit
 from piper_ray.calibrate.layouts import Laid, NotExpressible, Untold, laid_out
-from piper_ray.calibrate.runs import PublishedRun, Unreadable, is_run, read_runs
+from piper_ray.calibrate.runs import PublishedRun, is_run, read_runs
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Setting, costs_of
@@ -83,9 +83,7 @@ def _holds_runs(path: str) -> bool:
     return "runs" in document or "sources" in document or is_run(document)
 
 
-def _of_run(path: str, run: PublishedRun | Unreadable, estimated: Estimated) -> Measurement:
-    if isinstance(run, Unreadable):
-        raise InputError(path, list(run.faults))
+def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
     request, hardware = estimated.request, estimated.hardware
     untold = Untold(
         model=estimated.model,
@@ -109,30 +107,18 @@ def _of_run(path: str, run: PublishedRun | Unreadable, estimated: Estimated) -> 
             f"{path}: {run.id} is of software {laid.software}, the estimate of {request.software}; "
             f"add --software {laid.software}"
         )
-    return Measurement(run.id, measured_s, LayoutStep(laid, hardware))
+    return Measurement(run.id, measured_s, partial(layout_step_s, laid, hardware))
 
 
 def simulated(plan: PricedLayout) -> Simulation:
     """The layout run event by event."""
-    options = SimulationOptions(
-        overlap_transfers=plan.overlap_transfers,
-        all_reduce=plan.terms.all_reduce,
-        all_reduce_overlap=plan.terms.all_reduce_overlap,
-        optimizer_s=plan.terms.optimizer_s,
-    )
+    options = replace(SimulationOptions.of(plan.terms), overlap_transfers=plan.overlap_transfers)
     return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 
 
-@dataclass(frozen=True)
-class LayoutStep:
+def layout_step_s(laid: Laid, hardware: Hardware, calibration: Calibration) -> float:
     """The step of a layout."""
-
-    laid: Laid
-    hardware: Hardware
-
-    def __call__(self, calibration: Calibration) -> float:
-        stack = calibration.applied(self.laid.stack)
-        return simulated(priced(self.laid.model, stack, self.hardware.training, self.laid.layout)).step_s
+    return simulated(priced(laid.model, calibration.applied(laid.stack), hardware.training, laid.layout)).step_s
 
 
 def _of_layers(path: str, profile: Instance, estimated: Estimated) -> Iterator[Measurement]:
@@ -165,25 +151,18 @@ def _of_layers(path: str, profile: Instance, estimated: Estimated) -> Iterator[M
                 yield Measurement(
                     f"{kinds[key].name}, {name}",
                     measured_s,
-                    _LayerPass(kinds[key], place, estimated),
+                    partial(_layer_pass_s, kinds[key], place, estimated),
                     weight=measured_s * len(of_kind) / whole_s,
                 )
 
 
-@dataclass(frozen=True)
-class _LayerPass:
+def _layer_pass_s(kind: LayerKind, place: int, estimated: Estimated, calibration: Calibration) -> float:
     """A layer's forward (0) or backward pass (1) on one device."""
-
-    kind: LayerKind
-    place: int
-    estimated: Estimated
-
-    def __call__(self, calibration: Calibration) -> float:
-        request, hardware = self.estimated.request, self.estimated.hardware
-        stack = replace(request, calibration=calibration).stack(hardware.gpu(self.estimated.gpu))
-        setting = Setting(stack, hardware.training, 1, stack.gpu.network_bytes_per_s, 0.0, 1)
-        costs = costs_of(self.kind, LayerMode(degree=1), setting)
-        return (costs.forward_pass_s, costs.time_s - costs.forward_pass_s)[self.place]
+    request, hardware = estimated.request, estimated.hardware
+    stack = replace(request, calibration=calibration).stack(hardware.gpu(estimated.gpu))
+    setting = Setting(stack, hardware.training, 1, stack.gpu.network_bytes_per_s, 0.0, 1)
+    costs = costs_of(kind, LayerMode(degree=1), setting)
+    return (costs.forward_pass_s, costs.time_s - costs.forward_pass_s)[place]
 
 
 def _same_module(measured: str, known: str) -> bool:

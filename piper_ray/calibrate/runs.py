@@ -7,7 +7,6 @@ object with ``models`` and ``sources``, in which models, and what all runs of a 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,9 +27,11 @@ def _words(value: object) -> str:
 
 
 _Whole = Annotated[int, WHOLE, Field(strict=True, ge=1, le=2**40)]
+_Part = Annotated[float, Field(ge=0.0, le=1.0)]
 _Rate = Annotated[float, Field(gt=0.0, le=1e30, allow_inf_nan=False)]
 _Count = Annotated[_Whole | None, Field(description="a whole number >= 1, or null")]
 _Positive = Annotated[_Rate | None, Field(description="a number > 0, or null")]
+_Share = Annotated[_Part | None, Field(description="a number from 0 to 1, or null")]
 _Flag = Annotated[bool | None, Field(description="true, false or null")]
 _Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
 _Words = Annotated[str, BeforeValidator(_words)]
@@ -38,26 +39,10 @@ _Words = Annotated[str, BeforeValidator(_words)]
 
 
 class RunModel(Open):
-    """What was trained. config: a Hugging Face config, or the name of a known model; without it the other figures
-    describe a GPT- or Llama-like decoder. ffn: inner width of the feed-forward part; gated: it has two inner products.
-    """
+    """What was trained. config: a Hugging Face config, or the name of a known model."""
 
     name: _Text = ""
     config: dict[str, Any] | str | None = Field(default=None, description="a config, or the name of a known model")
-    layers: _Count = None
-    hidden: _Count = None
-    heads: _Count = None
-    kv_heads: _Count = None
-    ffn: _Count = None
-    vocab: _Count = None
-    gated: _Flag = None
-
-
-class RankPeak(Open):
-    """The most that one rank allocated and reserved, in MiB."""
-
-    max_allocated_mb: _Positive = None
-    max_reserved_mb: _Positive = None
 
 
 class PublishedRun(Open):
@@ -65,7 +50,10 @@ class PublishedRun(Open):
 
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
-    software, schedule: where they are said; else source and notes tell.
+    precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
+    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlapped: whether gradients and
+    transfers are exchanged beside passes. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is
+    not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -92,20 +80,19 @@ class PublishedRun(Open):
     optimizer_sharding: _Text = ""
     schedule: _Text = ""
     software: _Text = ""
+    context_exchange: _Text = ""
+    tensor_overlap: _Share = None
+    expert_overlap: _Share = None
+    overlapped: _Flag = None
+    node_gbit_per_s: _Positive = None
+    matrix_flop_per_s: _Positive = None
+    memory_bytes_per_s: _Positive = None
     stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None
-    tflops_per_gpu: _Positive = None
     published_memory_gb: _Positive = None
     peak_allocated_gib: _Positive = None
-    peak_reserved_gib: _Positive = None
-    peak_by_rank_mb: dict[str, RankPeak] | None = Field(default=None, description="an object of ranks")
     notes: _Words = ""
-
-    @property
-    def told(self) -> str:
-        """All that is said in words, in small letters."""
-        return f"{self.id} {self.software} {self.source} {self.citation} {self.notes}".lower()
 
     @property
     def measured_step_s(self) -> float | None:
@@ -125,46 +112,30 @@ class PublishedRun(Open):
         return None if self.published_memory_gb is None else self.published_memory_gb * 1e9
 
 
-@dataclass(frozen=True)
-class Unreadable:
-    """An entry that is no run. id: its own, or where it stands."""
-
-    id: str
-    faults: tuple[Fault, ...]
-
-    @property
-    def reason(self) -> str:
-        return "; ".join(str(fault) for fault in self.faults)
-
-
-def read_runs(path: str | Path) -> list[PublishedRun | Unreadable]:
-    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs."""
+def read_runs(path: str | Path) -> list[PublishedRun]:
+    """The runs of a file, in its order. Raises InputError for a file that holds no list of runs, and with every fault
+    found in them."""
     source = str(path)
     text = read_text(source)
     document = parse_json(source, f'{{"runs": {text}}}' if text.lstrip().startswith("[") else text)
-    found: list[PublishedRun | Unreadable] = []
-    seen: set[str] = set()
+    faults, found, seen = Faults(), list[PublishedRun](), set[str]()
     for where, entry in _entries(source, document):
-        run = _read(where, entry)
-        if isinstance(run, PublishedRun) and run.id in seen:
-            run = Unreadable(run.id, (Fault(f"{where}.id", "stands for an earlier run, too; expected another"),))
+        run = faults.model(PublishedRun, entry, where)
+        if run is None:
+            continue
+        run = run if run.id else run.model_copy(update={"id": where})
+        if run.id in seen:
+            faults.at(f"{where}.id", "stands for an earlier run, too; expected another")
         seen.add(run.id)
         found.append(run)
+    if faults:
+        raise InputError(source, faults.found)
     return found
 
 
 def is_run(document: Mapping[str, object]) -> bool:
     """Whether it says what only a run says."""
     return not document.keys().isdisjoint({"step_s", "tokens_per_s_per_gpu", "global_batch", "tp", "pp", "dp"})
-
-
-def _read(where: str, entry: object) -> PublishedRun | Unreadable:
-    faults = Faults()
-    run = faults.model(PublishedRun, entry, where)
-    if run is not None:
-        return run if run.id else run.model_copy(update={"id": where})
-    given = entry.get("id") if isinstance(entry, Mapping) else None
-    return Unreadable(given if isinstance(given, str) and given else where, tuple(faults.found))
 
 
 def _entries(source: str, document: object) -> Iterator[tuple[str, object]]:

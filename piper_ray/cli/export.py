@@ -114,9 +114,7 @@ def import_plan(
 _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
-_LAYOUT_FILES = (
-    "megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py", "planned_module.py",
-)  # fmt: skip
+_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
 """Of an exported folder: the one that says the plan."""
 
 _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]

@@ -1,6 +1,4 @@
-"""DeepSpeed's configuration, a PipelineModule that is divided as the plan says, and the script that starts it.
-
-The module is read back, too; nothing of it is run.
+"""DeepSpeed's configuration, a PipelineModule that is divided as ``stages.json`` says, and the script that starts it.
 
 ``ds_config.json`` has batch, precision, optimizer and sharing of its state, as DeepSpeed's pipelines have them.
 Read in the source of DeepSpeed 0.19.8. Under a pipeline bf16 weights with fp32 gradients go to BF16_Optimizer
@@ -10,88 +8,23 @@ precision to DeepSpeedZeroOptimizer. Either shares its state among all replicas;
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Mapping
-from itertools import accumulate, pairwise
-
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.job import ExportJob
-from piper_ray.export.stage_documents import in_document, read_stage_document
+from piper_ray.export.stage_documents import stages_text
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text
-from piper_ray.model.instance import Instance, TrainedModel
+from piper_ray.model.instance import TrainedModel
 from piper_ray.model.mode import Recomputation, Sharding
-from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import layers_in_order
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.run.exported_files import STAGES
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.software import Precision
 
-_SOURCE = "DeepSpeed module"
-_DEGREES = {"num_pp": "pipeline_ranks", "num_mp": "tensor_parallel", "num_dp": "data_parallel"}
-"""Of DeepSpeed's topology, by the names of a plan's figures."""
-
-_CLASS = "class PlannedPipelineModule("
-_CONSTANTS = ("PARTS", "DEGREES", "RECOMPUTED", "STATE_SHARDS")
-
-
-def is_planned_module(text: str) -> bool:
-    """Whether it is such a module."""
-    return _CLASS in text
-
-
-def read_planned_module(text: str, instance: Instance) -> tuple[Plan, Schedule]:
-    """The plan and its schedule. Raises UsageError or InputError that says what is wrong."""
-    found = _constants(text)
-    parts, degrees = found["PARTS"], found["DEGREES"]
-    order = layers_in_order(instance)
-    if not isinstance(parts, list) or not all(type(part) is int for part in parts) or parts[:1] != [0]:
-        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected where each stage begins, from 0, and the end")
-    if parts[-1] != len(order) or any(begin >= end for begin, end in pairwise(parts)):
-        raise UsageError(f"{_SOURCE}: PARTS: {parts}; expected rising numbers up to the workload's {len(order)} layers")
-    if not isinstance(degrees, Mapping) or degrees.keys() != _DEGREES.keys():
-        raise UsageError(f"{_SOURCE}: DEGREES: {degrees}; expected num_pp, num_mp and num_dp")
-    if degrees["num_pp"] != len(parts) - 1:
-        raise UsageError(
-            f"{_SOURCE}: {degrees['num_pp']} pipeline ranks and {len(parts) - 1} stages; expected one each"
-        )
-    recomputed = found["RECOMPUTED"]
-    if not isinstance(recomputed, list) or [*map(type, recomputed)] != [bool] * len(order):
-        raise UsageError(f"{_SOURCE}: RECOMPUTED: {recomputed}; expected True or False for each of {len(order)} layers")
-    paths = [instance.layer_by_id[layer].path or f"layer {layer}" for layer in order]
-    stages = [{"modules": paths[begin:end], "recomputed": recomputed[begin:end]} for begin, end in pairwise(parts)]
-    document = {
-        **in_document({says: degrees[name] for name, says in _DEGREES.items()}),
-        "optimizer_shards": found["STATE_SHARDS"],
-        "schedule": ScheduleName.ONE_F_ONE_B.value,
-        "stages": stages,
-    }
-    return read_stage_document(_SOURCE, document, instance)
-
-
-def _constants(text: str) -> dict[str, object]:
-    try:
-        tree = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{_SOURCE}: not Python: {error}") from None
-    found: dict[str, object] = {}
-    for statement in tree.body:
-        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
-            continue
-        if (name := statement.targets[0].id) in _CONSTANTS:
-            try:
-                found[name] = ast.literal_eval(statement.value)
-            except (ValueError, TypeError, RecursionError, MemoryError):
-                raise UsageError(f"{_SOURCE}: {name}: expected a value that need not be worked out") from None
-    missing = [name for name in _CONSTANTS if name not in found]
-    if missing:
-        raise UsageError(f"{_SOURCE}: {missing[0]} is missing; expected the module as it was exported")
-    return found
-
 
 def export_deepspeed(job: ExportJob) -> Export:
-    """``ds_config.json``, ``planned_module.py`` and ``launch.sh``. Raises UsageError for what DeepSpeed has no setting
-    for."""
+    """``stages.json``, ``ds_config.json``, ``planned_module.py`` and ``launch.sh``.
+
+    Raises UsageError for what DeepSpeed has no setting for.
+    """
     if job.recomputation not in (Recomputation.NONE, Recomputation.FULL):
         raise UsageError(
             "DeepSpeed recomputes all layers in full or none (activation_checkpoint_interval); this plan does otherwise"
@@ -99,14 +32,11 @@ def export_deepspeed(job: ExportJob) -> Export:
     order = job.in_order([layer for stage in job.plan.stages for layer in stage.layers])
     parameters, buffer_bytes = trained_parameters(job), _buffer_bytes(job)
     files = {
+        STAGES: stages_text(job, {"tensor_parallel_degree": job.tensor_parallel}),
         "ds_config.json": json_text(deepspeed_config(job)),
         "planned_module.py": rendered(
             "deepspeed_module.py.jinja",
-            job=job,
-            parts=[0, *accumulate(len(stage.layers) for stage in job.plan.stages)],
             names=[job.named(layer) for layer in order],
-            degrees={name: getattr(job, says) for name, says in _DEGREES.items()},
-            recomputed=[job.recomputation_of(layer) == Recomputation.FULL for layer in order],
             tied=[[order.index(layer) for layer in job.in_order(tied)] for tied in job.tied_over_ranks],
             parameters=None if parameters is None else [parameters[layer] for layer in order],
         ),
@@ -149,8 +79,6 @@ def _border_bytes(job: ExportJob, stage: int) -> float:
     )
 
 
-_WEIGHT_BYTES = 2.0
-_OPTIMIZER_BYTES = 12.0
 _NAMES = {2.0: "bf16", 4.0: "fp32"}
 
 _OPTIMIZER = {
@@ -161,8 +89,7 @@ _OPTIMIZER = {
 
 
 def deepspeed_config(job: ExportJob) -> dict[str, object]:
-    """Without precision and optimizer where nobody knows how the model is trained. Raises UsageError for what
-    DeepSpeed's pipelines have not got."""
+    """Without precision and optimizer where nobody knows how the model is trained."""
     model = job.instance.model
     batch: dict[str, object] = {
         "train_batch_size": job.global_batch_samples,
@@ -175,27 +102,7 @@ def deepspeed_config(job: ExportJob) -> dict[str, object]:
     return batch | _precision(job, model) | _OPTIMIZER | {"zero_optimization": zero}
 
 
-def require_trainable(model: TrainedModel) -> None:
-    """Raises UsageError for what DeepSpeed's pipelines have not got."""
-    if model.lora_rank:
-        raise UsageError("DeepSpeed's pipelines have no adapters (LoRA), and this plan trains some")
-    if model.precision == Precision.FP8.value:
-        raise UsageError(
-            "DeepSpeed has no products of 8 bits (fp8), and this plan has; expected precision bf16 or fp16"
-        )
-    if model.weight_bytes != _WEIGHT_BYTES:
-        raise UsageError(f"DeepSpeed keeps weights in {_WEIGHT_BYTES:g} bytes, and the plan in {model.weight_bytes:g}")
-    if model.gradient_bytes not in _NAMES:
-        raise UsageError(f"DeepSpeed sums gradients in 2 or 4 bytes, and the plan in {model.gradient_bytes:g}")
-    if model.optimizer_bytes != _OPTIMIZER_BYTES:
-        raise UsageError(
-            f"the optimizer of DeepSpeed's pipelines keeps {_OPTIMIZER_BYTES:g} bytes a parameter (fp32 weights and "
-            f"moments), and the plan's {model.optimizer_bytes:g}"
-        )
-
-
 def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
-    require_trainable(model)
     if model.precision == Precision.FP16.value:
         return {
             "fp16": {"enabled": True, "loss_scale": 0, "initial_scale_power": 16},

@@ -9,20 +9,18 @@ from dataclasses import dataclass, replace
 
 import yaml
 
-from piper_ray.export.deepspeed import is_planned_module, read_planned_module
+from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, TITAN
 from piper_ray.export.megatron_arguments import (
-    HARMLESS_FLAGS,
     are_arguments,
     is_recipe,
     read_arguments,
     read_recipe,
     read_sections,
 )
-from piper_ray.export.megatron_flags import COMPARED, READ_FLAGS, RENAMED_FIELDS
 from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
-from piper_ray.export.torchtitan import HARMLESS_FIELDS, READ_FIELDS, read_config, read_parts
+from piper_ray.export.torchtitan import read_config, read_parts
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -42,7 +40,7 @@ FORMS = (
 
 
 _KNOWN = READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS
-_HARMLESS = HARMLESS_FLAGS | HARMLESS_FIELDS
+_HARMLESS = frozenset((*MEGATRON.harmless, *TITAN.harmless))
 
 
 @dataclass(frozen=True)
@@ -60,19 +58,16 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.
     """
     text = layout.strip()
-    whole = is_planned_module(text)
-    document = None if whole else _document(text)
-    if whole or (isinstance(document, Mapping) and is_stage_document(document)):
+    document = _document(text)
+    if isinstance(document, Mapping) and is_stage_document(document):
         if (asked := replace(run_as, world=None)) != RunAs():
             given = ", ".join(name for name, value in vars(asked).items() if value is not None)
             raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
-        if isinstance(document, Mapping):
-            return Imported(*read_stage_document("layout", document, instance))
-        return Imported(*read_planned_module(text, instance))
+        return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
     if document is not None or are_arguments(text) or is_recipe(text):
-        require_understood(text, read.names | COMPARED, _KNOWN, _HARMLESS)
+        require_understood(text, read.names.union(MEGATRON.compared), _KNOWN, _HARMLESS)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 

@@ -13,16 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.export.files import Export, noted, rendered, resource, yaml_text
+from piper_ray.export.flags import MEGATRON, Settings, Value, flag_of, true_ones
 from piper_ray.export.job import ExportJob
-from piper_ray.export.megatron_flags import (
-    MESH,
-    PLAN_FLAGS,
-    Kind,
-    Settings,
-    Value,
-    flag_of,
-    true_ones,
-)
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
 from piper_ray.model.errors import UsageError
@@ -45,7 +37,7 @@ def export_megatron(job: ExportJob) -> Export:
     model = job.instance.model
     left_out: list[str] = []
     if model is not None:
-        shape = require_pretrained(model)
+        shape = require_megatron_model(model)
         require_divided(shape, job.tensor_parallel, job.expert_tensor)
         settings |= model_settings(shape) | _precision_settings(job, model)
         left_out += unsaid(shape)
@@ -59,15 +51,6 @@ def export_megatron(job: ExportJob) -> Export:
     return Export(files, command, noted("megatron_notes.jinja", job=job, unsaid=left_out, bridge=False))
 
 
-def require_pretrained(model: TrainedModel) -> DecoderShape:
-    """The decoder that ``pretrain_gpt.py`` trains. Raises UsageError with the reasons why it does not."""
-    if model.lora_rank:
-        raise UsageError(
-            "Megatron-LM trains no adapters (LoRA), and this plan does; Megatron-Bridge does (--to megatron-bridge)"
-        )
-    return require_megatron_model(model)
-
-
 def _asks_for_connections(job: ExportJob) -> bool:
     """Whether Megatron asks for CUDA_DEVICE_MAX_CONNECTIONS=1."""
     return job.tensor_parallel > 1 or job.context_parallel > 1
@@ -75,7 +58,7 @@ def _asks_for_connections(job: ExportJob) -> bool:
 
 def _figures(job: ExportJob) -> dict[str, Value]:
     """The flags that are figures of a plan, as it has them; none where it has not."""
-    known = {flag.name: getattr(job, flag.says) for flag in PLAN_FLAGS if flag.says}
+    known = {flag.name: getattr(job, flag.says) for flag in MEGATRON.written if flag.says}
     if job.expert_parallel is None:
         del known["expert_tensor_parallel_size"]
     return {name: value for name, value in known.items() if value is not None}
@@ -97,7 +80,7 @@ def _plan_settings(job: ExportJob) -> Settings:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
     found |= _recomputation(job) | _context_settings(job)
-    return true_ones({flag.name: found[flag.name] for flag in PLAN_FLAGS if flag.name in found})
+    return true_ones({flag.name: found[flag.name] for flag in MEGATRON.written if flag.name in found})
 
 
 _CONTEXT = {ContextExchange.RING: "p2p", ContextExchange.ALL_GATHER: "all_gather", ContextExchange.ALL_TO_ALL: "a2a"}
@@ -168,19 +151,10 @@ def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     found: dict[str, Value] = {"fp16" if model.precision == "fp16" else "bf16": True}
     if model.precision == "fp8":
         found |= {"fp8_format": "hybrid", "fp8_recipe": _fp8_recipe(model)}
-    if model.weight_bytes != _WEIGHT_BYTES:
-        raise UsageError(f"Megatron keeps weights in {_WEIGHT_BYTES:g} bytes, and the plan in {model.weight_bytes:g}")
-    if model.gradient_bytes not in (2.0, 4.0):
-        raise UsageError(f"Megatron sums gradients in 2 or 4 bytes, and the plan in {model.gradient_bytes:g}")
     if model.precision == "fp16":
         found["accumulate_allreduce_grads_in_fp32"] = model.gradient_bytes == 4.0
     else:
         found["grad_reduce_in_bf16"] = model.gradient_bytes == 2.0
-    if model.optimizer_bytes not in _OPTIMIZERS:
-        raise UsageError(
-            f"Megatron's optimizer keeps {' or '.join(f'{size:g}' for size in _OPTIMIZERS)} bytes a parameter, and the "
-            f"plan's {model.optimizer_bytes:g}"
-        )
     found |= _OPTIMIZERS[model.optimizer_bytes]
     if "use_precision_aware_optimizer" in found:  # which Megatron has as a distributed optimizer alone
         if job.optimizer_shards == 1 and job.data_parallel > 1:
@@ -196,8 +170,6 @@ def _fp8_recipe(model: TrainedModel) -> str:
     """How products of 8 bits are scaled: by blocks, or by tensors."""
     return "mxfp8" if model.scales_by_blocks else "tensorwise"
 
-
-_WEIGHT_BYTES = 2.0
 
 _OPTIMIZERS: dict[float, Settings] = {
     12.0: {},
@@ -220,11 +192,10 @@ def export_bridge(job: ExportJob) -> Export:
     planned: dict[str, object] = {"num_layers": job.blocks}
     precision, rank = None, 0
     if model is not None:
-        shape = require_decoder(model)
+        shape = require_bridge_model(model)
         planned |= _bridge_model(shape)
-        precision, rank = _bridge_precision(job, model), model.lora_rank
-        if rank and shape.experts is not None:
-            raise UsageError("Megatron-Bridge adapts no routers (LoRA), and the plan counts adapters of these, too")
+        precision = _PRECISIONS[_fp8_recipe(model) if model.precision == "fp8" else model.precision]
+        rank = model.lora_rank
     script = rendered(
         "megatron_bridge.py.jinja",
         planned=_literals(planned),
@@ -241,13 +212,15 @@ def export_bridge(job: ExportJob) -> Export:
     return Export({"piper_plan.py": script}, command, noted("megatron_notes.jinja", job=job, unsaid=[], bridge=True))
 
 
-def require_decoder(model: TrainedModel) -> DecoderShape:
-    """Whose blocks a layout can place. Raises UsageError for other models."""
+def require_bridge_model(model: TrainedModel) -> DecoderShape:
+    """A decoder whose blocks a layout can place. Raises UsageError for other models, and adapters of routers."""
     shape, named = decoder_shape(model), model.config.get("model_type")
     if shape is None:
         raise UsageError(f"the plan's layouts are of decoders of text; {named} is none")
     if any(not isinstance(part, (Attention, LatentAttention, DeltaNet)) for part in shape.mixing):
         raise UsageError(f"Megatron takes no layout for a model with state spaces or convolutions ({named})")
+    if model.lora_rank and shape.experts is not None:
+        raise UsageError("Megatron-Bridge adapts no routers (LoRA), and the plan counts adapters of these, too")
     return shape
 
 
@@ -259,8 +232,8 @@ def _bridge_fields(job: ExportJob) -> dict[str, object]:
         "microbatch_group_size_per_virtual_pipeline_stage": job.pipeline_ranks,
     }
     found: dict[str, object] = {}
-    for flag in PLAN_FLAGS:
-        value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind is Kind.SWITCH else None))
+    for flag in MEGATRON.written:
+        value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind == "switch" else None))
         if isinstance(value, tuple):
             value = list(value)
         if flag.name != "seq_length" or value is not None:
@@ -286,17 +259,6 @@ def _bridge_model(shape: DecoderShape) -> dict[str, object]:
     return found
 
 
-def _bridge_precision(job: ExportJob, model: TrainedModel) -> str:
-    """By Megatron-Bridge's name of it."""
-    _precision_settings(job, model)  # refuses what Megatron cannot keep
-    if model.optimizer_bytes != TrainedModel.optimizer_bytes:
-        raise UsageError(
-            f"{model.optimizer_bytes:g} bytes of optimizer state a parameter, where Megatron-Bridge's recipes keep "
-            f"{TrainedModel.optimizer_bytes:g}"
-        )
-    return _PRECISIONS[_fp8_recipe(model) if model.precision == "fp8" else model.precision]
-
-
 def _literals(values: Mapping[str, object]) -> list[tuple[str, str]]:
     return [(name, f'"{value}"' if isinstance(value, str) else repr(value)) for name, value in values.items()]
 
@@ -320,7 +282,7 @@ def export_flagscale(job: ExportJob) -> Export:
     hetero: dict[str, object] = {
         "enable_hetero": True,
         "hetero_pipeline_layer_split": split,
-        "hetero_process_meshes": [getattr(job, name) or 1 for name in MESH],
+        "hetero_process_meshes": [getattr(job, name) or 1 for name in MEGATRON.mesh],
         "hetero_device_types": [_DEVICE],
         "hetero_current_device_type": _DEVICE,
         "standalone_embedding_stage": False,
@@ -382,11 +344,6 @@ def _flagscale_model(job: ExportJob) -> Settings:
     model = job.instance.model
     if model is None:
         return {}
-    if model.lora_rank:
-        raise UsageError(
-            "the export for FlagScale writes no adapters (LoRA), and this plan has some; Megatron-Bridge's does "
-            "(--to megatron-bridge)"
-        )
     settings = model_settings(require_megatron_model(model))
     if settings.get("moe_shared_expert_gate"):
         raise UsageError("Megatron in FlagScale (0.15) has no gate of shared experts, and this model has one")

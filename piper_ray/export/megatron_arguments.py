@@ -13,9 +13,9 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, NoReturn, TypeGuard
 
-from piper_ray.export.megatron_flags import COMPARED, DIVIDED, MESH, READ_FLAGS, RENAMED_FIELDS, Kind, PlanFlag, flag_of
+from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
-from piper_ray.export.megatron_model import MODEL_NUMBERS, model_settings, require_megatron_model
+from piper_ray.export.megatron_model import model_settings, require_megatron_model
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, command_words, positive, ranks_started
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -24,29 +24,12 @@ from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"
 
-_COSTLY = tuple(map(flag_of, (
-    "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp", "data_parallel_sharding_strategy",
-    "outer_dp_sharding_strategy", "num_distributed_optimizer_instances", "distribute_saved_activations",
-    "cpu_offloading", "optimizer_cpu_offload", "encoder_", "tensor_parallel_num_weight_shards",
-    "expert_tensor_parallel_num_weight_shards", "hierarchical_context_parallel_sizes", "hybrid_context_parallel",
-    "max_seqlen_per_dp_cp_rank", "overlap_moe_expert_parallel_comm", "moe_layer_recompute",
-)))  # fmt: skip
-"""Flags, or how they begin, that change what a run takes and that plans do not hold."""
-
-HARMLESS_FLAGS = frozenset({
-    "comm_overlap", "eval_global_batch_size", "eval_micro_batch_size", "eval_context_parallel_size",
-    "check_weight_hash_across_dp_replicas_interval", "delta_offload_bytes_across_pp_ranks", "tp_comm_overlap_ag",
-    "tp_comm_overlap_cfg", "tp_comm_overlap_rs", "rl_inference_tensor_model_parallel_size",
-    "rl_inference_pipeline_model_parallel_size", "rl_inference_expert_model_parallel_size",
-    "rl_inference_expert_tensor_model_parallel_size",
-})  # fmt: skip
-"""Arguments whose names are like those of a plan's and that decide nothing of how a model is trained."""
-
-_OF_THE_MODEL = (*MODEL_NUMBERS, "fp8_format")
+_COSTLY = tuple(map(flag_of, MEGATRON.costly))
+_OF_THE_MODEL = (*MEGATRON.model, "fp8_format")
 _DEFAULT_MODULE = "core_attn"
 """What Megatron computes again where selective recomputation names no modules."""
 
-_SWITCHES = frozenset(flag_of(flag.name) for flag in READ_FLAGS.values() if flag.kind is Kind.SWITCH)
+_SWITCHES = frozenset(flag_of(flag.name) for flag in READ_FLAGS.values() if flag.kind == "switch")
 _IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline)")
 
 
@@ -55,11 +38,11 @@ def are_arguments(text: str) -> bool:
     return text.startswith("--") or _IN_A_COMMAND.search(text) is not None
 
 
-_FOLLOWED: dict[Kind, dict[str, Any]] = {
-    Kind.NUMBER: {"type": int},
-    Kind.TEXT: {},
-    Kind.SWITCH: {"action": "store_true"},
-    Kind.WORDS: {"nargs": "*"},
+_FOLLOWED: dict[str, dict[str, Any]] = {
+    "number": {"type": int},
+    "text": {},
+    "switch": {"action": "store_true"},
+    "words": {"nargs": "*"},
 }
 """How argparse reads what follows a flag."""
 
@@ -71,8 +54,9 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="", add_help=False, allow_abbrev=False)
-    for flag in (*READ_FLAGS.values(), *map(PlanFlag, MODEL_NUMBERS), PlanFlag("fp8_format", kind=Kind.TEXT)):
-        parser.add_argument(flag_of(flag.name), **_FOLLOWED[flag.kind])
+    of_the_model = dict.fromkeys(MEGATRON.model, "number") | {"fp8_format": "text"}
+    for name, kind in ({flag.name: flag.kind for flag in READ_FLAGS.values()} | of_the_model).items():
+        parser.add_argument(flag_of(name), **_FOLLOWED[kind])
     return parser
 
 
@@ -105,7 +89,7 @@ def read_values(
 
 
 def _words(flag: PlanFlag, value: object) -> list[str]:
-    if flag.kind is Kind.SWITCH:
+    if flag.kind == "switch":
         if not isinstance(value, bool):
             raise UsageError(f"{flag.name}: {value!r}; expected true or false")
         return [flag_of(flag.name)] if value else []
@@ -149,7 +133,7 @@ def _require_model(given: argparse.Namespace, instance: Instance) -> None:
         model = model_settings(require_megatron_model(instance.model))
     except UsageError:
         return  # Megatron has no such model; the arguments may be of one like it
-    for name in MODEL_NUMBERS:
+    for name in MEGATRON.model:
         said, known = getattr(given, name), model.get(name)
         if said is not None and known is not None and said != known:
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {said}, but the workload's model has {known}")
@@ -168,10 +152,9 @@ def _costly(words: Sequence[str]) -> Iterator[str]:
 
 def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
     """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
-    of_run = [flag.says for flag in READ_FLAGS.values() if flag.says and flag.name not in COMPARED]
-    found = RunAs(**{name: said[name] for name in of_run})
+    found = RunAs.of(said)
     for flag in READ_FLAGS.values():
-        if flag.kind is Kind.NUMBER and (value := getattr(found, flag.says, None)) is not None:
+        if flag.kind == "number" and (value := getattr(found, flag.says, None)) is not None:
             positive(flag_of(flag.name), value)
     t = found.tensor_parallel or 1
     if any(layer.experts for layer in instance.layers):
@@ -349,10 +332,10 @@ def _flat(document: Mapping[str, object], depth: int = _SECTIONS_DEEP) -> dict[s
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
     """Layers of each stage by count, recomputation by stage. Raises UsageError."""
     mesh = values[_MESHES]
-    if not _are_counts(mesh) or len(mesh) != len(MESH):
+    if not _are_counts(mesh) or len(mesh) != len(MEGATRON.mesh):
         raise UsageError(f"{_FLAGSCALE}: {_MESHES}: {mesh}; expected one mesh: [t, cp, ep, dp, pp]")
-    said = dict(zip(MESH, mesh, strict=True))
-    for name in DIVIDED:
+    said = dict(zip(MEGATRON.mesh, mesh, strict=True))
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"):
         if values.get(name, size := said[READ_FLAGS[name].says]) != size:
             raise UsageError(f"{_FLAGSCALE}: {name}: {values[name]}, but {_MESHES} has {size}")
     ranks, split = said["pipeline_ranks"], values.get(_SPLIT)

@@ -7,20 +7,16 @@ exactly, or the model is refused: Megatron would train another one without a wor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import groupby
 
-from piper_ray.export.megatron_flags import Settings, Value, true_ones
+from piper_ray.export.files import Target
+from piper_ray.export.flags import Settings, Value, true_ones
+from piper_ray.export.training import require_decoder
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.rules import LAYER_NORM
-from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
-
-KNOWN = frozenset({
-    "arcee", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "gpt2", "gpt_bigcode", "gpt_oss", "internlm2",
-    "kimi_k2", "llama", "ministral", "mistral", "mixtral", "nemotron", "persimmon", "phi3", "qwen2", "qwen2_moe",
-    "qwen3", "qwen3_moe", "seed_oss", "stablelm", "starcoder2", "Yi",
-})  # fmt: skip
-"""Model types whose layers are Megatron's own; others have steps (scalings, gates) that it has no flag for."""
+from piper_ray.workloads.estimate.decoder_shape import DecoderShape
 
 _GELUS = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"})
 _SWIGLU_LIMIT = 7.0
@@ -36,47 +32,24 @@ _UNSAID = {"scale_attn_by_inverse_layer_idx": False, "router_jitter_noise": 0.0}
 """Keys of configs that no argument says, with their usual values."""
 
 
-MODEL_NUMBERS = (
-    "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_experts", "moe_router_topk",
-    "moe_ffn_hidden_size", "kv_lora_rank", "q_lora_rank",
-)  # fmt: skip
-"""Arguments by which one model is told from another."""
-
-
 def require_megatron_model(model: TrainedModel) -> DecoderShape:
     """The decoder, for all who hand a plan to Megatron. Raises UsageError with every reason why it cannot build it."""
-    shape = decoder_shape(model)
-    named = model.config.get("model_type", "a model of an unknown type")
-    if shape is None:
-        raise UsageError(f"Megatron-LM's pretrain_gpt.py trains decoders of text; {named} is none")
-    reasons = list(_reasons(shape))
-    if reasons:
-        raise UsageError(f"Megatron-LM cannot build this model ({named}): {'; '.join(reasons)}")
-    return shape
+    return require_decoder(model, Target.MEGATRON, _reasons)
 
 
 def _reasons(shape: DecoderShape) -> Iterator[str]:
     rules = shape.rules
-    if not shape.attends:
-        yield "some of its layers mix tokens otherwise than by attention"
-        return
     if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm not in ("h", LAYER_NORM):
         yield "its norms stand elsewhere than before attention and the feed-forward part"
     if not rules.rotary and not rules.positions:
         yield "its positions are neither rotary nor learned"
     if _biases(shape) not in _BIASES or rules.head_bias:
         yield "its biases are neither those of all products, nor of queries, keys and values, nor none"
-    if rules.query_norm not in ("", "2 d", "4 d"):
-        yield "its norms of queries and keys go over all heads"
     if _activation(shape) is None:
         gated = "gated " if rules.gated else ""
         yield f"Megatron-LM has no flag for its {gated}activation function {shape.activation}"
-    if shape.gates_attention:
-        yield "its attention has a gate"
     if len(set(filter(None, shape.windows))) > 1:
         yield "its layers have sliding windows of several sizes"
-    if shape.model_type and shape.model_type not in KNOWN:
-        yield "its layers are not known to be Megatron's own"
 
 
 def require_divided(shape: DecoderShape, t: int, each: int) -> None:
@@ -246,10 +219,5 @@ def _router(shape: DecoderShape) -> dict[str, Value]:
 
 def _runs(pattern: list[int]) -> str:
     """A list as Megatron evaluates it: ``([0]*3+[1]*58)``."""
-    parts: list[tuple[int, int]] = []
-    for value in pattern:
-        if parts and parts[-1][0] == value:
-            parts[-1] = (value, parts[-1][1] + 1)
-        else:
-            parts.append((value, 1))
-    return f"({'+'.join(f'[{value}]*{count}' for value, count in parts)})"
+    runs = [(value, len(list(same))) for value, same in groupby(pattern)]
+    return f"({'+'.join(f'[{value}]*{count}' for value, count in runs)})"

@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
+from piper_ray.export.flags import TORCH
 from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import check_batch
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.figures import plural, printable
-from piper_ray.model.instance import Instance, Tmpc, TrainedModel
+from piper_ray.model.instance import Instance, Layer, Tmpc, TrainedModel
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
@@ -52,29 +53,8 @@ class _Document(Open):
     stages: list[_StageRow] = Field(min_length=1, description="a list of stages")
 
 
-_FIGURES = {
-    "pipeline_ranks": "pipeline_ranks",
-    "data_parallel_degree": "data_parallel",
-    "tensor_parallel_degree": "tensor_parallel",
-    "context_parallel_degree": "context_parallel",
-    "expert_parallel_degree": "expert_parallel",
-    "expert_tensor_parallel_degree": "expert_tensor",
-    "sequence_parallel": "sequence_parallel",
-    "optimizer_shards": "optimizer_shards",
-    "microbatch_samples": "microbatch_samples",
-    "global_batch_samples": "global_batch_samples",
-    "tokens_per_sample": "tokens_per_sample",
-}
-"""Figures of a plan, by their names in a ``ExportJob`` and in ``RunAs``, under each key."""
-
-
-def in_document(figures: Mapping[str, object]) -> dict[str, object]:
-    """Figures, by their names in a ``ExportJob``, under the keys of a document."""
-    return {key: figures[name] for key, name in _FIGURES.items() if name in figures}
-
-
 def _said(job: ExportJob, *keys: str) -> dict[str, object]:
-    return {key: getattr(job, _FIGURES[key]) for key in keys}
+    return {flag.name: getattr(job, flag.says) for flag in TORCH.written if flag.name in keys}
 
 
 def export_yaml(job: ExportJob) -> Export:
@@ -84,7 +64,7 @@ def export_yaml(job: ExportJob) -> Export:
             "pipeline_rank": rank,
             "modules": [
                 {
-                    "path": job.instance.layer_by_id[layer].path or f"layer {layer}",
+                    "path": _module_of(job.instance.layer_by_id[layer]),
                     "configuration": stage.tmpc_ids[layer],
                     "recomputation": job.recomputation_of(layer).id,
                 }
@@ -125,37 +105,38 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
     }
 
 
-def torch_document(job: ExportJob, trained: Mapping[str, object]) -> dict[str, object]:
-    """Of each stage also which of the calls of a module each is, and whether it is recomputed. Raises UsageError where
-    a path lacks."""
+def stages_text(job: ExportJob, further: Mapping[str, object]) -> str:
+    """``stages.json``: of each stage also which of the calls of a module each is, and whether it is recomputed.
+
+    further: what it says beside.
+    """
     calls = calls_of(job.instance)
-    stages: list[dict[str, object]] = []
+    stages = []
     for number, stage in enumerate(job.plan.stages):
         layers = job.in_order(stage.layers)
-        for layer in layers:
-            found = job.instance.layer_by_id[layer]
-            if not found.path:
-                raise UsageError(
-                    f'layer {layer} ("{printable(found.name)}") has no path: torch cuts a model by the names of its '
-                    "modules, which workloads of piper-ray profile and estimate have"
-                )
         stages.append(
             {
                 "stage": number,
                 "pipeline_rank": job.rank_of_stage[number],
-                "modules": [job.instance.layer_by_id[layer].path for layer in layers],
+                "modules": [_module_of(job.instance.layer_by_id[layer]) for layer in layers],
                 "calls": [calls[layer] for layer in layers],
                 "recomputed": [job.recomputation_of(layer) == Recomputation.FULL for layer in layers],
             }
         )
-    return {
+    document = {
         **_said(job, "pipeline_ranks", "data_parallel_degree", "optimizer_shards"),
         "microbatches": job.microbatches,
         **_said(job, "microbatch_samples", "global_batch_samples"),
         **job.schedule.to_dict(),
-        **trained,
+        **further,
         "stages": stages,
     }
+    return json_text(document)
+
+
+def _module_of(layer: Layer) -> str:
+    """Its path; of a layer without one, by which it can be told."""
+    return layer.path or f"layer {layer.id}"
 
 
 def calls_of(instance: Instance) -> dict[int, int]:
@@ -184,8 +165,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
         raise InputError(source, faults.found)
     check_batch(instance, source, read.model_dump())
     d, t = read.data_parallel_degree, read.tensor_parallel_degree * read.context_parallel_degree
-    names = {layer.id: layer.path or f"layer {layer.id}" for layer in instance.layers}
-    layer_of = {(names[layer], call): layer for layer, call in calls_of(instance).items()}
+    layer_of = {(_module_of(instance.layer_by_id[layer]), call): layer for layer, call in calls_of(instance).items()}
     met: Counter[str] = Counter()
     stages = []
     for number, stage in enumerate(read.stages):
@@ -237,17 +217,6 @@ def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | No
 _WHOLE_BYTES = 4.0
 """Of a weight in fp32."""
 
-TORCH_NAMES = {
-    ScheduleName.GPIPE: "GPipe",
-    ScheduleName.ONE_F_ONE_B: "1F1B",
-    ScheduleName.INTERLEAVED: "Interleaved1F1B",
-    ScheduleName.LOOPED_BFS: "LoopedBFS",
-    ScheduleName.ZB_H1: "InterleavedZeroBubble",
-    ScheduleName.ZB_V: "ZBVZeroBubble",
-    ScheduleName.DUALPIPE_V: "DualPipeV",
-}
-"""As ``get_schedule_class`` knows them."""
-
 ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
 """Schedules that torch runs without a list: one stage on each rank."""
 
@@ -267,23 +236,18 @@ def actions_csv(job: ExportJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def require_own_products(model: TrainedModel) -> None:
-    """Raises UsageError for what a module in bf16 or fp16 does not do by itself."""
-    if model.precision == "fp8":
-        raise UsageError("PyTorch's own modules have no products of 8 bits (fp8), and this plan has; expected bf16")
-    if model.lora_rank:
-        raise UsageError("pipeline.py adds no adapters (LoRA) to a model, and this plan trains some")
-
-
 def export_torch(job: ExportJob) -> Export:
     """The files and how they are used. Raises UsageError for layers without paths, and weights that stages share."""
     model = job.instance.model
-    if model is not None:
-        require_own_products(model)
     _check_ties(job)
-    document = torch_document(job, {} if model is None else {"weight_type": _weight_type(model)})
+    for layer in job.instance.layers:
+        if not layer.path:
+            raise UsageError(
+                f'layer {layer.id} ("{printable(layer.name)}") has no path: torch cuts a model by the names of its '
+                "modules, which workloads of piper-ray profile and estimate have"
+            )
     files = {
-        STAGES: json_text(document),
+        STAGES: stages_text(job, {} if model is None else {"weight_type": _weight_type(model)}),
         LISTS: actions_csv(job),
         "pipeline.py": rendered("torch_pipeline.py.jinja", version=__version__),
     }

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from piper_ray.export.deepspeed import export_deepspeed, require_trainable
+from piper_ray.export.deepspeed import export_deepspeed
 from piper_ray.export.files import RANKS, Export, Target, noted, rendered
 from piper_ray.export.job import ExportJob, make_job
-from piper_ray.export.megatron import (
-    export_bridge,
-    export_flagscale,
-    export_megatron,
-    require_decoder,
-    require_pretrained,
-)
+from piper_ray.export.megatron import export_bridge, export_flagscale, export_megatron, require_bridge_model
 from piper_ray.export.megatron_model import require_megatron_model
-from piper_ray.export.stage_documents import export_torch, export_yaml, require_own_products
+from piper_ray.export.stage_documents import export_torch, export_yaml
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
+from piper_ray.export.training import TRAINING
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text, plural
 from piper_ray.model.instance import Instance, TrainedModel
@@ -57,20 +52,27 @@ class _Form:
 
 
 _FORMS = {
-    Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_pretrained),
-    Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_decoder),
+    Target.MEGATRON: _Form(RUNTIMES[RuntimeName.MEGATRON], export_megatron, require_megatron_model),
+    Target.MEGATRON_BRIDGE: _Form(RUNTIMES[RuntimeName.MEGATRON], export_bridge, require_bridge_model),
     Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model, groups=True),
-    Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch, require_own_products),
-    Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed, require_trainable),
+    Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
+    Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
     Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
     Target.YAML: _Form(_ANY_RUNTIME, export_yaml, groups=True),
 }
 
 
+def _check_model(model: TrainedModel, target: Target) -> None:
+    """Raises UsageError for a model that the form cannot say, or that is trained otherwise than its runtime does."""
+    if broken := list(TRAINING[target].broken_by(model)):
+        raise UsageError("; ".join(broken))
+    _FORMS[target].require(model)
+
+
 def exportable(model: TrainedModel, target: Target) -> str | None:
     """Why the form cannot say the model, whatever its plan; None where it can."""
     try:
-        _FORMS[target].require(model)
+        _check_model(model, target)
     except UsageError as error:
         return str(error)
     return None
@@ -84,6 +86,8 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     """
     form = _FORMS[target]
     job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
+    if instance.model is not None:
+        _check_model(instance.model, target)
     written = form.write(job)
     simulation = simulate(instance, plan, schedule)
     excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))

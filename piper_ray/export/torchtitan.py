@@ -9,9 +9,10 @@ from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
+from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
-from piper_ray.export.stage_documents import ONE_STAGE, TORCH_NAMES, actions_csv
+from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import printable
@@ -100,46 +101,14 @@ _ALL_THAT_ARE_LEFT = -1
 _BUILDER = "builder"
 """Of a table of the model as we export it; torchtitan's own names a flavor."""
 
-_WRITTEN = {
-    "pipeline_parallel_degree": "pipeline_ranks",
-    "data_parallel_replicate_degree": "",
-    "data_parallel_shard_degree": "",
-    "tensor_parallel_degree": "tensor_parallel",
-    "enable_sequence_parallel": "",
-    "context_parallel_degree": "context_parallel",
-    "fsdp_reshard_after_forward": "",
-    "expert_parallel_degree": "expert_parallel",
-    "pipeline_parallel_schedule": "",
-    "pipeline_parallel_microbatch_size": "",
-    "module_fqns_per_model_part": "",
-    "pipeline_parallel_schedule_csv": "",
-}
-"""Fields of the parallelism table that exports write, in this order. Those that are a figure of a plan, 1 where it is
-not said, have its name in a ``ExportJob`` and in ``RunAs``; the others say several, or a part of one."""
-
-_FIGURES = {name: says for name, says in _WRITTEN.items() if says}
-_BATCH = {"global_batch_size": "global_batch_samples", "seq_len": "tokens_per_sample"}
-"""So of the table of training."""
+_FIGURES = {flag.name: flag.says for flag in TITAN.written if flag.says}
+_BATCH = {flag.name: flag.says for flag in TITAN.training}
 
 _CHECKPOINTS = {
     "none": Recomputation.NONE,
     "selective": Recomputation.of_parts([EVERY_SECOND_PRODUCT]),
     "full": Recomputation.FULL,
 }
-
-READ_FIELDS = frozenset({
-    *_WRITTEN, "num_pp_microbatches", "pipeline_parallel_layers_per_stage",
-    "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-    "expert_tensor_parallel_degree",
-})  # fmt: skip
-"""Of the parallelism table of torchtitan 0.2, 0.3 and main."""
-
-HARMLESS_FIELDS = frozenset({
-    "context_parallel_load_balancer", "context_parallel_ptrr_mask_key", "context_parallel_rotate_method",
-    "disable_loss_parallel", "enable_async_tensor_parallel", "enable_compiled_autograd", "enable_fsdp_symm_mem",
-    "expert_parallel_comm_backend", "local_batch_size", "spmd_backend",
-})  # fmt: skip
-"""Further ones, which decide nothing of a plan."""
 
 
 def titan_document(job: ExportJob) -> dict[str, object]:
@@ -198,7 +167,7 @@ def _parallelism(job: ExportJob) -> dict[str, object]:
         }
         if job.schedule.name not in ONE_STAGE:
             found["pipeline_parallel_schedule_csv"] = "schedule.csv"
-    return {name: found[name] for name in _WRITTEN if name in found}
+    return {name: found[name] for name in (flag.name for flag in TITAN.written) if name in found}
 
 
 def shard_degree(job: ExportJob) -> int:
@@ -239,7 +208,7 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
     parallelism, training = document.get("parallelism"), document.get("training")
     if not isinstance(parallelism, Mapping):
         raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
-    for name in parallelism.keys() - READ_FIELDS - HARMLESS_FIELDS:
+    for name in parallelism.keys() - READ_FIELDS.union(TITAN.harmless):
         meant = get_close_matches(str(name), READ_FIELDS, 1)
         hint = f"; did you mean {meant[0]}?" if meant else ""
         raise UsageError(f"{_SOURCE}: parallelism.{printable(str(name))} is not understood{hint}")

@@ -6,26 +6,22 @@ Names and meanings are those of torchtitan 0.3 and of its main branch of August 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 
-from piper_ray.model.errors import UsageError
+from piper_ray.export.files import Target
+from piper_ray.export.training import require_decoder
 from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Dense, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
-from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary, decoder_shape
+from piper_ray.workloads.estimate.decoder_shape import DecoderShape, Rotary
 from piper_ray.workloads.estimate.families import Microbatch
 
 Fields = Mapping[str, object]
 
 _LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
 _GPT_OSS = "gpt_oss"
-_KNOWN = _LATENT | {
-    "Yi", "internlm2", "internlm3", "llama", "ministral", "mistral", "mixtral", "phi3", "qwen2", "qwen3", "qwen3_moe",
-    "seed_oss", _GPT_OSS,
-}  # fmt: skip
-"""Model types whose layers torchtitan's llama3, qwen3, deepseek_v3 or gpt_oss has; others scale, gate or norm apart."""
-
 _GPT_OSS_WINDOW = 128
 _GPT_OSS_HEADS = 64, 8, 64
 """Of queries, of keys and values, and their size."""
@@ -37,34 +33,20 @@ _ADAPTED = ("wq", "wkv", "wo", "w1", "w2", "w3")
 
 def require_titan_model(model: TrainedModel) -> DecoderShape:
     """The decoder. Raises UsageError with every reason why torchtitan cannot build it, or train it so."""
-    shape = decoder_shape(model)
-    named = model.config.get("model_type", "a model of an unknown type")
-    if shape is None:
-        raise UsageError(f"torchtitan's language models are decoders of text; {named} is none")
-    reasons = list(_reasons(shape, model))
-    if reasons:
-        raise UsageError(f"torchtitan cannot train this model ({named}): {'; '.join(reasons)}")
-    return shape
+    return require_decoder(model, Target.TORCHTITAN, partial(_reasons, model))
 
 
-def _reasons(shape: DecoderShape, model: TrainedModel) -> Iterator[str]:
+def _reasons(model: TrainedModel, shape: DecoderShape) -> Iterator[str]:
     rules, config, experts = shape.rules, shape.config, shape.experts
-    if not shape.attends:
-        yield "some of its layers mix tokens otherwise than by attention"
-        return
     if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm != "h":
         yield "it has other norms than RMS norms before attention and before the feed-forward part"
     if not rules.rotary or rules.positions or (shape.rotary is not None and shape.rotary.share != 1.0):
         yield "its positions are not those of rotary heads as a whole"
-    if shape.model_type not in _KNOWN:
-        yield "torchtitan has no model of these layers"
-    elif shape.model_type != _GPT_OSS:
+    if shape.model_type != _GPT_OSS:
         if rules.output_bias or rules.inner_bias or rules.head_bias or (experts is not None and experts.bias):
             yield "it has biases beside those of queries, keys and values"
         if not rules.gated or shape.activation not in ("silu", "swish"):
             yield f"its feed-forward part is no SwiGLU ({shape.activation})"
-    if rules.query_norm not in ("", "2 d"):
-        yield "its norms of queries and keys go over all heads"
     yield from _attention_reasons(shape)
     if experts is not None:
         yield from _experts_reasons(shape, experts)
@@ -88,8 +70,6 @@ def _attention_reasons(shape: DecoderShape) -> Iterator[str]:
         yield f"torchtitan's gpt_oss has {heads} heads of {size}, {key_heads} of them of keys and values"
     if windows and windows != expected:
         yield "torchtitan's attention has not its sliding windows"
-    if shape.gates_attention:
-        yield "its attention has a gate"
     if rotary is not None and _scaling(shape, rotary) is None:
         yield f"its rotary positions are stretched in a way that torchtitan has not ({rotary.kind})"
 
@@ -108,20 +88,11 @@ def _experts_reasons(shape: DecoderShape, experts: Experts) -> Iterator[str]:
 
 
 def _training_reasons(model: TrainedModel, experts: Experts | None) -> Iterator[str]:
-    if model.precision == "fp16":
-        yield "torchtitan trains in bf16 or fp8, not in fp16"
-    if model.gradient_bytes != _GRADIENT_BYTES:
-        yield f"it reduces gradients in {_GRADIENT_BYTES:g} bytes, and the plan in {model.gradient_bytes:g}"
-    if model.optimizer_bytes not in OPTIMIZERS:
-        able = " or ".join(f"{size:g}" for size in OPTIMIZERS)
-        yield f"its optimizer keeps {able} bytes a parameter with fp32 weights; the plan's {model.optimizer_bytes:g}"
     if model.lora_rank and experts is not None:
         yield "its adapters (LoRA) are of linear layers alone, and the plan's of experts, too"
     if model.lora_rank and model.precision == "fp8":
         yield "adapters (LoRA) are planned in fp8, and torchtitan's are in bf16"
 
-
-_GRADIENT_BYTES = 4.0
 
 OPTIMIZERS = {12.0: "fused", 8.0: "fused_opt_states_bf16"}
 """AdamW's implementation by the bytes of fp32 weights and moments."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
 from piper_ray.model import arguments
+from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, TrainedModel
@@ -122,16 +123,12 @@ def figures_of(proposed: Proposed, tokens: float | None = None, price_per_hour: 
 
 def _hardware_flop(proposed: Proposed) -> float:
     """Of a step, with what this plan's layers recompute."""
-    instance, nodes = proposed.instance, proposed.estimate.architecture.nodes
-    again = 0.0
+    nodes, again = proposed.estimate.architecture.nodes, 0.0
     for stage in proposed.plan.stages:
-        for layer in stage.layers:
-            rows = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
-            tmpc = next(one for one in rows if one.id == stage.tmpc_ids[layer])
+        for layer, _, tmpc in choices_made(proposed.instance, stage):
             kind = nodes[layer].kind
-            recomputation = tmpc.mode.recomputation
-            again += hardware_flop(kind, recomputation) - hardware_flop(kind, Recomputation.NONE)
-    return proposed.estimate.model_flop + instance.microbatches * again
+            again += hardware_flop(kind, tmpc.mode.recomputation) - hardware_flop(kind, Recomputation.NONE)
+    return proposed.estimate.model_flop + proposed.instance.microbatches * again
 
 
 @dataclass(frozen=True)

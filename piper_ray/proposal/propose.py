@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text, time_text
@@ -28,9 +28,8 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy
 from piper_ray.runtimes.runtime import Runtime
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
@@ -402,12 +401,12 @@ def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:
     if len(plan.stages) > 1:
         return False
     (stage,) = plan.stages
-    d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+    d = stage.data_parallel_degree
     if instance.microbatches == d:
         return False
-    for layer, tmpc_id in stage.tmpc_ids.items():
-        setting = next(x.mode for x in instance.layer_by_id[layer].tmpcs[t] if x.id == tmpc_id)
-        if d * setting.context > 1 and setting.sharding < Sharding.WEIGHTS and _has_weights(instance, layer):
+    for layer, _, tmpc in choices_made(instance, stage):
+        unshared = d * tmpc.mode.context > 1 and tmpc.mode.sharding < Sharding.WEIGHTS
+        if unshared and _has_weights(instance, layer):
             return True
     return False
 

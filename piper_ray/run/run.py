@@ -17,8 +17,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.run.job import Job, JobOptions, Replicas, Run, job_of
 from piper_ray.run.launch import launch
-from piper_ray.simulate.options import SimulationOptions
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.formats.load import Source, instance_of, load_plan, plan_claims, planned
 from piper_ray.workloads.formats.plans import plan_document
 from piper_ray.workloads.measure.arguments import PARAMETERS

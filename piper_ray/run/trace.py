@@ -6,18 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from piper_ray.run.job import Run
-from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.trace import (
-    Event,
-    batch_event,
-    document,
-    pass_event,
-    simulation_events,
-    track_names,
-    write_document,
-)
-
-_PASSES = frozenset(kind.name for kind in ActionKind)
+from piper_ray.simulate.result import PathPart
+from piper_ray.simulate.trace import Event, document, simulation_events, stretch_event, track_names, write_document
 
 
 def run_trace(run: Run) -> dict[str, object]:
@@ -56,10 +46,5 @@ def _measured(run: Run) -> Iterator[Event]:
         track = number // replicas * (replicas + 1) + rank.replica
         yield from track_names(track, f"measured {rank.name}", 1, batch=True)
         for one in rank.stretches:
-            if one.what in _PASSES:
-                assert one.stage is not None
-                assert one.microbatch is not None
-                span_s = (one.start_s, one.end_s)
-                yield pass_event(track, ActionKind[one.what], one.stage, one.microbatch, span_s, 0.0, chunks=chunks)
-            else:
-                yield batch_event(track, one.what, one.start_s, one.end_s)
+            part = PathPart(number, one.what, one.stage, one.microbatch, one.start_s, one.end_s)
+            yield stretch_event(track, part, chunks)

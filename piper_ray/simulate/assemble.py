@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -23,11 +22,12 @@ from piper_ray.model.plan_rules import as_planned
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation
+from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
+from piper_ray.simulate.run import InFlightRule, SimulationOptions
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import (
+    Held,
     MemorySteps,
     PassSeconds,
     SimulatedRanks,
@@ -36,7 +36,8 @@ from piper_ray.simulate.timeline import (
     held_microbatches,
     layout,
     memory_steps,
-    run_lists,
+    program_of,
+    run_program,
     weight_versions,
 )
 
@@ -66,7 +67,8 @@ class _Scene:
         return self.stages.figures
 
     def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
-        return run_lists(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+        program = program_of(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+        return run_program(self.placed, program, self.seconds.communication_s)
 
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
@@ -189,9 +191,8 @@ def _flushed(scene: _Scene, instance: Instance) -> Simulation:
     timeline = scene.run(_lists(scene, microbatches, in_flight), microbatches)
     all_reduces, optimizers = _after_the_flush(scene, timeline)
     step_s = max(interval.end_s for interval in optimizers)
-    made = _simulation(scene, instance, timeline, (0.0, step_s), (all_reduces, optimizers))
-    path = critical_path(timeline, all_reduces, optimizers)
-    return replace(made, step_s=step_s, in_flight=in_flight, critical_path=path)
+    made = _simulation(scene, instance, timeline, (0.0, step_s), in_flight, (all_reduces, optimizers))
+    return replace(made, critical_path=critical_path(timeline, all_reduces, optimizers))
 
 
 def _simulation(
@@ -199,6 +200,7 @@ def _simulation(
     instance: Instance,
     timeline: Timeline,
     window_s: tuple[float, float],
+    in_flight: tuple[int, ...] | None,
     after: tuple[tuple[Interval, ...], tuple[Interval, ...]] = ((), ()),
 ) -> Simulation:
     """Of a step as long as the window. after: the all-reduces and the optimizers' steps that come after a flush."""
@@ -207,20 +209,16 @@ def _simulation(
         options=scene.options,
         batch=_batch(instance, scene.options),
         step_s=window_s[1] - window_s[0],
-        promised_s=None,
         pipelines=scene.placed.lanes,
         ranks=_ranks(scene, timeline, window_s, *after),
         stages=scene.figures,
         window_s=window_s,
-        in_flight=None,
-        sustaining=None,
+        in_flight=in_flight,
         timeline=timeline,
+        memory_limit_bytes=instance.memory_bytes,
+        notes=tuple(_pipeline_notes(scene)),
         all_reduces=after[0],
         optimizer_steps=after[1],
-        critical_path=(),
-        memory_limit_bytes=instance.memory_bytes,
-        steady=True,
-        notes=tuple(_pipeline_notes(scene)),
     )
 
 
@@ -273,10 +271,9 @@ def _asynchronous(scene: _Scene, instance: Instance) -> Simulation:
     promised_s = stream.promised_s + scene.options.optimizer_s * lanes / scene.microbatches
     batches = scene.microbatches / lanes
     return replace(
-        _simulation(scene, instance, found.timeline, found.window_s),
+        _simulation(scene, instance, found.timeline, found.window_s, in_flight),
         step_s=microbatch_s * batches,
         promised_s=promised_s * batches,
-        in_flight=in_flight,
         sustaining=_sustaining(scene, stream, in_flight),
         steady=found.periodic,
     )
@@ -310,7 +307,8 @@ def _ranks(
     all_reduces: Sequence[Interval],
     optimizers: Sequence[Interval],
 ) -> tuple[RankSimulation, ...]:
-    """Passes that the window cuts count by their part in it."""
+    """Passes that the window cuts count by their part in it. What ranks of one place and as many passes have alike is
+    worked out once for them: they run the same list, if at other times."""
     start_s, end_s = window_s
     length_s = timeline.end_s - timeline.start_s
     inside_s = np.clip(timeline.end_s, start_s, end_s) - np.clip(timeline.start_s, start_s, end_s)
@@ -320,55 +318,40 @@ def _ranks(
     )
     on_the_way_s = share * timeline.communication_s
     found = []
-    for ranks in _alike(timeline):
-        mine = slice(timeline.first[ranks.start], timeline.first[ranks.stop])
-        rows = len(ranks), (mine.stop - mine.start) // len(ranks)
-        communications_s = on_the_way_s[mine].reshape(rows).sum(axis=1).tolist()
-        passes_s = inside_s[mine].reshape(rows).sum(axis=1).tolist()
-        waits_s = transit_s[mine].reshape(rows).sum(axis=1).tolist()
-        held = held_microbatches(timeline, ranks[0])
-        in_flight = tuple(int(microbatches.max(initial=0)) for microbatches in held.microbatches)
-        memories: dict[Versions | None, MemorySteps] = {}
-        figures = scene.figures[timeline.layout.ranks[ranks[0]].stages[0]]
-        for number, communication_s, pass_s, waiting_s in zip(ranks, communications_s, passes_s, waits_s, strict=True):
-            compute_s = pass_s - communication_s
-            if all_reduces:
-                communication_s += all_reduces[number].end_s - all_reduces[number].start_s
-                compute_s += optimizers[number].end_s - optimizers[number].start_s
-            busy_s = compute_s + communication_s + waiting_s
-            versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
-            if versions not in memories:
-                memories[versions] = memory_steps(timeline, scene.figures, number, versions, held)
-            rank = timeline.layout.ranks[number]
-            found.append(
-                RankSimulation(
-                    name=rank.name,
-                    stages=rank.stages,
-                    replica=rank.replica,
-                    devices=figures.tensor_parallel_degree,
-                    compute_s=compute_s,
-                    communication_s=communication_s,
-                    waiting_s=waiting_s,
-                    bubble_s=max(0.0, end_s - start_s - busy_s),
-                    in_flight=in_flight,
-                    peak_memory_bytes=memories[versions].peak_bytes,
-                    fixed_memory_bytes=memories[versions].fixed_bytes,
-                    versions=versions,
-                )
+    known: dict[tuple[int, int], Held] = {}
+    memories: dict[tuple[tuple[int, int], Versions | None], MemorySteps] = {}
+    for number, rank in enumerate(timeline.layout.ranks):
+        mine = timeline.of_rank(number)
+        alike = rank.place, mine.stop - mine.start
+        if alike not in known:
+            known[alike] = held_microbatches(timeline, number)
+        versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
+        if (alike, versions) not in memories:
+            memories[alike, versions] = memory_steps(timeline, scene.figures, number, versions, known[alike])
+        memory = memories[alike, versions]
+        communication_s = float(on_the_way_s[mine].sum())
+        compute_s = float(inside_s[mine].sum()) - communication_s
+        waiting_s = float(transit_s[mine].sum())
+        if all_reduces:
+            communication_s += all_reduces[number].end_s - all_reduces[number].start_s
+            compute_s += optimizers[number].end_s - optimizers[number].start_s
+        found.append(
+            RankSimulation(
+                name=rank.name,
+                stages=rank.stages,
+                replica=rank.replica,
+                devices=scene.figures[rank.stages[0]].tensor_parallel_degree,
+                compute_s=compute_s,
+                communication_s=communication_s,
+                waiting_s=waiting_s,
+                bubble_s=max(0.0, end_s - start_s - (compute_s + communication_s + waiting_s)),
+                in_flight=tuple(int(microbatches.max(initial=0)) for microbatches in known[alike].microbatches),
+                peak_memory_bytes=memory.peak_bytes,
+                fixed_memory_bytes=memory.fixed_bytes,
+                versions=versions,
             )
+        )
     return tuple(found)
-
-
-def _alike(timeline: Timeline) -> list[range]:
-    """Ranks next to each other that run the same list, if at other times: of one place, with as many passes."""
-    passes = np.diff(timeline.first).tolist()
-    ranks = timeline.layout.ranks
-    starts = [
-        number
-        for number, rank in enumerate(ranks)
-        if number == 0 or ranks[number - 1].place != rank.place or passes[number - 1] != passes[number]
-    ]
-    return [range(start, end) for start, end in pairwise([*starts, len(ranks)])]
 
 
 def _pipeline_notes(scene: _Scene) -> list[str]:
@@ -446,21 +429,10 @@ def critical_path(
     together = [number for number, other in enumerate(timeline.layout.ranks) if other.place == place]
     action = max((int(timeline.first[number + 1]) - 1 for number in together), key=lambda last: timeline.end_s[last])
     while action >= 0:
-        here = int(timeline.rank_of_action[action])
-        start_s = float(timeline.start_s[action])
-        parts.append(
-            PathPart(
-                here,
-                ActionKind(timeline.kind[action]).name,
-                int(timeline.stage[action]),
-                int(timeline.microbatch[action]),
-                start_s,
-                float(timeline.end_s[action]),
-                float(timeline.communication_s[action]),
-            )
-        )
+        part = pass_of(timeline, action)
+        parts.append(part)
         cause = int(timeline.cause[action])
-        if cause >= 0 and float(timeline.end_s[cause]) < start_s:
-            parts.append(PathPart(here, "transfer", None, None, float(timeline.end_s[cause]), start_s))
+        if cause >= 0 and float(timeline.end_s[cause]) < part.start_s:
+            parts.append(PathPart(part.rank, "transfer", None, None, float(timeline.end_s[cause]), part.start_s))
         action = cause
     return tuple(part for part in reversed(parts) if part.duration_s > 0.0)

@@ -8,7 +8,8 @@ from functools import cached_property
 from piper_ray.model.figures import bytes_text, html_table, plural, size_text, time_text
 from piper_ray.model.instance import Batch
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.simulate.run import SimulationOptions
 from piper_ray.simulate.stages import StageLoad
 from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions, memory_steps
 
@@ -95,6 +96,19 @@ class PathPart:
         return self.end_s - self.start_s
 
 
+def pass_of(timeline: Timeline, action: int) -> PathPart:
+    """A pass that was run, by its place in the timeline."""
+    return PathPart(
+        int(timeline.rank_of_action[action]),
+        ActionKind(timeline.kind[action]).name,
+        int(timeline.stage[action]),
+        int(timeline.microbatch[action]),
+        float(timeline.start_s[action]),
+        float(timeline.end_s[action]),
+        float(timeline.communication_s[action]),
+    )
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Simulation:
     """A plan under a schedule, event by event.
@@ -121,20 +135,20 @@ class Simulation:
     options: SimulationOptions
     batch: Batch
     step_s: float
-    promised_s: float | None
     pipelines: int
     ranks: tuple[RankSimulation, ...]
     stages: tuple[StageLoad, ...]
     window_s: tuple[float, float]
     in_flight: tuple[int, ...] | None
-    sustaining: tuple[int, ...] | None
     timeline: Timeline
-    all_reduces: tuple[Interval, ...]
-    optimizer_steps: tuple[Interval, ...]
-    critical_path: tuple[PathPart, ...]
     memory_limit_bytes: float
-    steady: bool
     notes: tuple[str, ...]
+    promised_s: float | None = None
+    sustaining: tuple[int, ...] | None = None
+    all_reduces: tuple[Interval, ...] = ()
+    optimizer_steps: tuple[Interval, ...] = ()
+    critical_path: tuple[PathPart, ...] = ()
+    steady: bool = True
 
     @property
     def keeps_promise(self) -> bool | None:
@@ -230,6 +244,5 @@ class Simulation:
 
     @property
     def _peak_text(self) -> str:
-        peak_bytes = max(rank.peak_memory_bytes for rank in self.ranks)
         over = ": too much" if self.memory_violations else ""
-        return f"{size_text(peak_bytes)} of {size_text(self.memory_limit_bytes)}{over}"
+        return f"{size_text(self.peak_memory_bytes)} of {size_text(self.memory_limit_bytes)}{over}"

@@ -1,18 +1,93 @@
-"""``simulate``: a plan under a schedule, from the action lists to the figures of each rank."""
+"""``simulate``: a plan under a schedule, from the action lists to the figures of each rank; and what it assumes of
+transfers, all-reduces and the optimizer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from piper_ray.model import arguments
+from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms, seconds, share
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
     from piper_ray.workloads.formats.load import Source
+
+
+class InFlightRule(str, Enum):
+    """How many microbatches a replica of a 1F1B schedule keeps in flight. RULE: as
+    the plan says, else y = ceil(s / d), as plans count memory.
+    SUSTAINING: the least that let an asynchronous schedule run at the rate of its slowest stage.
+
+    >>> SimulationOptions(in_flight="sustaining").in_flight
+    <InFlightRule.SUSTAINING: 'sustaining'>
+    """
+
+    RULE = "rule"
+    SUSTAINING = "sustaining"
+
+
+@dataclass(frozen=True)
+class SimulationOptions:
+    """What a simulation assumes of a cluster and a batch. Raises UsageError for figures that make no sense.
+
+    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes.
+    overlap_transfers: transfers run beside the passes, one after the other on each rank's way out, and only who waits
+    for them loses time; False: as Piper charges them, in the passes of both stages.
+    all_reduce, all_reduce_overlap, optimizer_s: as in ``StepTerms``; the overlap counts under a flush.
+    in_flight: an ``InFlightRule``, or for each stage the microbatches that a replica keeps in flight.
+    samples_per_microbatch, tokens_per_sample: of the batch, in place of the instance's.
+
+    >>> import piper_ray
+    >>> bert = piper_ray.estimate("bert-large", "A100-80")
+    >>> solution = piper_ray.solve(bert, threads=1)
+    >>> piper_ray.simulate(bert, solution.plan, options=piper_ray.SimulationOptions(latency_s=5e-6)).schedule.text
+    '1f1b'
+    """
+
+    latency_s: float = 0.0
+    overlap_transfers: bool = False
+    all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
+    all_reduce_overlap: float = 0.0
+    optimizer_s: float = 0.0
+    in_flight: InFlightRule | tuple[int, ...] = InFlightRule.RULE
+    samples_per_microbatch: int | None = None
+    tokens_per_sample: int | None = None
+
+    @classmethod
+    def of(cls, terms: StepTerms) -> SimulationOptions:
+        """The terms of a step, and all else as usual."""
+        return cls(
+            all_reduce=terms.all_reduce,
+            all_reduce_overlap=terms.all_reduce_overlap,
+            optimizer_s=terms.optimizer_s,
+        )
+
+    def __post_init__(self) -> None:
+        found: dict[str, object] = {
+            "latency_s": seconds("latency_s", self.latency_s),
+            "optimizer_s": seconds("optimizer_s", self.optimizer_s),
+            "all_reduce_overlap": share("all_reduce_overlap", self.all_reduce_overlap),
+            "overlap_transfers": arguments.flag("overlap_transfers", self.overlap_transfers),
+            "all_reduce": arguments.choice("all_reduce", self.all_reduce, AllReduce),
+        }
+        for name in ("samples_per_microbatch", "tokens_per_sample"):
+            if getattr(self, name) is not None:
+                found[name] = arguments.positive(name, getattr(self, name))
+        if isinstance(self.in_flight, str):
+            found["in_flight"] = arguments.choice("in_flight", self.in_flight, InFlightRule)
+        else:
+            kept = arguments.whole_numbers("in_flight", self.in_flight)
+            if any(y < 1 for y in kept):
+                raise UsageError(f"in_flight must be at least 1 for each stage, not {arguments.shown(self.in_flight)}")
+            found["in_flight"] = kept
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
+
 
 _DEFAULTS = SimulationOptions()
 

@@ -201,22 +201,21 @@ def charged_s(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: flo
 
     Stages on one rank hand over for nothing.
     """
-    forward: list[list[float]] = [[] for _ in stages.figures]
-    backward: list[list[float]] = [[] for _ in stages.figures]
+    moved: list[list[tuple[float, float]]] = [[] for _ in stages.figures]
     for message in stages.messages:
         if rank_of[message.source] != rank_of[message.target]:
-            for stage, size in ((message.source, message.sent_bytes), (message.target, message.received_bytes)):
-                forward[stage].append(size)
-                backward[stage].append(size)
+            moved[message.source].append((message.sent_bytes, message.sent_bytes))
+            moved[message.target].append((message.received_bytes, message.received_bytes))
     for tensor in stages.tensors:
         if len({rank_of[stage] for stage in tensor.stages}) > 1:
             for stage in tensor.stages:
-                forward[stage].append(tensor.forward_bytes)
-                backward[stage].append(tensor.backward_bytes)
-    return [
-        (fsum(f) / bandwidth_bytes_per_s, fsum(b) / bandwidth_bytes_per_s)
-        for f, b in zip(forward, backward, strict=True)
-    ]
+                moved[stage].append((tensor.forward_bytes, tensor.backward_bytes))
+    return [_seconds(sizes, bandwidth_bytes_per_s) for sizes in moved]
+
+
+def _seconds(sizes: Sequence[tuple[float, float]], bytes_per_s: float) -> tuple[float, float]:
+    """Of bytes that go forwards and backwards."""
+    return fsum(forward for forward, _ in sizes) / bytes_per_s, fsum(backward for _, backward in sizes) / bytes_per_s
 
 
 def hops(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float, *, overlapped: bool) -> tuple[Hop, ...]:
@@ -225,20 +224,16 @@ def hops(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float, *
     Transfers take their own time only if they are ``overlapped``, and between ranks. A tensor with several ends goes
     from each stage that has one to the next.
     """
-    forward: dict[tuple[int, int], list[float]] = {(stage, stage + 1): [] for stage in range(len(stages.figures) - 1)}
-    backward: dict[tuple[int, int], list[float]] = {pair: [] for pair in forward}
+    moved: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    moved |= {(stage, stage + 1): [] for stage in range(len(stages.figures) - 1)}
     for message in stages.messages:
-        pair = message.source, message.target
-        forward.setdefault(pair, []).append(message.moved_bytes)
-        backward.setdefault(pair, []).append(message.moved_bytes)
+        moved[message.source, message.target].append((message.moved_bytes, message.moved_bytes))
     for tensor in stages.tensors:
         for pair in pairwise(tensor.stages):
-            forward.setdefault(pair, []).append(tensor.forward_bytes)
-            backward.setdefault(pair, []).append(tensor.backward_bytes)
+            moved[pair].append((tensor.forward_bytes, tensor.backward_bytes))
     found = []
-    for pair in sorted(forward):
+    for pair in sorted(moved):
         source, target = pair
         moves = overlapped and rank_of[source] != rank_of[target]
-        rate = bandwidth_bytes_per_s if moves else float("inf")
-        found.append(Hop(source, target, fsum(forward[pair]) / rate, fsum(backward[pair]) / rate))
+        found.append(Hop(source, target, *_seconds(moved[pair], bandwidth_bytes_per_s if moves else float("inf"))))
     return tuple(found)

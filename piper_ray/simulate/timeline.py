@@ -131,25 +131,14 @@ class Timeline:
         return ends
 
 
-def run_lists(
-    placed: SimulatedRanks,
-    lists: Sequence[Actions],
-    microbatches: int,
-    seconds: PassSeconds,
-    hops: Sequence[Hop],
-    latency_s: float,
-) -> Timeline:
-    """Runs one list for each rank, whose microbatches are numbered as the rank's own.
-
-    Raises UsageError if the lists wait for each other, LimitError for more than ``MOST_ACTIONS``.
-    """
-    program = program_of(placed, lists, microbatches, seconds, hops, latency_s)
+def run_program(placed: SimulatedRanks, program: Program, communication_s: Floats) -> Timeline:
+    """communication_s: float64[stages, 4], see ``PassSeconds``. Raises UsageError if the lists wait for each other."""
     events: Events = simulate_events(program)
     if events.run < len(program.kind):
         raise UsageError(_stuck_text(placed, program, events))
     return Timeline(
         placed,
-        microbatches,
+        program.microbatches,
         program.first,
         program.kind,
         program.stage,
@@ -158,7 +147,7 @@ def run_lists(
         events.end_s,
         events.cause,
         events.transit_s,
-        seconds.communication_s[program.stage, program.kind],
+        communication_s[program.stage, program.kind],
     )
 
 
@@ -170,7 +159,10 @@ def program_of(
     hops: Sequence[Hop],
     latency_s: float,
 ) -> Program:
-    """The lists as the event loop takes them. Raises LimitError for more than ``MOST_ACTIONS``."""
+    """One list for each rank, whose microbatches are numbered as the rank's own, as the event loop takes them.
+
+    Raises LimitError for more than ``MOST_ACTIONS``.
+    """
     first = np.concatenate([[0], np.cumsum([len(actions) for actions in lists])]).astype(np.int64)
     count = int(first[-1])
     if count > MOST_ACTIONS:

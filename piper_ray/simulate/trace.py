@@ -13,8 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.result import PathPart, Simulation, pass_of
 from piper_ray.storage.files import write_atomically
 
 Event = dict[str, object]
@@ -24,10 +23,10 @@ _PASSES, _BATCH = 0, 1
 """Tracks of a rank: its passes, and what it does once a batch."""
 
 _CATEGORIES = {
-    ActionKind.F: "forward",
-    ActionKind.B: "backward",
-    ActionKind.I: "backward input",
-    ActionKind.W: "backward weight",
+    "F": "forward",
+    "B": "backward",
+    "I": "backward input",
+    "W": "backward weight",
 }
 
 
@@ -92,37 +91,26 @@ def track_names(track: int, name: str, devices: int, *, batch: bool) -> Iterator
         yield _meta(track, "thread_name", {"name": "all-reduce and optimizer"}, _BATCH)
 
 
-def pass_event(
-    track: int,
-    kind: ActionKind,
-    stage: int,
-    microbatch: int,
-    span_s: tuple[float, float],
-    communication_s: float,
-    *,
-    chunks: int,
-) -> Event:
-    """A pass from start to end. stage: from 0; communication_s: of it, transfers; chunks: stages of the rank."""
-    name = f"{kind.name}{microbatch}" + (f" stage {stage + 1}" if chunks > 1 else "")
-    said = {"microbatch": microbatch, "stage": stage + 1, "communication_us": communication_s * _US}
-    return {**_stretch(track, _PASSES, name, _CATEGORIES[kind], *span_s), "args": said}
-
-
-def batch_event(track: int, name: str, start_s: float, end_s: float) -> Event:
-    """What a rank does once a batch, from start to end."""
-    return _stretch(track, _BATCH, name, name, start_s, end_s)
-
-
-def _stretch(track: int, thread: int, name: str, category: str, start_s: float, end_s: float) -> Event:
-    return {
-        "name": name,
-        "cat": category,
+def stretch_event(track: int, part: PathPart, chunks: int) -> Event:
+    """A pass from start to end, or what a rank does once a batch. chunks: stages of the rank."""
+    event: Event = {
+        "name": part.what,
+        "cat": _CATEGORIES.get(part.what, part.what),
         "ph": "X",
         "pid": track,
-        "tid": thread,
-        "ts": start_s * _US,
-        "dur": (end_s - start_s) * _US,
+        "tid": _BATCH,
+        "ts": part.start_s * _US,
+        "dur": part.duration_s * _US,
     }
+    if part.stage is None or part.microbatch is None:
+        return event
+    name = f"{part.what}{part.microbatch}" + (f" stage {part.stage + 1}" if chunks > 1 else "")
+    said = {
+        "microbatch": part.microbatch,
+        "stage": part.stage + 1,
+        "communication_us": part.communication_s * _US,
+    }
+    return {**event, "name": name, "tid": _PASSES, "args": said}
 
 
 def _names(simulation: Simulation, tracks: Sequence[int], prefix: str) -> Iterator[Event]:
@@ -137,24 +125,16 @@ def _meta(rank: int, name: str, arguments: Event, thread: int = 0) -> Event:
 
 
 def _passes(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
-    timeline = simulation.timeline
-    for action, rank in enumerate(timeline.rank_of_action.tolist()):
-        yield pass_event(
-            tracks[rank],
-            ActionKind(timeline.kind[action]),
-            int(timeline.stage[action]),
-            int(timeline.microbatch[action]),
-            (float(timeline.start_s[action]), float(timeline.end_s[action])),
-            float(timeline.communication_s[action]),
-            chunks=simulation.schedule.v,
-        )
+    for action, rank in enumerate(simulation.timeline.rank_of_action.tolist()):
+        yield stretch_event(tracks[rank], pass_of(simulation.timeline, action), simulation.schedule.v)
 
 
 def _batch(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:
     for name, intervals in (("all-reduce", simulation.all_reduces), ("optimizer", simulation.optimizer_steps)):
         for interval in intervals:
-            if interval.end_s > interval.start_s:
-                yield batch_event(tracks[interval.rank], name, interval.start_s, interval.end_s)
+            part = PathPart(interval.rank, name, None, None, interval.start_s, interval.end_s)
+            if part.duration_s > 0.0:
+                yield stretch_event(tracks[interval.rank], part, simulation.schedule.v)
 
 
 def _memory(simulation: Simulation, tracks: Sequence[int]) -> Iterator[Event]:

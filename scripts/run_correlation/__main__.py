@@ -16,7 +16,7 @@ import piper_ray
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
 from piper_ray.model.schedule import AllReduce
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import SimulationOptions
 from scripts.run_correlation.machine import Machine, measured
 from scripts.run_correlation.plans import LAYERS, TRIALS, Trial
 from scripts.run_correlation.report import HEAD, Point, agreement, draw, page, row

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.model.mode import Sharding
 from piper_ray.workloads.estimate.software import Precision
+from scripts.validation.memory import words_of
 from scripts.validation.price import PricedRun
 
 OLDER = frozenset({"megatron-2021", "megatron-2022", "deepspeed-2021"})
@@ -26,15 +27,15 @@ def in_fitted_half(run_id: str) -> bool:
 def groups_of(outcome: PricedRun) -> tuple[str, ...]:
     """Those that a priced run counts in, by its software, GPU and precision; vTrain's and SimuMax's have their own."""
     run, laid = outcome.run, outcome.laid
-    if not isinstance(run, PublishedRun) or laid is None:
+    if laid is None:
         return ()
-    if "simumax" in run.told:
+    if "simumax" in words_of(run):
         return ("SimuMax, B200",)
-    if "vtrain" in run.told:
+    if "vtrain" in words_of(run):
         return ("vTrain, one node" if laid.layout.devices <= _NODE else "vTrain, several nodes",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
-    if laid.software == "fsdp" or laid.sharded:
+    if laid.software == "fsdp" or laid.layout.sharding is Sharding.WEIGHTS:
         return ("FSDP",)
     if laid.software in OLDER:
         return ("3D, before 2023",)
@@ -84,7 +85,7 @@ def order_of_layouts(outcomes: Iterable[PricedRun]) -> tuple[float, int] | None:
     alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
     for outcome in outcomes:
         run, predicted_s, measured_s = outcome.run, outcome.predicted_step_s, outcome.measured_step_s
-        if isinstance(run, PublishedRun) and predicted_s is not None and measured_s is not None:
+        if predicted_s is not None and measured_s is not None:
             what = (run.source, run.model.name, run.gpu, run.gpus, run.global_batch, run.seq, run.precision)
             alike[what].append((predicted_s, measured_s))
     pairs = [
@@ -154,9 +155,7 @@ def _memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
     measured = [
         outcome.predicted_memory_bytes / outcome.run.measured_memory_bytes - 1.0
         for outcome in outcomes
-        if isinstance(outcome.run, PublishedRun)
-        and outcome.run.measured_memory_bytes
-        and outcome.predicted_memory_bytes
+        if outcome.run.measured_memory_bytes and outcome.predicted_memory_bytes
     ]
     priced = [outcome for outcome in outcomes if outcome.fits is not None]
     refused = sum(not outcome.fits for outcome in priced)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from piper_ray.calibrate.layouts import ALL_TO_ALL, Laid, of_hai_llm
+from piper_ray.calibrate.layouts import Laid
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.mode import Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.layout import Layout, PricedLayout
 from piper_ray.workloads.estimate.runtimes import Loss
-from piper_ray.workloads.estimate.software import Precision
+from piper_ray.workloads.estimate.software import ContextExchange, Precision
 from scripts.validation.ranks import RankLayout, RankMemory, memory_of_rank
 from scripts.validation.runtimes import (
     DEEPSPEED,
@@ -38,23 +38,29 @@ _RUNTIMES = {
 """How each generation of software holds memory: in bf16, and in fp16."""
 
 
+def words_of(run: PublishedRun) -> str:
+    """All that a run says in words, in small letters."""
+    return f"{run.id} {run.software} {run.source} {run.citation} {run.notes}".lower()
+
+
 def runtime_of(run: PublishedRun, laid: Laid) -> Runtime:
     """As the run's words have it, else as its generation of software does."""
     precision, sharding = laid.stack.precision, laid.layout.sharding
     of_bf16, of_fp16 = _RUNTIMES[laid.software]
     runtime = of_fp16 if precision is Precision.FP16 else of_bf16
-    if of_hai_llm(run):
+    words, by_heads = words_of(run), laid.stack.software.context is ContextExchange.ALL_TO_ALL
+    if "deepseek-v3" in words and "h800" in (run.gpu or "").lower():
         runtime = HAI_LLM
-    elif "maxtext" in run.told and sharding is Sharding.WEIGHTS:
+    elif "maxtext" in words and sharding is Sharding.WEIGHTS:
         runtime = FSDP
     elif laid.software == "fsdp" and sharding is not Sharding.WEIGHTS:
         runtime = MEGATRON_2021
-    if "fp32 gradients not kept" in run.told:
+    if "fp32 gradients not kept" in words:
         runtime = replace(runtime, states=HALF_GRADIENTS)
-    elif "gradients in fp32" in run.told and runtime.states == HALF_GRADIENTS:
+    elif "gradients in fp32" in words and runtime.states == HALF_GRADIENTS:
         runtime = replace(runtime, states=MEGATRON_2021.states)
-    loss = Loss.FUSED if "fused cross entropy" in run.told else runtime.loss
-    return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=ALL_TO_ALL in run.told)
+    loss = Loss.FUSED if "fused cross entropy" in words else runtime.loss
+    return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=by_heads)
 
 
 def shares_untold(laid: Laid) -> bool:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from piper_ray.calibrate.layouts import Laid, NotExpressible, laid_out
 from piper_ray.calibrate.measurements import simulated
-from piper_ray.calibrate.runs import PublishedRun, Unreadable
+from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import PiperRayError
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.hardware import Hardware
@@ -24,7 +24,7 @@ class PricedRun:
     programs find there. ranks: of one pipeline, what each holds, the first stage's first.
     """
 
-    run: PublishedRun | Unreadable
+    run: PublishedRun
     predicted_step_s: float | None = None
     predicted_memory_bytes: float | None = None
     needed_memory_bytes: float | None = None
@@ -35,7 +35,7 @@ class PricedRun:
 
     @property
     def measured_step_s(self) -> float | None:
-        return self.run.measured_step_s if isinstance(self.run, PublishedRun) else None
+        return self.run.measured_step_s
 
     @property
     def error(self) -> float | None:
@@ -83,10 +83,8 @@ def _memory_dict(rank: RankMemory) -> dict[str, object]:
     }
 
 
-def outcome_of(run: PublishedRun | Unreadable, hardware: Hardware) -> PricedRun:
+def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
     """Prices a run; never raises for what it says."""
-    if isinstance(run, Unreadable):
-        return PricedRun(run, reason=run.reason)
     try:
         laid = laid_out(run, hardware)
         plan = priced(laid.model, laid.stack, hardware.training, laid.layout)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from piper_ray.calibrate.fit import Measurement, fit
 from piper_ray.calibrate.layouts import Laid
-from piper_ray.calibrate.measurements import LayoutStep
+from piper_ray.calibrate.measurements import layout_step_s
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, UNCALIBRATED, Constant, Stack, software_named
@@ -42,7 +43,7 @@ def proofs(outcomes: Sequence[PricedRun], hardware: Hardware) -> list[Proof]:
     and as if nothing but its data sheets were known, all else being as with Megatron-Core on H100."""
     of_machine: dict[str, list[tuple[PublishedRun, Laid]]] = defaultdict(list)
     for outcome in outcomes:
-        if isinstance(outcome.run, PublishedRun) and outcome.laid is not None and outcome.error is not None:
+        if outcome.laid is not None and outcome.error is not None:
             for group in groups_of(outcome):
                 of_machine[group].append((outcome.run, outcome.laid))
     found = []
@@ -63,7 +64,7 @@ def _strange(stack: Stack, hardware: Hardware) -> Stack:
 
 def _proof(machine: str, runs: Sequence[tuple[PublishedRun, Laid]], hardware: Hardware) -> list[Proof]:
     measured = [
-        Measurement(run.id, run.measured_step_s, LayoutStep(laid, hardware))
+        Measurement(run.id, run.measured_step_s, partial(layout_step_s, laid, hardware))
         for run, laid in runs
         if run.measured_step_s is not None
     ]

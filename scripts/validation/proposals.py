@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from piper_ray.calibrate.layouts import Laid, NotExpressible, laid_out
-from piper_ray.calibrate.runs import PublishedRun, Unreadable
+from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import PiperRayError
 from piper_ray.model.figures import plural
@@ -20,9 +20,8 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution
 from piper_ray.report.comparison import ids_text, reasons, shape_text
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate_on
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
@@ -60,28 +59,24 @@ class Proposal:
         return 1.0 - self.proposed.step_s / self.published.step_s
 
 
-def one_of_each_cluster(runs: Iterable[PublishedRun | Unreadable]) -> list[PublishedRun | Unreadable]:
-    """Of the runs of one model and batch on one cluster the fastest, in the order of the file; what is no run stays."""
+def one_of_each_cluster(runs: Iterable[PublishedRun]) -> list[PublishedRun]:
+    """Of the runs of one model and batch on one cluster the fastest, in the order of the file."""
     fastest: dict[tuple[object, ...], PublishedRun] = {}
     listed = list(runs)
     for run in listed:
-        if isinstance(run, PublishedRun):
-            known = fastest.setdefault(_cluster_of(run), run)
-            if (run.measured_step_s or inf) < (known.measured_step_s or inf):
-                fastest[_cluster_of(run)] = run
-    return [run for run in listed if isinstance(run, Unreadable) or fastest[_cluster_of(run)] is run]
+        known = fastest.setdefault(_cluster_of(run), run)
+        if (run.measured_step_s or inf) < (known.measured_step_s or inf):
+            fastest[_cluster_of(run)] = run
+    return [run for run in listed if fastest[_cluster_of(run)] is run]
 
 
 def _cluster_of(run: PublishedRun) -> tuple[object, ...]:
-    it = run.model
-    model = it.name, repr(it.config), it.layers, it.hidden
+    model = run.model.name, repr(run.model.config)
     return (run.source, *model, run.gpu, run.gpus, run.global_batch, run.seq, run.precision)
 
 
-def proposal_for(run: PublishedRun | Unreadable, hardware: Hardware, options: SolveOptions) -> Proposal | str:
+def proposal_for(run: PublishedRun, hardware: Hardware, options: SolveOptions) -> Proposal | str:
     """Or the reason why there is none; never raises for what the run says."""
-    if isinstance(run, Unreadable):
-        return run.reason
     try:
         laid = laid_out(run, hardware)
         layout = priced(laid.model, laid.stack, hardware.training, laid.layout)

@@ -72,7 +72,7 @@ def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished = run("plan", "vit-22b", "--gpu", "H100-SXM", "--nodes", "16", "-o", str(out))
     assert finished.returncode == 2
-    assert "trains decoders of text; vit is none" in finished.stderr
+    assert "is of decoders of text; vit is none" in finished.stderr
     assert "--runtime deepspeed may do" in finished.stderr
     assert "microbatches of" not in finished.stderr
     finished = run("plan", "deepseek-v3", "--gpu", "H100-SXM", "--nodes", "2", "-o", str(out))

@@ -8,8 +8,7 @@ import pytest
 
 from piper_ray.engine.solve import solve
 from piper_ray.evaluate import evaluate
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import InFlightRule, SimulationOptions, simulate
 from tests.solver_support import ONE_THREAD
 from tests.support import random_goldens
 

@@ -14,8 +14,7 @@ import pytest
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import one_f_one_b
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import InFlightRule, SimulationOptions, simulate
 from piper_ray.simulate.stages import Hop
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import Timeline

@@ -15,7 +15,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import SimulationOptions
 from tests.instances import random_instance
 from tests.solver_support import ONE_THREAD
 

@@ -27,14 +27,13 @@ from tests.cli_cases import run as run_cli
 
 HARDWARE = load_hardware()
 MODEL = "llama3-8b"
-SUMMED_LATE = "gradients reduced after the last backward pass"
 LAYOUTS: list[dict[str, object]] = [
     {"tp": 8, "pp": 1, "dp": 2, "microbatch": 1, "sequence_parallel": True},
-    {"tp": 1, "pp": 2, "dp": 8, "microbatch": 1, "global_batch": 16, "notes": SUMMED_LATE},
+    {"tp": 1, "pp": 2, "dp": 8, "microbatch": 1, "global_batch": 16, "overlapped": False},
     {"tp": 2, "pp": 1, "dp": 8, "microbatch": 2, "sequence_parallel": True},
     {"tp": 4, "pp": 4, "dp": 1, "microbatch": 4},
     {"tp": 8, "pp": 2, "dp": 1, "microbatch": 2, "sequence_parallel": True},
-    {"tp": 1, "pp": 1, "dp": 16, "microbatch": 1, "global_batch": 16, "notes": SUMMED_LATE},
+    {"tp": 1, "pp": 1, "dp": 16, "microbatch": 1, "global_batch": 16, "overlapped": False},
 ]
 
 
@@ -156,7 +155,7 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
     ("changes", "error", "words"),
     [
         ({"gpu": "A100-80"}, UsageError, "was measured on NVIDIA A100 SXM4 80 GB, the estimate is for NVIDIA H100"),
-        ({"source": "NeMo"}, UsageError, "add --software nemo"),
+        ({"software": "nemo"}, UsageError, "add --software nemo"),
         ({"step_s": None}, InputError, "missing; expected the measured seconds of a step"),
         ({"step_s": -1}, InputError, "step_s"),
         ({"tp": 3}, InputError, "not 16 gpus"),

@@ -23,7 +23,7 @@ from tests.unit.test_export_models import ONE, PUBLISHED, few_or_all, models, pl
 
 READ = {
     Target.MEGATRON: "megatron.args", Target.MEGATRON_BRIDGE: "piper_plan.py", Target.TORCHTITAN: "torchtitan.json",
-    Target.TORCH: "stages.json", Target.DEEPSPEED: "planned_module.py", Target.FLAGSCALE: "system.yaml",
+    Target.TORCH: "stages.json", Target.DEEPSPEED: "stages.json", Target.FLAGSCALE: "system.yaml",
     Target.YAML: "plan.yaml",
 }  # fmt: skip
 """The file of each form that has the plan."""
@@ -79,19 +79,19 @@ EIGHTS, ADAPTERS, HALVES = {"precision": "fp8"}, {"lora": 16}, {"precision": "fp
             "Llama-3.1-8B",
             EIGHTS,
             {
-                Target.TORCH: "PyTorch's own modules have no products of 8 bits",
-                Target.DEEPSPEED: "DeepSpeed has no products of 8 bits",
+                Target.TORCH: "torch.distributed.pipelining trains in bf16 or fp16",
+                Target.DEEPSPEED: "DeepSpeed trains in bf16 or fp16",
             },
         ),
-        ("Llama-3.1-8B", HALVES, {Target.TORCHTITAN: "torchtitan trains in bf16 or fp8, not in fp16"}),
+        ("Llama-3.1-8B", HALVES, {Target.TORCHTITAN: "torchtitan trains in bf16 or fp8, and this plan in fp16"}),
         (
             "Llama-3.1-8B",
             ADAPTERS,
             {
                 Target.MEGATRON: "Megatron-LM trains no adapters",
-                Target.TORCH: "pipeline.py adds no adapters",
-                Target.DEEPSPEED: "DeepSpeed's pipelines have no adapters",
-                Target.FLAGSCALE: "the export for FlagScale writes no adapters",
+                Target.TORCH: "torch.distributed.pipelining trains no adapters",
+                Target.DEEPSPEED: "DeepSpeed trains no adapters",
+                Target.FLAGSCALE: "FlagScale trains no adapters",
             },
         ),
         (
@@ -103,7 +103,7 @@ EIGHTS, ADAPTERS, HALVES = {"precision": "fp8"}, {"lora": 16}, {"precision": "fp
                 Target.TORCHTITAN: "of linear layers alone, and the plan's of experts, too",
                 Target.TORCH: "experts over 8 ranks",
                 Target.DEEPSPEED: "experts over 8 ranks",
-                Target.FLAGSCALE: "the export for FlagScale writes no adapters",
+                Target.FLAGSCALE: "FlagScale trains no adapters",
             },
         ),
         (

@@ -47,7 +47,7 @@ REFUSED = REFUSED_BY_ALL | {
         "gemma-2-9b", "gemma-2-27b", "gemma-3-1b", "phi-2", "falcon-7b", "falcon-40b", "OLMo-7B", "OLMo-2-7B", "bloom",
         "gpt-j-6b", "pythia-6.9b", "c4ai-command-r-v01",
     },
-    "its layers are not known to be Megatron's own": {
+    "its layers are not known to be Megatron-LM's own": {
         "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B",
     },
     "its biases are neither": {"Phi-3.5-MoE"},
@@ -189,9 +189,9 @@ def test_moments_in_bf16_take_a_distributed_optimizer() -> None:
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
-        ({"weight_bytes": 4.0}, "Megatron keeps weights in 2 bytes, and the plan in 4"),
-        ({"gradient_bytes": 1.0}, "Megatron sums gradients in 2 or 4 bytes, and the plan in 1"),
-        ({"optimizer_bytes": 6.0}, "keeps 12 or 8 bytes a parameter, and the plan's 6"),
+        ({"weight_bytes": 4.0}, "Megatron-LM keeps weights in 2 bytes, and the plan in 4"),
+        ({"gradient_bytes": 1.0}, "Megatron-LM sums gradients in 2 or 4 bytes, and the plan in 1"),
+        ({"optimizer_bytes": 6.0}, "state of a parameter in 12 or 8 bytes, and the plan in 6"),
         ({"lora_rank": 16}, "Megatron-LM trains no adapters"),
         ({"config": {"model_type": "llama"}}, "hidden_size"),
     ],
@@ -302,7 +302,7 @@ def test_flagscale_says_what_megatron_says() -> None:
     assert said.items() <= found["system"].items()
     assert found["model"]["hidden_size"] == 2048
     adapted = replace(result.instance, model=replace(result.instance.model or TrainedModel(), lora_rank=8))
-    with pytest.raises(UsageError, match="writes no adapters"):
+    with pytest.raises(UsageError, match="FlagScale trains no adapters"):
         export_plan(adapted, plan, ONE, Target.FLAGSCALE, 8)
     gated, spread = planned(model_of_config("gated", shallow(PUBLISHED["Qwen1.5-MoE-A2.7B"]["config"])))
     with pytest.raises(UsageError, match="no gate of shared experts"):

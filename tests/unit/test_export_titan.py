@@ -40,7 +40,7 @@ REFUSED = REFUSED_BY_ALL | {
         "stablelm-3b-4e1t", "gpt3-175b", "Phi-3.5-MoE",
     },
     "its positions are not those of rotary heads as a whole": {"mpt-7b", "GLM-4.5-Air"},
-    "torchtitan has no model of these layers": {
+    "its layers are not known to be torchtitan's own": {
         "granite-3.0-8b", "dbrx", "SmolLM3-3B", "OLMoE-1B-7B", "Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B", "dots.llm1",
         "gemma-7b",
     },
@@ -143,9 +143,9 @@ def documents(instance: Instance, plan: Plan) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("kept", "told"),
     [
-        ({"precision": "fp16"}, "in bf16 or fp8, not in fp16"),
-        ({"gradient_bytes": 2.0}, "reduces gradients in 4 bytes, and the plan in 2"),
-        ({"optimizer_bytes": 6.0}, "keeps 12 or 8 bytes a parameter with fp32 weights; the plan's 6"),
+        ({"precision": "fp16"}, "in bf16 or fp8, and this plan in fp16"),
+        ({"gradient_bytes": 2.0}, "sums gradients in 4 bytes, and the plan in 2"),
+        ({"optimizer_bytes": 6.0}, "state of a parameter in 12 or 8 bytes, and the plan in 6"),
         ({"lora_rank": 8, "precision": "fp8"}, "are planned in fp8, and torchtitan's are in bf16"),
     ],
 )

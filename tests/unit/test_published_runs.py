@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from piper_ray.calibrate.runs import PublishedRun, Unreadable, read_runs
+from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.errors import InputError
 from tests.data import DATA, runs
 
 MODEL = {"name": "GPT", "config": {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100}}
 
 
-def read(tmp_path: Path, document: object) -> list[PublishedRun | Unreadable]:
+def read(tmp_path: Path, document: object) -> list[PublishedRun]:
     path = tmp_path / "runs.json"
     path.write_text(json.dumps(document), encoding="utf-8")
     return read_runs(path)
@@ -26,14 +26,12 @@ def test_the_restated_runs_are_all_read_and_each_has_a_measured_step_or_says_no_
     assert [run.id for run in found] == [run["id"] for run in runs(name)]
     assert len(found) == count
     for run, restated in zip(found, runs(name), strict=True):
-        assert isinstance(run, PublishedRun)
         assert (run.measured_step_s is not None) == ("step_s" in restated)
         assert run.model.name == restated["model"]["name"]
 
 
 def test_a_run_may_leave_everything_unsaid_but_its_model(tmp_path: Path) -> None:
     (run,) = read(tmp_path, {"runs": [{"model": {}}]})
-    assert isinstance(run, PublishedRun)
     assert (run.id, run.tp, run.notes, run.measured_step_s, run.measured_memory_bytes) == (
         "runs[0]",
         None,
@@ -46,14 +44,12 @@ def test_a_run_may_leave_everything_unsaid_but_its_model(tmp_path: Path) -> None
 def test_nulls_and_unknown_fields_are_passed_over(tmp_path: Path) -> None:
     entry = {"id": "a", "model": MODEL, "tp": None, "notes": None, "precision": None, "gpus": 8.0, "colour": "blue"}
     (run,) = read(tmp_path, [entry])
-    assert isinstance(run, PublishedRun)
     assert (run.tp, run.notes, run.gpus) == (None, "", 8)
 
 
 def test_a_step_follows_from_tokens_a_second(tmp_path: Path) -> None:
     entry = {"id": "a", "model": MODEL, "gpus": 8, "global_batch": 16, "seq": 1000, "tokens_per_s_per_gpu": 500}
     (run,) = read(tmp_path, [entry])
-    assert isinstance(run, PublishedRun)
     assert run.measured_step_s == 16 * 1000 / (500 * 8)
 
 
@@ -69,18 +65,16 @@ def test_a_step_follows_from_tokens_a_second(tmp_path: Path) -> None:
         ({"id": "first"}, "stands for an earlier run"),
     ],
 )
-def test_an_entry_that_is_no_run_is_named_and_the_others_are_read(
-    tmp_path: Path, changes: dict[str, object], words: str
-) -> None:
-    first, odd = read(tmp_path, [{"id": "first", "model": MODEL}, {"id": "odd", "model": MODEL, **changes}])
-    assert isinstance(first, PublishedRun)
-    assert isinstance(odd, Unreadable)
-    assert odd.id == changes.get("id", "odd")
-    assert words in odd.reason
+def test_an_entry_that_is_no_run_is_named(tmp_path: Path, changes: dict[str, object], words: str) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, [{"id": "first", "model": MODEL}, {"id": "odd", "model": MODEL, **changes}])
+    assert words in str(error.value)
 
 
-def test_entries_that_are_no_objects(tmp_path: Path) -> None:
-    assert [run.id for run in read(tmp_path, [None, 3, []])] == ["runs[0]", "runs[1]", "runs[2]"]
+def test_entries_that_are_no_objects_are_all_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as error:
+        read(tmp_path, [None, 3, []])
+    assert all(f"runs[{number}]" in str(error.value) for number in range(3))
 
 
 @pytest.mark.parametrize("document", [{}, {"runs": 3}, {"sources": 1}, {"models": {}, "sources": [1]}, {"runs": None}])

@@ -22,8 +22,7 @@ from piper_ray.report.page.render import assumptions, page_html
 from piper_ray.report.page.subject import COMPARED, subject_of, valued
 from piper_ray.report.page.tables import groups, rank_groups, stage_groups, stage_table
 from piper_ray.report.terminal import NO_BREAK
-from piper_ray.simulate.options import SimulationOptions
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.simulate.timeline import MemorySteps
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims

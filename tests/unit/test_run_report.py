@@ -16,7 +16,7 @@ from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.run import print_run, promised_share, run_document
 from piper_ray.run.job import RankRun, Run, Stretch
 from piper_ray.run.trace import run_trace, write_run_trace
-from piper_ray.simulate.options import SimulationOptions
+from piper_ray.simulate.run import SimulationOptions
 from tests.run_support import job
 from tests.unit.test_run_job import instance, plan
 

@@ -17,9 +17,8 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName
 from piper_ray.simulate import steady, timeline
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.simulate.stages import pass_times
 from piper_ray.simulate.trace import chrome_trace, write_trace
 from tests.report_cases import small_instance, small_plan

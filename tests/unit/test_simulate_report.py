@@ -9,9 +9,8 @@ import pytest
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.document import simulation_document, to_text
 from piper_ray.report.simulated import findings, print_simulation
-from piper_ray.simulate.options import InFlightRule, SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import InFlightRule, SimulationOptions, simulate
 from tests.report_cases import small_instance, small_plan, string_console
 from tests.simulate_support import GIB, chain, cut
 

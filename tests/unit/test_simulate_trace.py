@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.simulate.trace import chrome_trace
 from tests.simulate_support import GIB, chain, cut
 

@@ -12,9 +12,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.planners import plan as planned
-from piper_ray.simulate.options import SimulationOptions
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import simulate
+from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.formats.plans import PlanClaims
 
 _SAME_TIME = 1e-9

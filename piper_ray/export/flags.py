@@ -1,0 +1,85 @@
+"""The launch arguments of runtimes that a plan decides, by which they are written and read (``flags.toml``)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Literal
+
+from pydantic import Field
+
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.fields import Closed
+
+Value = bool | int | float | str | tuple[str, ...]
+Settings = dict[str, Value]
+"""Arguments by their names in Python (``tensor_model_parallel_size``). A switch is there and true, or not there."""
+
+
+class PlanFlag(Closed):
+    """See ``flags.toml``."""
+
+    name: str
+    says: str = ""
+    kind: Literal["number", "text", "switch", "words"] = "number"
+    fields: list[str] = Field(default=[])
+
+
+class _RuntimeFlags(Closed):
+    written: list[PlanFlag]
+    older: list[PlanFlag]
+    harmless: list[str]
+
+
+class _MegatronFlags(_RuntimeFlags):
+    compared: list[str]
+    mesh: list[str]
+    model: list[str]
+    costly: list[str]
+
+
+class _TitanFlags(_RuntimeFlags):
+    training: list[PlanFlag]
+
+
+class _TorchFlags(Closed):
+    written: list[PlanFlag]
+    schedules: dict[str, str]
+
+
+class _Tables(Closed):
+    megatron: _MegatronFlags
+    torchtitan: _TitanFlags
+    torch: _TorchFlags
+
+
+_TABLES = _Tables.model_validate(parse_toml("flags.toml", files(__package__).joinpath("flags.toml").read_text("utf-8")))
+MEGATRON, TITAN, TORCH = _TABLES.megatron, _TABLES.torchtitan, _TABLES.torch
+
+READ_FLAGS = {flag.name: flag for flag in (*MEGATRON.written, *MEGATRON.older)}
+"""Of Megatron, by name."""
+
+RENAMED_FIELDS = {
+    field.rpartition(".")[2]: flag.name
+    for flag in READ_FLAGS.values()
+    for field in flag.fields
+    if field.rpartition(".")[2] != flag.name
+}
+"""Names of Megatron's arguments by those of fields that are called otherwise."""
+
+READ_FIELDS = frozenset(flag.name for flag in (*TITAN.written, *TITAN.older))
+"""Of torchtitan's table of parallelism."""
+
+
+TORCH_NAMES = {ScheduleName(name): torchs for name, torchs in TORCH.schedules.items()}
+"""Of schedules, as torch knows them."""
+
+
+def flag_of(name: str) -> str:
+    """The flag of an argument by its name in Python."""
+    return "--" + name.replace("_", "-")
+
+
+def true_ones(settings: Settings) -> Settings:
+    """Without switches that are off."""
+    return {name: value for name, value in settings.items() if value is not False}
