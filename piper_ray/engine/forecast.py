@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from piper_ray.engine.lattice.counting import count_pairs
-from piper_ray.engine.lattice.downsets import GrownLattice, build_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 from piper_ray.model.errors import LimitError
 from piper_ray.model.events import Listener, StepFinished
@@ -58,14 +58,29 @@ def memory_bytes(graph: LayerGraph, variants: int, downsets: int) -> float:
 
 def downset_limit(graph: LayerGraph, variants: int, downsets: int | None, memory_limit_bytes: float | None) -> int:
     """How many downsets fit into the limit. Raises LimitError if more are known to come."""
-    limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
-    limit = int(max(0.0, limit_bytes - _PROCESS_BYTES) / bytes_per_downset(graph, variants))
+    limit = downsets_within(graph, variants, memory_limit_bytes)
     if downsets is not None and downsets > limit:
         raise LimitError(
             f"the graph has {downsets:,} downsets, which take about {_gib(memory_bytes(graph, variants, downsets))}; "
-            f"the limit is {_gib(limit_bytes)}. {_WAY_OUT}"
+            f"the limit is {_gib(_limit_bytes(memory_limit_bytes))}. {_WAY_OUT}"
         )
     return limit
+
+
+def downsets_within(graph: LayerGraph, variants: int, memory_limit_bytes: float | None) -> int:
+    """How many fit into the limit, or the machine."""
+    room_bytes = max(0.0, _limit_bytes(memory_limit_bytes) - _PROCESS_BYTES)
+    return int(room_bytes / bytes_per_downset(graph, variants))
+
+
+def _limit_bytes(memory_limit_bytes: float | None) -> float:
+    return memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
+
+
+def note_of_many(downsets: int | None) -> str:
+    """What a solve says that does not list them all. downsets: None if they are too many to count."""
+    counted = "more downsets than can be counted quickly" if downsets is None else f"{downsets:,} downsets"
+    return f"{counted}: those alone are listed that plans as good as the best can use"
 
 
 def machine_memory_bytes() -> float:
@@ -103,10 +118,13 @@ def lattice_within(
     try:
         lattice = build_lattice(graph, limit, expected)
     except LimitError:
-        limit_bytes = memory_limit_bytes or machine_memory_bytes() * _SHARE_OF_MACHINE
-        raise LimitError(
-            f"the graph has more than {limit:,} downsets, all that fit into {_gib(limit_bytes)}. {_WAY_OUT}"
-        ) from None
+        fits = _gib(_limit_bytes(memory_limit_bytes))
+        raise LimitError(f"the graph has more than {limit:,} downsets, all that fit into {fits}. {_WAY_OUT}") from None
+    return lattice, tell_of_lattice(lattice, began_s, listener)
+
+
+def tell_of_lattice(lattice: Lattice, began_s: float, listener: Listener) -> float:
+    """Made since ``began_s``: the seconds."""
     seconds = time.perf_counter() - began_s
     listener(StepFinished("lattice", seconds, f"{lattice.size:,} downsets in {lattice.levels:,} levels"))
-    return lattice, seconds
+    return seconds

@@ -10,7 +10,7 @@ from piper_ray.cost.plan import cost_of
 from piper_ray.cost.variants import layer_without_choice
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.evaluation.evaluations import Evaluations, Memo
-from piper_ray.engine.forecast import downset_limit
+from piper_ray.engine.forecast import downset_limit, note_of_many
 from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.ledger import Ledger, no_plan, stats_of_nothing
 from piper_ray.engine.preparation import Findings, FindingsPoint, Outline, PointShape, Preparation, prepare
@@ -154,8 +154,7 @@ class _LayerSolve:
         """
         request, instance, graph, ledger = self.request, self.request.instance, self.outline.graph, self.ledger
         count = self.outline.downsets
-        downsets = "more downsets than can be counted quickly" if count is None else f"{count:,} downsets"
-        request.note(f"{downsets}: those alone are listed that plans as good as the best can use")
+        request.note(note_of_many(count))
         if request.options.resume is not None:
             request.note("nothing is kept for later of a graph whose downsets are too many to list")
         options = build_options(instance, graph, self.outline.variants)

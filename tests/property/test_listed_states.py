@@ -53,7 +53,7 @@ def listed(problem: Problem, instance: Instance, threshold_s: float, rounds: int
     """On what states reach; None if these do not get as far as all layers."""
     cover = StageCover.of(problem, wide.CELLS)
     assert cover is not None
-    found = Reach(problem, cover).downsets(cover.dual_prices(threshold_s, rounds=rounds), AMPLE)
+    found = Reach(cover).downsets(cover.dual_prices(threshold_s, rounds=rounds), AMPLE)
     assert found is not None
     graph = problem.workload.lattice.graph
     if not any(len(members(row)) == graph.size for row in found):

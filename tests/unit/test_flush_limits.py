@@ -12,8 +12,10 @@ import pytest
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.flush import task_search
-from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, most_stage_s, stage_limits
-from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.path_prices import NO_BOUNDS
+from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, often, room
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import run_task
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import stage_items
@@ -23,7 +25,8 @@ from piper_ray.engine.kernels.flush_states import FINISHED, tails
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
 from piper_ray.engine.kernels.types import IndexArray, StageKey
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.downsets import build_lattice
+from piper_ray.engine.lattice.downsets import build_lattice, chain_lattice
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -33,20 +36,29 @@ from tests.unit.test_kernels_flush import NO_LEVELS, any_tails, random_pipelines
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
-def test_no_stage_takes_more_than_a_batch_leaves_to_it(schedule: int) -> None:
+def test_no_batch_takes_less_than_its_work_and_its_slowest_stage_ask_for(schedule: int) -> None:
+    rng = Random(7)
     for m, stages in random_pipelines(5, 600):
         forward_s, backward_s = stages[:, 0].copy(), stages[:, 1].copy()
-        batch_s = simulate_step(schedule, m, forward_s, backward_s, np.zeros(len(stages)))
+        sync_s = np.array([rng.choice([0.0, rng.uniform(0.0, 9.0)]) for _ in stages])
+        batch_s = simulate_step(schedule, m, forward_s, backward_s, sync_s)
         times_s = forward_s + backward_s
         for more in (0, 3):
-            most_s = most_stage_s(schedule, m, len(stages) + more, float(times_s.sum()), batch_s)
-            assert times_s.max() <= most_s * (1.0 + 1e-12)
+            least_s = times_s.sum() + often(schedule, m, len(stages) + more) * times_s.max() + sync_s[0]
+            assert least_s <= batch_s * (1.0 + 1e-12)
+            rooms = room(schedule, m, len(stages) + more)
+            for behind in range(len(stages) if rooms.size > 0 else 0):
+                back_s, front_s = times_s[-1 - behind :].sum(), times_s[: len(stages) - 1 - behind].sum()
+                spare_s = (batch_s - sync_s[0] - times_s.sum()) * (1.0 + 1e-9) + 1e-12
+                assert times_s[-1 - behind] <= spare_s * (rooms[behind + 1] - rooms[behind])
+                assert back_s <= spare_s * rooms[behind + 1]
+                assert front_s <= spare_s * (rooms[-1] - rooms[behind + 1]) + 1e-12
 
 
 def test_that_is_met_by_even_stages() -> None:
     stages = np.ones(4)
     batch_s = simulate_step(GPIPE, 6, stages, stages, np.zeros(4))
-    assert most_stage_s(GPIPE, 6, 4, 8.0, batch_s) == pytest.approx(2.0)
+    assert 8.0 + often(GPIPE, 6, 4) * 2.0 == pytest.approx(batch_s)
 
 
 class Searched(NamedTuple):
@@ -67,7 +79,7 @@ def searched(schedule: FlushSchedule) -> Iterator[Searched]:
         if workload is None or paths is None:
             continue
         for task in tasks_of(instance, workload, schedule):
-            found = run_task(workload.arrays, None, task, np.array([np.inf, 0.0])).found
+            found = run_task(SearchSpace(workload.arrays), task, np.array([np.inf, 0.0])).found
             if found is not None:
                 yield Searched(seed, workload, paths, task, found.value_s)
 
@@ -77,13 +89,17 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
     fewer = ruled_out = 0
     for one in searched(schedule):
         _, workload, paths, task, batch_s = one
-        work_s = float(task.ahead.ahead_s[0])
+        space = SearchSpace(workload.arrays, True, paths)
 
-        limits = stage_limits(workload.arrays, task.arrays, paths, work_s, batch_s)
+        within, _ = space.within(task, batch_s, lambda: None)
+        assert within is not None
+        limits = within.most_tails
         every, limited = states_within(one, any_tails(task.arrays, workload)), states_within(one, limits)
         assert figures_of_all(limited, workload) == figures_of_all(every, workload), one.seed
         fewer += len(limited.origin) < len(every.origin)
-        ruled_out += int((stage_limits(workload.arrays, task.arrays, paths, work_s, 0.9 * batch_s) < limits).sum())
+        below, proved_s = space.within(task, 0.9 * batch_s, lambda: None)
+        assert proved_s <= batch_s * (1.0 + 1e-9)
+        ruled_out += limits.size if below is None else int((below.most_tails < limits).sum())
     assert fewer > 5
     assert ruled_out > 20
 
@@ -95,18 +111,57 @@ def test_a_task_searched_by_dual_prices_has_the_same_plan(
     monkeypatch.setattr(task_search, "_FEW_STATES", 0)
     compared = 0
     for seed, workload, paths, task, batch_s in searched(schedule):
+        if batch_s == 0.0:  # no bound tells plans apart
+            continue
         for share in (0.97, 1.0, 1.2):
-            priced = run_task(workload.arrays, paths, task, np.array([batch_s * share, 0.0]))
-            plain = run_task(workload.arrays, None, task, np.array([batch_s * share, 0.0]))
-            assert value_s(priced) == value_s(plain), (seed, task.degrees, share)
+            plain = run_task(SearchSpace(workload.arrays), task, np.array([batch_s * share, 0.0]))
+            for space in (SearchSpace(workload.arrays, True, paths), listed_when_wanted(workload, paths)):
+                priced = run_task(space, task, np.array([batch_s * share, 0.0]))
+                assert value_s(priced) == value_s(plain), (seed, task.degrees, share)
             compared += 1
     assert compared > 200
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule) -> None:
+    found = best = 0
+    for _, workload, paths, task, batch_s in searched(schedule):
+        beams = listed_when_wanted(workload, paths).along_beams()
+        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), proves=False)
+        assert result.proved_s <= batch_s * (1.0 + 1e-9)
+        if result.found is not None:
+            found += 1
+            best += result.found.value_s <= batch_s * (1.0 + 1e-9)
+            assert result.found.value_s >= batch_s * (1.0 - 1e-9)
+    assert found > 50
+    assert best > found / 2
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_no_plan_takes_less_work_than_is_told(schedule: FlushSchedule) -> None:
+    """Of tight plans it tells more than the least work of the layers."""
+    dearer = 0
+    for _, workload, _, task, _ in searched(schedule):
+        found = run_task(SearchSpace(workload.arrays), task, np.array([np.inf, 0.0])).found
+        assert found is not None
+        assert task.arrays.work_s <= found.seconds[:, :2].sum() * (1.0 + 1e-9)
+        dearer += task.arrays.work_s > float(task.ahead.ahead_s[0]) * (1.0 + 1e-9)
+    assert dearer > 5
+
+
+def listed_when_wanted(workload: FlushWorkload, paths: PathArrays) -> SearchSpace:
+    """The same layers, of which no task has all downsets."""
+    graph = workload.lattice.graph
+    chain = tables_on(chain_lattice(graph, range(graph.size)), workload.arrays, workload.values)
+    return SearchSpace(chain, True, paths, graph, workload.values)
 
 
 def states_within(one: Searched, limits: IndexArray) -> TailArrays:
     """Of tails of plans that take no more than the best one."""
     control = np.array([one.batch_s, 0.0])
-    status, states = tails(one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, 10**6, control)
+    status, states = tails(
+        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, control
+    )
     assert status == FINISHED
     return states
 
@@ -160,4 +215,5 @@ def tables(instance: Instance) -> tuple[FlushWorkload | None, PathArrays | None]
     if not variants:
         return None, None
     workload = build_workload(instance, build_lattice(build_graph(instance, without_contraction()), 10**6), variants)
-    return workload, build_paths(workload)
+    labelling = Labelling.of(workload.lattice.graph)
+    return workload, None if labelling is None else build_paths(workload, labelling)

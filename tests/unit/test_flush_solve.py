@@ -12,7 +12,7 @@ import pytest
 
 import piper_ray
 from piper_ray.model.constraints import AllDevices, Constraint, SameDegrees, StageCount, TensorParallelDegrees
-from piper_ray.model.errors import LimitError, UsageError
+from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesAdvanced, DegreesSearched, Event, IncumbentFound, StepFinished
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
@@ -27,7 +27,7 @@ from tests.flush_brute_force import plan_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
 from tests.flush_support import solve_flush
-from tests.instances import equal_chain, random_instance, two_towers
+from tests.instances import build, equal_chain, random_instance, tmpc, two_towers
 from tests.lengths import long_after
 
 ONE_F_ONE_B, GPIPE = FlushSchedule.ONE_F_ONE_B, FlushSchedule.GPIPE
@@ -197,7 +197,7 @@ def test_a_gap_ends_the_search() -> None:
     ended = 0
     for seed in range(60):
         instance = uneven_layers(seed)
-        solution = solve_flush(instance, ONE_F_ONE_B, options=SolveOptions(gap=0.2))
+        solution = solve_flush(instance, ONE_F_ONE_B, options=SolveOptions(gap=0.2, threads=1))
         optimum = solve_flush(instance, ONE_F_ONE_B)
         if solution.plan is None or optimum.time_per_sample_s is None:
             assert solution.plan is optimum.plan is None
@@ -231,9 +231,30 @@ def test_a_layer_without_any_choice_is_named() -> None:
     assert first.name in solution.infeasibility.reason
 
 
-def test_too_many_downsets_are_refused() -> None:
-    with pytest.raises(LimitError, match="downsets"):
-        solve_flush(two_towers(40), GPIPE, options=SolveOptions(memory_limit_bytes=1000.0))
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_too_many_downsets_are_listed_as_tasks_want_them(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer is that of all of them."""
+    compared = 0
+    for seed in range(40):
+        instance = random_instance(seed, most_layers=7)
+        with monkeypatch.context() as patch:
+            whole = solve_flush(instance, schedule)
+            patch.setattr("piper_ray.engine.flush.solve._MOST_DOWNSETS", 0)
+            listed = solve_flush(instance, schedule)
+        assert listed.status is whole.status, seed
+        if whole.time_per_sample_s is not None:
+            compared += whole.stats.downsets > len(instance.layers) + 1
+            assert listed.time_per_sample_s == pytest.approx(whole.time_per_sample_s, rel=1e-9)
+    assert compared > 5
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_a_memory_limit_is_kept_by_listing_fewer(schedule: FlushSchedule) -> None:
+    whole = solve_flush(two_towers(20), schedule)
+    found = solve_flush(two_towers(20), schedule, options=SolveOptions(memory_limit_bytes=1000.0))
+    assert (found.status, found.time_per_sample_s) == (Status.OPTIMAL, whole.time_per_sample_s)
 
 
 @pytest.mark.parametrize("microbatches", [1, 2, 3])
@@ -318,7 +339,7 @@ def test_keyboard_interrupt_ends_a_search_with_what_it_has() -> None:
         if isinstance(event, DegreesSearched):
             raise KeyboardInterrupt
 
-    instance = two_towers(12, devices=4, memory_bytes=1e6)
+    instance = two_towers(12, devices=4, memory_bytes=100.0)
     solution = solve_flush(instance, ONE_F_ONE_B, listener=interrupted)
     optimum = solve_flush(instance, ONE_F_ONE_B)
     assert solution.stopped_by == "interrupt"
@@ -359,8 +380,10 @@ def test_what_was_asked_for_is_told_where_no_plan_does_it() -> None:
     assert solution.infeasibility is not None
     assert solution.infeasibility.reason.startswith("no plan of 7 stages with one d and one t fits on 5 devices")
     assert not any(isinstance(event, DegreesSearched) for event in told.events)
-    tight = Told([])
-    assert piper_ray.solve(instance.replace(memory_bytes=4.0), schedule="1f1b", listener=tight).plan is None
+    tight = Told([])  # in sum there is enough
+    halves = {v: {1: [tmpc(1.0, fixed=6.0)]} for v in range(3)}
+    uneven = build(halves, {(0, 1): 1, (1, 2): 1}, devices=2, memory_bytes=10.0)
+    assert piper_ray.solve(uneven, schedule="1f1b", listener=tight).plan is None
     answers = [event.feasible for event in tight.events if isinstance(event, DegreesSearched)]
     assert answers
     assert not any(answers)

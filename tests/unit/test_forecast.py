@@ -8,6 +8,7 @@ import pytest
 
 from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.preparation import prepare
 from piper_ray.engine.preview import forecast_solve
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import LimitError
@@ -60,7 +61,7 @@ def test_a_limit_that_the_forecast_keeps_is_kept() -> None:
     options = SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 1.001)
     assert solve(instance, options=options).status is Status.OPTIMAL
     with pytest.raises(LimitError):
-        solve(instance, options=SolveOptions(threads=1, memory_limit_bytes=memory_bytes * 0.99), schedule="1f1b")
+        prepare(instance, Restrictions(), memory_bytes * 0.99)
 
 
 def no_enumeration(graph: LayerGraph, limit: int) -> Lattice:
@@ -80,7 +81,7 @@ def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
 ) -> None:
     monkeypatch.setattr("piper_ray.engine.forecast.build_lattice", no_enumeration)
     with pytest.raises(LimitError) as refusal:
-        solve(instance, options=SolveOptions(memory_limit_bytes=4 * 2**30), schedule="1f1b")
+        prepare(instance, Restrictions(), 4.0 * 2**30)
     text = str(refusal.value)
     assert f"{downsets:,} downsets" in text
     assert "the limit is 4.0 GiB" in text
@@ -90,19 +91,36 @@ def test_a_lattice_that_cannot_fit_is_refused_before_it_is_enumerated(
 
 def test_a_limit_of_little_is_not_told_as_none() -> None:
     with pytest.raises(LimitError, match=r"the limit is 1\.0 MiB\."):
-        solve(graph_only(range(12), []), options=SolveOptions(memory_limit_bytes=2**20), schedule="1f1b")
+        prepare(graph_only(range(12), []), Restrictions(), 2.0**20)
 
 
 def test_without_a_limit_the_machine_is_the_limit() -> None:
     with pytest.raises(LimitError, match=r"1,152,921,504,606,846,976 downsets, which take about .* GiB"):
-        solve(graph_only(range(60), []), schedule="1f1b")
+        prepare(graph_only(range(60), []), Restrictions())
 
 
 def test_a_lattice_that_cannot_be_counted_is_refused_when_it_outgrows_the_limit() -> None:
     instance = random_graph(Random(5), 200, 0.03)
     limit_bytes = forecast_solve(two_towers(50)).memory_bytes
     with pytest.raises(LimitError, match=r"more than [\d,]+ downsets, all that fit into .*--memory-limit"):
-        solve(instance, options=SolveOptions(memory_limit_bytes=limit_bytes), schedule="1f1b")
+        prepare(instance, Restrictions(), limit_bytes)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize(
+    "instance",
+    [
+        graph_only(range(60), []),
+        graph_only(range(120), [(v, v + 1) for v in range(119) if (v + 1) % 5]),
+        random_graph(Random(5), 200, 0.03),
+    ],
+    ids=["independent layers", "independent chains", "entangled"],
+)
+def test_no_graph_is_without_a_plan_under_a_flush(instance: Instance, schedule: str) -> None:
+    """These fill all devices evenly, with any order of the layers."""
+    solution = solve(instance, schedule=schedule)
+    assert solution.status is Status.OPTIMAL
+    assert solution.plan is not None
 
 
 def test_under_2bw_what_plans_can_use_is_enough() -> None:

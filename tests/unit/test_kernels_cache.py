@@ -304,7 +304,7 @@ def kept(compiled: Path, tmp_path: Path) -> Path:
         1,
         [
             ("solve", "selection.exact_fit"),  # which others call where it lies
-            ("solve", "enumeration.enumerate_downsets"),
+            ("solve", "downsets.enumerate_downsets"),
             ("frontier", "evaluation.evaluate_runs"),
         ],
     ),
@@ -321,7 +321,7 @@ def test_the_program_says_when_it_compiles_and_only_then(kept: Path, tmp_path: P
 
 def test_the_program_goes_on_without_a_damaged_kernel_and_without_room(kept: Path, tmp_path: Path) -> None:
     small, environment = write_small(tmp_path), {"NUMBA_CACHE_DIR": str(kept)}
-    (entry,) = kept.glob("*/enumeration.enumerate_downsets.*")
+    (entry,) = kept.glob("*/downsets.enumerate_downsets.*")
     whole = entry.read_bytes()
     entry.write_bytes(whole[: len(whole) // 2])
     result = run("solve", small, env=environment)

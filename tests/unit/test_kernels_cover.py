@@ -30,7 +30,9 @@ def test_dearest_stage_is_that_of_all_stages(seed: int) -> None:
     budget_s = np.array([rng.uniform(2, 10) for _ in range(2)])
     devices = np.array([1, 3])
     price = np.array([rng.uniform(0, 1) for _ in range(graph.size)])
-    kinds = StageKinds(devices, np.array([0, 0]), weight_s, budget_s, labelling.charges_s(*edges_s)[None, :].copy())
+    kinds = StageKinds(
+        devices, np.array([0, 0]), weight_s, budget_s, labelling.charges.seconds(*edges_s)[None, :].copy()
+    )
     expected = 0.0
     for i, j in made.pairs():
         outer, inner = made.sets[i], made.sets[j]
@@ -64,7 +66,7 @@ def test_least_spent_is_that_of_the_stage_itself(seed: int) -> None:
     assert labelling is not None
     incoming_s, outgoing_s = (np.array([rng.uniform(0, 2) for _ in graph.edges]) for _ in range(2))
     weight_s = np.array([rng.uniform(0.5, 3) for _ in range(graph.size)])
-    charge_s = labelling.charges_s(incoming_s, outgoing_s)
+    charge_s = labelling.charges.seconds(incoming_s, outgoing_s)
     between: dict[frozenset[int], set[float]] = {}
     for i, j in [*made.pairs(), *((i, i) for i in range(len(made.sets)))]:
         outer, inner = made.sets[i], made.sets[j]

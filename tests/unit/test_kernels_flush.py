@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.kernels.flush_choices import EXACT, FEW, MERGED, NONE_FITS, choice_front, least_time_choice
@@ -246,7 +247,14 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
             assert workload is not None
             control = np.array([np.inf, 0.0])
             status, states = tails(
-                workload.arrays, task.arrays, task.ahead, any_tails(task.arrays, workload), NO_LEVELS, 10**6, control
+                workload.arrays,
+                task.arrays,
+                task.ahead,
+                any_tails(task.arrays, workload),
+                NO_LEVELS,
+                NO_BOUNDS,
+                10**6,
+                control,
             )
             assert status == FINISHED
             kept = kept_figures(states)
@@ -288,7 +296,7 @@ def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
             for levels in (NO_LEVELS, np.array([[k, 2.0 * k] for k in range(0, 40, 2)])):
                 control = np.array([np.inf, 0.0])
                 _, states = tails(
-                    workload.arrays, arrays, task.ahead, any_tails(arrays, workload), levels, 10**6, control
+                    workload.arrays, arrays, task.ahead, any_tails(arrays, workload), levels, NO_BOUNDS, 10**6, control
                 )
                 m = workload.arrays.bits.shape[0]
                 top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))

@@ -14,7 +14,7 @@ from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover, edge
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
 from piper_ray.engine.evaluation.state_tables import StateTables
 from piper_ray.engine.evaluation.threshold import evaluate_threshold
-from piper_ray.engine.kernels.reach import ReachKinds
+from piper_ray.engine.kernels.reach import ReachKinds, ReachLimits
 from piper_ray.engine.kernels.types import BitArray
 from piper_ray.engine.lattice.bits import members
 from piper_ray.engine.lattice.contraction import without_contraction
@@ -43,7 +43,7 @@ def every_layer_has_a_choice(instance: Instance) -> bool:
     return layer_without_choice(instance, variants) is None
 
 
-def by_definition(problem: Problem, kinds: ReachKinds, dual_prices: DualPrices) -> Reached:
+def by_definition(problem: Problem, kinds: ReachKinds, limits: ReachLimits, dual_prices: DualPrices) -> Reached:
     """By size, from every set to every larger one."""
     graph, cluster = problem.workload.lattice.graph, problem.cluster
     in_s, out_s = edges_s(problem)
@@ -66,12 +66,20 @@ def by_definition(problem: Problem, kinds: ReachKinds, dual_prices: DualPrices) 
                 spent_s += sum(out_s[e, r] for e, (u, v, _) in enumerate(graph.edges) if u in stage and v in behind)
                 y = 1 + math.ceil(later / d)
                 held = sum(kinds.least_a[v, r] * y + kinds.least_b[v, r] + kinds.least_shared[v, r] / d for v in stage)
+                ahead = sum(limits.share[v] for v in range(graph.size) if v not in outer)
+                for e, (u, v, _) in enumerate(graph.edges):
+                    if u not in outer and v in outer:
+                        ahead += min(
+                            out_s[e, kinds.variant[other]] * kinds.devices[other] / kinds.budget_s[other]
+                            for other in range(kinds.degree.size)
+                        )
                 wasted = used + kinds.devices[q] - sum(dual_prices.of_vertex[v] for v in outer)
                 if (
                     spent_s <= kinds.budget_s[q] * (1 + 1e-9)
                     and held <= cluster.memory_bytes * (1 + 1e-9)
                     and later + d <= cluster.data_parallel_limit
                     and wasted <= spare + 1e-9
+                    and ahead <= (cluster.devices - used - kinds.devices[q]) * (1 + 1e-9) + 1e-9
                 ):
                     ways.append((used + int(kinds.devices[q]), later + d))
             if ways:
@@ -93,19 +101,22 @@ def test_reached_by_definition(seed: int) -> None:
         return
     best = brute_force(instance) if len(instance.layers) <= 4 else None
     problem, cover = covered(instance)
-    reach = Reach(problem, cover)
+    reach = Reach(cover)
     first_s = problem.lower_bound_s() if best is None else float(best.time_per_sample_s)
     for factor, rounds in ((1.0, 30), (1.1, 3), (1.6, 1)):
         dual_prices = cover.dual_prices(first_s * factor, rounds=rounds)
         found = reach.downsets(dual_prices, AMPLE)
         assert found is not None
-        assert as_sets(found) == by_definition(problem, reach.kinds(dual_prices), dual_prices).keys()
+        kinds = reach.kinds(dual_prices)
+        limits = reach.limits(dual_prices, kinds)
+        assert (limits.first_share == limits.share).all()
+        assert as_sets(found) == by_definition(problem, kinds, limits, dual_prices).keys()
 
 
 def on_all_and_on_reached(instance: Instance, threshold_s: float) -> tuple[list[object], list[object]]:
     """The answer of an evaluation of the whole lattice, and of what is reached."""
     problem, cover = covered(instance)
-    found = Reach(problem, cover).downsets(cover.dual_prices(threshold_s), AMPLE)
+    found = Reach(cover).downsets(cover.dual_prices(threshold_s), AMPLE)
     assert found is not None
     workload = LatticeTables.build(listed_lattice(problem.workload.lattice.graph, found), problem.workload.options)
     degrees = Restrictions().data_parallel_degrees(instance)
@@ -146,7 +157,7 @@ def test_more_vertices_than_a_word_has_bits() -> None:
 
 def test_no_more_than_there_is_room_for() -> None:
     problem, cover = covered(parallel_branches(3, 5))
-    reach, dual_prices = Reach(problem, cover), cover.dual_prices(problem.lower_bound_s() * 2.0, rounds=1)
+    reach, dual_prices = Reach(cover), cover.dual_prices(problem.lower_bound_s() * 2.0, rounds=1)
     all_of_them = reach.downsets(dual_prices, AMPLE)
     assert all_of_them is not None
     steps = reach.steps
@@ -157,14 +168,14 @@ def test_no_more_than_there_is_room_for() -> None:
 
 def test_room_grows_as_it_is_needed() -> None:
     problem, cover = covered(parallel_branches(1, 13, devices=4))
-    found = Reach(problem, cover).downsets(cover.dual_prices(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
+    found = Reach(cover).downsets(cover.dual_prices(problem.lower_bound_s() * 4.0, rounds=1), AMPLE)
     assert found is not None
     assert len(as_sets(found)) > 8192
 
 
 def test_a_beam_follows_those_that_waste_least() -> None:
     problem, cover = covered(two_towers(10, devices=8))
-    reach, dual_prices = Reach(problem, cover), cover.dual_prices(problem.lower_bound_s() * 1.3, rounds=20)
+    reach, dual_prices = Reach(cover), cover.dual_prices(problem.lower_bound_s() * 1.3, rounds=20)
     whole = reach.downsets(dual_prices, AMPLE)
     assert whole is not None
     for width in (1, 4, 10**6):
@@ -184,4 +195,4 @@ def test_a_check_ends_it() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        Reach(problem, cover).downsets(cover.dual_prices(problem.lower_bound_s() * 2.0), AMPLE, check=end)
+        Reach(cover).downsets(cover.dual_prices(problem.lower_bound_s() * 2.0), AMPLE, check=end)

@@ -25,7 +25,7 @@ def test_paths_are_the_stages_and_what_they_pay(seed: int) -> None:
     assert found is not None
     rng = np.random.default_rng(seed)
     incoming_s, outgoing_s = rng.random(len(graph.edges)), rng.random(len(graph.edges))
-    charges_s = found.charges_s(incoming_s, outgoing_s)
+    charges_s = found.charges.seconds(incoming_s, outgoing_s)
     paths = _paths(found, charges_s)
     expected: dict[frozenset[int], list[float]] = {}
     for i, outer in enumerate(made.sets):

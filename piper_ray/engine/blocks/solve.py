@@ -16,6 +16,7 @@ from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.flush.search import FlushSearch
 from piper_ray.engine.flush.solve import instance_under, solve_under_flush
+from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.task_search import ChosenStages, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -138,7 +139,7 @@ class UnderFlush(_WithOneDegree):
         request, workload = self.request, self._chain(known.plan)
         ledger = Ledger[ChosenStages](request.instance.microbatches, limits, started_s=request.started_s)
         with closing(ThreadWorkers(request.options.threads or usable_cores())) as workers:
-            ledger.run(FlushSearch(workload.arrays, self._tasks(workload), workers, ledger))
+            ledger.run(FlushSearch(SearchSpace(workload.arrays), self._tasks(workload), workers, ledger))
         if ledger.best is None:
             return Improved(known.plan, known.time_per_sample_s, ledger.stopped_by)
         plan = build_flush_plan(request.instance, workload, ledger.best)

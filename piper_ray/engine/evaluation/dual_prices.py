@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,7 @@ from piper_ray.engine.kernels.cover import (
     least_spent_s,
     solve_in_box,
 )
-from piper_ray.engine.kernels.reach import StagePaths
+from piper_ray.engine.kernels.reach import ReachKinds, StagePaths
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import members_of, offsets
 from piper_ray.engine.lattice.labelling import Labelling
@@ -76,18 +77,88 @@ class DualPrices:
         return threshold_s <= self.threshold_s
 
 
-class Cover(ABC):
-    """The fractional covers of layers by stages, at any threshold. devices: those there are. most_cells: of the grid of
-    times."""
+class PlanLimits(NamedTuple):
+    """Of all plans: devices, sum of data-parallel degrees, bytes of a device, and microbatches in flight."""
 
-    def __init__(self, moves: LabelMoves, devices: int, most_cells: int = _CELLS) -> None:
-        self.moves, self._devices, self._most_cells = moves, devices, most_cells
+    devices: int
+    data_parallel_sum: int
+    memory_bytes: float
+    in_flight: int
+
+
+class LabelledStages(NamedTuple):
+    """All stages of a graph as paths, with the least that their borders cost. moves, label: see ``Labelling``."""
+
+    moves: LabelMoves
+    label: IndexArray
+    charge_s: FloatArray  # float64[r, moves], of a stage
+    front_s: FloatArray  # float64[r, moves], of those in front of it
+
+    @classmethod
+    def of(cls, labelling: Labelling, in_s: FloatArray, out_s: FloatArray) -> LabelledStages:
+        """in_s, out_s: float64[r, e], what an edge costs the stage of its head, and of its tail, in both directions."""
+        pairs = list(zip(in_s, out_s, strict=True))
+        charge_s, front_s = (
+            np.stack([charges.seconds(*pair) for pair in pairs])
+            for charges in (labelling.charges, labelling.front_charges)
+        )
+        return frozen(cls(labelling.moves, labelling.label, charge_s, front_s))
+
+    @property
+    def paths(self) -> StagePaths:
+        """As the search for downsets has them."""
+        moves, label = self.moves, self.label
+        state_start = offsets(moves.states)
+        step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
+        source = state_start[step] + moves.source
+        target = np.full((int(state_start[-1]), 3), -1, np.int64)
+        target[source, label] = state_start[step + 1] + moves.target
+        charges_s = np.zeros((2, self.charge_s.shape[0], *target.shape))
+        charges_s[:, :, source, label] = self.charge_s, self.front_s
+        return frozen(StagePaths(moves.order, state_start, target, *charges_s))
+
+
+class Cover(ABC):
+    """The fractional covers of layers by stages, at any threshold. most_cells: of the grid of times.
+
+    first_s: float64[n], what layers cost the first stage of a plan at least beyond what they cost others, where each
+    stage takes one device.
+    """
+
+    def __init__(self, stages: LabelledStages, limits: PlanLimits, most_cells: int = _CELLS) -> None:
+        self.stages, self.limits, self._most_cells = stages, limits, most_cells
+        self.first_s = np.zeros(stages.moves.order.size)
         # What was found at a threshold keeps every higher one.
-        self._stages: list[tuple[BoolArray, float, float]] = []
+        self._known: list[tuple[BoolArray, float, float]] = []
+
+    def pay(self, stages: LabelledStages) -> None:
+        """Other costs of borders from now on."""
+        if not np.array_equal(stages.charge_s, self.stages.charge_s):
+            self._known = []
+        self.stages = stages
 
     @abstractmethod
     def kinds_at(self, keep_s: float) -> StageKinds:
         """The stages that there are, and what they may spend where none takes longer."""
+
+    @abstractmethod
+    def with_memory(self, kinds: StageKinds) -> ReachKinds:
+        """The same kinds with what their layers hold at least."""
+
+    def kinds(self, dual_prices: DualPrices) -> StageKinds:
+        """Those of which some stage may keep the threshold and waste no more devices than plans can spare."""
+        spare = self.limits.devices - dual_prices.devices
+        kinds = self.kinds_at(kept_s(dual_prices.threshold_s))
+        inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
+        useful = []
+        for kind, devices in enumerate(kinds.devices.tolist()):
+            least, alone = 1.0 - spare / devices - _GUARD, _some(kinds, slice(kind, kind + 1))
+            _, found = dearest_stage(
+                self.stages.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
+            )
+            if found >= 0:
+                useful.append(kind)
+        return _some(kinds, useful)
 
     def dual_prices(
         self,
@@ -104,14 +175,16 @@ class Cover(ABC):
         if not np.isfinite(alone).all():
             return DualPrices(threshold_s, np.zeros(alone.size))
         trial = start.of_vertex if start is not None and start.devices > 0.0 else alone
-        ascent = _Ascent(self.moves, kinds, self._most_cells)
-        for inside, devices, known_at_s in self._stages:
+        ascent = _Ascent(self.stages.moves, kinds, self._most_cells)
+        for inside, devices, known_at_s in self._known:
             if known_at_s <= threshold_s:
                 ascent.program.add(inside, devices)
-        devices = self._devices
+        devices = self.limits.devices
         found = ascent.run(np.minimum(trial, devices), min(until, _FAR_TOO_MANY * devices), rounds, check)
-        self._stages += [(inside, devices, threshold_s) for inside, devices in ascent.found]
-        return DualPrices(threshold_s, found * (1.0 - _GUARD))
+        self._known += [(inside, devices, threshold_s) for inside, devices in ascent.found]
+        # No stage has more than its share of time; what is found on a grid of times may be worse.
+        best = max(found, alone, key=np.sum)
+        return DualPrices(threshold_s, best * (1.0 - _GUARD))
 
 
 class StageCover(Cover):
@@ -119,10 +192,13 @@ class StageCover(Cover):
 
     def __init__(self, problem: Problem, labelling: Labelling, most_cells: int = _CELLS) -> None:
         options, least, cluster = problem.options, problem.workload.options.least, problem.cluster
-        super().__init__(labelling.moves, cluster.devices, most_cells)
-        self._problem, self._labelling = problem, labelling
         in_s, out_s = edges_s(problem)
-        self._charge_s = np.stack([labelling.charges_s(in_s[:, r], out_s[:, r]) for r in range(options.degree.size)])
+        super().__init__(
+            LabelledStages.of(labelling, in_s.T, out_s.T),
+            PlanLimits(cluster.devices, cluster.data_parallel_limit, cluster.memory_bytes, cluster.data_parallel_limit),
+            most_cells,
+        )
+        self._problem = problem
         self._kinds = [
             (r, int(d))
             for r in range(options.degree.size)
@@ -138,19 +214,6 @@ class StageCover(Cover):
         labelling = Labelling.of(problem.workload.lattice.graph)
         return None if labelling is None else cls(problem, labelling, most_cells)
 
-    @property
-    def paths(self) -> StagePaths:
-        """All stages, with the least that their borders cost."""
-        moves, label = self.moves, self._labelling.label
-        state_start = offsets(moves.states)
-        step = np.repeat(np.arange(moves.order.size), np.diff(moves.move_start))
-        source = state_start[step] + moves.source
-        target = np.full((int(state_start[-1]), 3), -1, np.int64)
-        target[source, label] = state_start[step + 1] + moves.target
-        charge_s = np.zeros((self._charge_s.shape[0], *target.shape))
-        charge_s[:, source, label] = self._charge_s
-        return frozen(StagePaths(moves.order, state_start, target, charge_s))
-
     @staticmethod
     def least_round_s(problem: Problem) -> float:
         """Of the best labelling that a graph of this size can have."""
@@ -159,21 +222,7 @@ class StageCover(Cover):
     @property
     def round_s(self) -> float:
         """What a round takes, roughly."""
-        return _MOVE_S * self.moves.source.size * len(self._kinds)
-
-    def kinds(self, dual_prices: DualPrices, spare: float) -> StageKinds:
-        """Those of which some stage may keep the threshold and waste no more than ``spare`` devices."""
-        kinds = self.kinds_at(kept_s(dual_prices.threshold_s))
-        inside = np.zeros(dual_prices.of_vertex.size, np.bool_)
-        useful = []
-        for kind, devices in enumerate(kinds.devices.tolist()):
-            least, alone = 1.0 - spare / devices - _GUARD, _some(kinds, slice(kind, kind + 1))
-            _, found = dearest_stage(
-                self.moves, alone, self._most_cells, dual_prices.of_vertex, least, np.ones(1), inside
-            )
-            if found >= 0:
-                useful.append(kind)
-        return _some(kinds, useful)
+        return _MOVE_S * self.stages.moves.source.size * len(self._kinds)
 
     def kinds_at(self, keep_s: float) -> StageKinds:
         degree = self._problem.options.degree
@@ -183,7 +232,22 @@ class StageCover(Cover):
             variant=np.array([r for r, _ in self._kinds], np.int64),
             weight_s=np.stack([weight_s for weight_s, _ in rows]),
             budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _GUARD),
-            charge_s=self._charge_s,
+            charge_s=self.stages.charge_s,
+        )
+
+    def with_memory(self, kinds: StageKinds) -> ReachKinds:
+        least = self._problem.workload.options.least
+        return frozen(
+            ReachKinds(
+                variant=kinds.variant,
+                degree=kinds.devices // self._problem.options.degree[kinds.variant],
+                devices=kinds.devices,
+                weight_s=kinds.weight_s,
+                budget_s=kinds.budget_s,
+                least_a=np.ascontiguousarray(least.least_a),
+                least_b=np.ascontiguousarray(least.least_b),
+                least_shared=np.ascontiguousarray(least.least_shared),
+            )
         )
 
     def _row(self, r: int, d: int, keep_s: float) -> tuple[FloatArray, float]:

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from piper_ray.engine.evaluation.dual_prices import DualPrices, StageCover
+from piper_ray.engine.evaluation.dual_prices import Cover, DualPrices
 from piper_ray.engine.kernels.reach import Reached, ReachKinds, ReachLimits, file_reached, reach_from
-from piper_ray.engine.kernels.types import BitArray, IndexArray, frozen
-from piper_ray.engine.tables.problem import Problem
+from piper_ray.engine.kernels.types import BitArray, IndexArray
 
 _FIRST_ROOM = 4096
 _AT_ONCE = 256
 _STEPS_AT_ONCE = 5_000_000
 """Of one kernel call, which cannot be interrupted."""
 
+_TINY, _MUCH = np.finfo(float).tiny, 1e300
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
 
 
@@ -41,13 +41,13 @@ class Beam:
 
 
 class Reach:
-    """For one problem, whatever downsets its own lattice has. steps: those that the last search took, see ``Room``.
-    outgrown: it ended for want of room for downsets.
+    """For the layers and stages of one cover. steps: those that the last search took, see ``Room``. outgrown: it ended
+    for want of room for downsets.
     """
 
-    def __init__(self, problem: Problem, cover: StageCover) -> None:
-        self._problem, self._cover = problem, cover
-        self._paths = cover.paths
+    def __init__(self, cover: Cover) -> None:
+        self._cover = cover
+        self._paths = cover.stages.paths
         self.steps = 0
         self.outgrown = False
 
@@ -58,9 +58,9 @@ class Reach:
         they need more than the room. Without V if there is no such plan. ``check`` may raise, to end it.
         """
         n = self._paths.order.size
-        limits = self.limits(dual_prices, beam)
         self.steps, self.outgrown = 0, False
         kinds = self.kinds(dual_prices)
+        limits = self.limits(dual_prices, kinds, beam)
         reached = _empty_set_alone(min(room.downsets, _FIRST_ROOM), max(1, (n + 63) // 64))
         kept: list[IndexArray] = []
         for size in range(n + 1):
@@ -87,34 +87,32 @@ class Reach:
                         reached = grown(reached, min(room.downsets + 1, 4 * reached.devices.size))
         return reached.bits[np.concatenate(kept)]
 
-    def limits(self, dual_prices: DualPrices, beam: Beam | None = None) -> ReachLimits:
-        """Of the search for downsets at these dual prices."""
-        cluster = self._problem.cluster
-        spare = cluster.devices - dual_prices.devices
+    def limits(self, dual_prices: DualPrices, kinds: ReachKinds, beam: Beam | None = None) -> ReachLimits:
+        """Of the search for downsets at these dual prices, by stages of these kinds."""
+        limits, paths = self._cover.limits, self._paths
+        spare = limits.devices - dual_prices.devices
+        # Of no time nothing has a share.
+        a_second = np.where(kinds.budget_s > 0.0, kinds.devices / np.maximum(kinds.budget_s, _TINY), 0.0)
+        front = np.full(paths.target.shape, _MUCH)
+        for r, devices in zip(kinds.variant.tolist(), a_second.tolist(), strict=True):
+            front = np.minimum(front, paths.front_s[r] * devices)
+        share = (kinds.weight_s * a_second[:, None]).min(axis=0, initial=_MUCH)
         return ReachLimits(
+            devices=limits.devices,
+            share=share,
+            first_share=share + self._cover.first_s * a_second.min(initial=_MUCH),
+            front=front,
             price=dual_prices.of_vertex,
             spare=spare,
             early=spare if beam is None else min(beam.early, spare),
-            data_parallel_sum=cluster.data_parallel_limit,
-            memory_bytes=cluster.memory_bytes,
+            data_parallel_sum=limits.data_parallel_sum,
+            memory_bytes=limits.memory_bytes,
+            in_flight=limits.in_flight,
         )
 
     def kinds(self, dual_prices: DualPrices) -> ReachKinds:
         """Stages of other kinds waste more than plans can spare."""
-        problem, least = self._problem, self._problem.workload.options.least
-        kinds = self._cover.kinds(dual_prices, problem.cluster.devices - dual_prices.devices)
-        return frozen(
-            ReachKinds(
-                variant=kinds.variant,
-                degree=kinds.devices // problem.options.degree[kinds.variant],
-                devices=kinds.devices,
-                weight_s=kinds.weight_s,
-                budget_s=kinds.budget_s,
-                least_a=np.ascontiguousarray(least.least_a),
-                least_b=np.ascontiguousarray(least.least_b),
-                least_shared=np.ascontiguousarray(least.least_shared),
-            )
-        )
+        return self._cover.with_memory(self._cover.kinds(dual_prices))
 
 
 def _least_waste(reached: Reached, sources: IndexArray, dual_prices: DualPrices) -> IndexArray:

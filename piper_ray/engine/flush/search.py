@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.stage_limits import PathArrays
-from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of, pricing_call
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.flush_types import FlushTables
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
 
-_FIRST_SHARE = 0.005
+FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
 _STEP = 0.03
@@ -32,19 +31,19 @@ Degrees = tuple[int, int]
 @dataclass
 class FlushSearch:
     """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
-    plans takes less. origin: what finds its plans, as events tell it. paths: for dual prices, where the lattice is
-    large. proves: whether bounds are to meet plans; a search for an early plan alone need not do so.
+    plans takes less. origin: what finds its plans, as events tell it. proves: whether bounds are to meet plans; a
+    search for an early plan alone need not do so. first_share: how far above the bound plans are sought first.
     """
 
-    tables: FlushTables
+    space: SearchSpace
     tasks: Sequence[DegreePair]
     workers: Workers
     ledger: Ledger[ChosenStages]
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
     memo: TaskMemo | None = None
     origin: str = "search"
-    paths: PathArrays | None = None
     proves: bool = True
+    first_share: float = FIRST_SHARE
 
     def __post_init__(self) -> None:
         self.states = 0
@@ -83,19 +82,52 @@ class FlushSearch:
         """As ``proved_s``, for a search with fewer plans."""
         return {case.task.degrees: case.lower_s for case in self._cases.values()}
 
-    def improve(self, tables: FlushTables, tasks: Sequence[DegreePair]) -> None:
-        """Plans of a lattice with fewer downsets, for an early upper bound. It proves nothing."""
+    def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
+        """Plans on fewer downsets, for an early upper bound; what is proved there of all plans of a task is kept."""
         ledger = self.ledger
-        chain = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
-        search = FlushSearch(tables, tasks, self.workers, chain, origin="chain", proves=False)
-        chain.run(search)
+        some = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
+        search = FlushSearch(space, tasks, self.workers, some, origin=origin, proves=False, first_share=first_share)
+        some.run(search)
         self.found += search.found
+        proved_s = {case.task.degrees: case.proved_s for case in search._cases.values()}
+        for case in self._cases.values():
+            case.lower_s = max(case.lower_s, proved_s.get(case.task.degrees, 0.0))
+
+    @property
+    def open_tasks(self) -> list[DegreePair]:
+        """Those that may have a faster plan than is known, with what is proved of them."""
+        open_cases = (case for case in self._cases.values() if case.lower_s < self.ledger.upper_s)
+        return [replace(case.task, lower_s=case.lower_s) for case in open_cases]
+
+    def find_prices(self) -> None:
+        """Of all tasks that may have a faster plan than is known."""
+        self.ledger.run(_Pricing(self))
+
+    def price_tasks(self) -> Generator[None, None, None]:
+        """One after the other, each a call."""
+        workers, waiting = self.workers, list(reversed(self.open_tasks))
+        running = 0
+        try:
+            while waiting or running:
+                while waiting and running < workers.width:
+                    workers.give(pricing_call(self.space, waiting.pop()))
+                    running += 1
+                for finished in workers.done(_LOOK_S):
+                    running -= 1
+                    prices = finished.result
+                    if prices is not None:
+                        case = self._cases[finished.call.key.order]
+                        case.task = replace(case.task, prices=prices)
+                        case.lower_s = max(case.lower_s, prices.bound_s)
+                yield
+        finally:
+            workers.recall()
 
     def efforts(self) -> Generator[None, None, None]:
         """From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at
         that takes more than the best plan, and what is not found is proved not to be there.
         """
-        ledger, share, index = self.ledger, _FIRST_SHARE, 0
+        ledger, share, index = self.ledger, self.first_share, 0
         try:
             while self.tasks and not self._is_near():
                 index += 1
@@ -111,7 +143,7 @@ class FlushSearch:
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
                 # A step that does not raise the bound, as from 0, is not to be made again.
                 rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
-                if self.paths is not None and rose and np.isfinite(ledger.upper_s):
+                if self.space.is_large and rose and np.isfinite(ledger.upper_s):
                     share = min(share, _STEP)
         finally:
             self._ended_s = time.perf_counter()
@@ -133,7 +165,7 @@ class FlushSearch:
                     if known is not None:
                         self._take(task, known)
                         continue
-                    workers.give(call_of(self.tables, self.paths, task, self._bound_s, proves=self.proves))
+                    workers.give(call_of(self.space, task, self._bound_s, proves=self.proves))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S):
@@ -162,7 +194,8 @@ class FlushSearch:
             self._lower_bound(result.found.value_s)
         # What is proved holds for the bound that the task had; that was never below the one that there is now.
         proved_s = min(result.lower_s, self._bound_s)
-        case.lower_s = max(case.lower_s, proved_s)
+        case.proved_s = max(case.proved_s, result.proved_s)
+        case.lower_s = max(case.lower_s, proved_s, case.proved_s)
         case.left_open = result.left_open or case.left_open
         if result.found is not None:
             self.found.append(result.found)
@@ -170,12 +203,26 @@ class FlushSearch:
         return proved_s
 
 
+@dataclass(frozen=True)
+class _Pricing:
+    """The rule of finding prices, which proves as much as they do."""
+
+    search: FlushSearch
+    left_open: StoppedBy | None = None
+
+    def efforts(self) -> Generator[None, None, None]:
+        """As many as there are tasks."""
+        return self.search.price_tasks()
+
+
 @dataclass
 class _Case:
-    """A task, and what is known of it. left_open: why its bound could not be met."""
+    """A task, and what is known of it. lower_s: proved of its plans in the space of the search; proved_s: of all of
+    them. left_open: why its bound could not be met."""
 
     task: DegreePair
     lower_s: float
+    proved_s: float = 0.0
     searched: bool = False
     looked_through: bool = False
     left_open: StoppedBy | None = None

@@ -7,19 +7,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
-from piper_ray.engine.flush.search import Degrees, FlushSearch
-from piper_ray.engine.flush.stage_limits import PathArrays, build_paths
+from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
+from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.stage_limits import build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
-from piper_ray.engine.forecast import lattice_within, tell_of_options
+from piper_ray.engine.forecast import downsets_within, note_of_many, tell_of_lattice, tell_of_options
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import chain_lattice
-from piper_ray.engine.lattice.layer_graph import build_graph
+from piper_ray.engine.lattice.downsets import GrownLattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.labelling import Labelling
+from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
 from piper_ray.model.figures import memory_text, plural
@@ -32,6 +36,9 @@ from piper_ray.model.solution import DegreeStats, Infeasibility, Solution, Solve
 
 _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""
+
+_MOST_DOWNSETS = 200_000
+"""Of more than so many those alone are listed that plans can use."""
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -85,7 +92,7 @@ class FlushSeries:
         ):
             memo = None if checkpoint is None else TaskMemo(checkpoint)
             tasks = problem.tasks(problem.workload, instance)
-            search = FlushSearch(problem.workload.arrays, tasks, workers, ledger, proved_s, memo, paths=problem.paths)
+            search = FlushSearch(problem.space, tasks, workers, ledger, proved_s, memo)
             usable = (x for k, x in self._found.items() if k == devices or (k < devices and not every))
             best = min(usable, key=preference, default=None)
             if best is not None:
@@ -105,7 +112,8 @@ class FlushSeries:
 class _Problem:
     """What is solved, on as many devices as ``instance`` has or fewer.
 
-    lattice_s, stage_costs_s: what making it took.
+    workload: on all downsets; where these are too many, on a chain (``is_wide``). downsets: None for too many to count.
+    labelling: where it was looked for. lattice_s, stage_costs_s: what making it took.
     """
 
     instance: Instance
@@ -114,13 +122,15 @@ class _Problem:
     step: StepTerms
     variants: tuple[Variant, ...]
     workload: FlushWorkload
+    downsets: int | None
+    is_wide: bool
+    labelling: Labelling | None
     lattice_s: float
     stage_costs_s: float
 
     @classmethod
     def of(cls, request: SolveRequest, schedule: Schedule) -> _Problem | Infeasibility:
-        """Or why there is no plan: some layer has no TMPC that is allowed. Raises LimitError if the lattice does not
-        fit.
+        """Or why there is no plan: some layer has no TMPC that is allowed.
 
         The lattice is that of all layers: a layer that costs nothing may be a stage of its own, which under 1F1B lets
         the stages before it start with one more forward pass. So none may be merged with a neighbour.
@@ -131,24 +141,53 @@ class _Problem:
         impossible = layer_without_choice(instance, variants)
         if impossible is not None:
             return impossible
-        limit_bytes, listener, expected = request.options.memory_limit_bytes, request.listener, count_downsets(graph)
-        lattice, lattice_s = lattice_within(graph, len(variants), expected, limit_bytes, listener, began_s)
+        expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
+        most = downsets_within(graph, len(variants), limit_bytes)
+        labelling = Labelling.of(graph) if expected is None or expected > _MOST_DOWNSETS else None
+        is_wide = expected is None or expected > most or labelling is not None
+        if is_wide:
+            request.note(note_of_many(expected))
+            lattice, lattice_s = _chain_of(graph), time.perf_counter() - began_s
+        else:
+            lattice = build_lattice(graph, most, expected)
+            lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants)
-        costs_s = tell_of_options(workload.tmpcs, began_s, listener)
-        return cls(instance, restrictions, schedule, request.step, variants, workload, lattice_s, costs_s)
+        costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
+        return cls(
+            instance,
+            restrictions,
+            schedule,
+            request.step,
+            variants,
+            workload,
+            expected,
+            is_wide,
+            labelling,
+            lattice_s,
+            costs_s,
+        )
 
     @cached_property
     def chain(self) -> FlushWorkload | None:
         """A lattice of n + 1 downsets, where that is worth its while: for a plan to begin with."""
         graph = self.workload.lattice.graph
+        if self.is_wide:
+            return self.workload
         if self.workload.lattice.size < _CHAIN_SHARE * (graph.size + 1):
             return None
-        return build_workload(self.instance, chain_lattice(graph, range(graph.size)), self.variants)
+        return build_workload(self.instance, _chain_of(graph), self.variants)
 
     @cached_property
-    def paths(self) -> PathArrays | None:
-        return None if self.chain is None else build_paths(self.workload)
+    def space(self) -> SearchSpace:
+        workload, graph = self.workload, self.workload.lattice.graph
+        if self.chain is None:
+            return SearchSpace(workload.arrays)
+        labelling = self.labelling or Labelling.of(graph)
+        paths = None if labelling is None else build_paths(workload, labelling)
+        if not self.is_wide:
+            return SearchSpace(workload.arrays, True, paths)
+        return SearchSpace(workload.arrays, True, paths, graph, workload.values)
 
     def on(self, devices: int) -> Instance:
         """The instance on as many devices as it has, or fewer."""
@@ -159,9 +198,12 @@ class _Problem:
         return list_tasks(instance, workload, self.schedule, self.restrictions, self.step)
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
-        """To its end. Where its lattice is large, it gets a plan to begin with."""
+        """To its end. Where its lattice is large, it gets plans and prices to begin with."""
         if self.chain is not None:
-            search.improve(self.chain.arrays, self.tasks(self.chain, instance))
+            search.improve(SearchSpace(self.chain.arrays), self.tasks(self.chain, instance), "chain", FIRST_SHARE)
+            search.find_prices()
+        if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
+            search.improve(self.space.along_beams(), search.open_tasks, "beam", np.inf)
         search.ledger.run(search)
 
     def plan(self, chosen: ChosenStages) -> Plan:
@@ -186,7 +228,7 @@ class _Problem:
         """Whether there is a plan with so much memory on each device; None: a limit came first."""
         roomy = self.instance.replace(memory_bytes=memory_bytes)
         ledger = Ledger[ChosenStages](roomy.microbatches, limits)
-        self.run(FlushSearch(self.workload.arrays, self.tasks(self.workload, roomy), workers, ledger), roomy)
+        self.run(FlushSearch(self.space, self.tasks(self.workload, roomy), workers, ledger), roomy)
         if ledger.best is not None:
             return True
         return None if ledger.stopped_by is not None or ledger.lower_s < float("inf") else False
@@ -195,7 +237,7 @@ class _Problem:
         lattice = self.workload.lattice
         return replace(
             _stats_of(self.instance),
-            downsets=lattice.size,
+            downsets=self.downsets or 0,
             levels=lattice.levels,
             lattice_s=self.lattice_s,
             stage_costs_s=self.stage_costs_s,
@@ -208,6 +250,10 @@ class _Problem:
 def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:
     """With the passes that the schedule asks for. Piper's knows passes of both kinds together only."""
     return instance if schedule == PAPERS_SCHEDULE else with_passes(instance, tell)
+
+
+def _chain_of(graph: LayerGraph) -> GrownLattice:
+    return chain_lattice(graph, range(graph.size))
 
 
 def _stats_of(instance: Instance) -> SolveStats:

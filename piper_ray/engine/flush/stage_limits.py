@@ -1,4 +1,4 @@
-"""How many stages the tail of each downset may have, by dual prices: a bound on what single stages take under a flush.
+"""What a plan below a cutoff leaves to single stages under a flush, and the downsets that such plans can use.
 
 Of m microbatches stage j, with q stages behind it, takes t_j for each. No batch of a pipeline takes less than
 
@@ -11,21 +11,29 @@ the stages behind, and with w - 1 = min(q, m - 1) at least (w - 1) f_j, or (w - 
 former and half of (w - 1) t_j. Where m = w one of the two is in the path, with w - 1 times the other pass.
 
 So a plan below a cutoff has no stage that takes more than a threshold, which is Piper's decision problem with one d and
-one t: its dual prices bound how many stages layers take.
+one t: its dual prices bound how many stages layers take, and the downsets that its plans can use are those of 2bw's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.engine.evaluation.dual_prices import Cover, dearest_weights, work_behind_s
+from piper_ray.engine.evaluation.dual_prices import (
+    Cover,
+    DualPrices,
+    LabelledStages,
+    PlanLimits,
+    dearest_weights,
+    work_behind_s,
+)
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.cover import LabelMoves, StageKinds
-from piper_ray.engine.kernels.downsets import member_sums
+from piper_ray.engine.kernels.cover import StageKinds
 from piper_ray.engine.kernels.flush_stages import in_flight
-from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import GPIPE, SUM, TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.reach import ReachKinds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
 
@@ -40,65 +48,123 @@ _ENDLESS = 2.0**40
 
 _ROUNDS = 60
 
+_FIRST_STEP = 0.02
+"""From one time to the next that is tried where a cover shows that no plan takes so little."""
+
+_NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
+
 
 class PathArrays(NamedTuple):
-    """All stages of a graph as paths, with what they pay at least. moves: see ``lattice.labelling``."""
+    """All stages of a graph as paths, with what they pay and hold at least."""
 
-    moves: LabelMoves
-    charge_s: FloatArray  # float64[r, moves]: in both directions
+    stages: LabelledStages
+    slowest_s: float  # no stage takes longer
     behind_s: FloatArray  # float64[r, n]: of each vertex and all behind it, the least t
+    least_weights: FloatArray  # float64[n, r], bytes
+    least_a: FloatArray
+    least_b: FloatArray
+    least_shared: FloatArray
 
 
-def build_paths(workload: FlushWorkload) -> PathArrays | None:
-    """None for a graph so entangled that its stages take longer to look through than that saves."""
-    graph, tables = workload.lattice.graph, workload.arrays
-    labelling = Labelling.of(graph)
-    if labelling is None:
-        return None
-    variants = range(len(workload.variants))
+def build_paths(workload: FlushWorkload, labelling: Labelling) -> PathArrays:
+    """labelling: of the workload's graph."""
+    graph, tables, layers = workload.lattice.graph, workload.arrays, workload.values.sums
     return frozen(
         PathArrays(
-            labelling.moves,
-            np.stack([labelling.charges_s(2.0 * tables.edge_in_s[r], 2.0 * tables.edge_out_s[r]) for r in variants]),
-            np.stack([work_behind_s(graph, _least_s(tables, r)) for r in variants]),
+            LabelledStages.of(labelling, 2.0 * tables.edge_in_s, 2.0 * tables.edge_out_s),
+            _slowest_s(tables),
+            np.stack([work_behind_s(graph, _least_s(tables, r)) for r in range(len(workload.variants))]),
+            np.ascontiguousarray(layers[:, :, SUM.least_weights].T),
+            np.ascontiguousarray(layers[:, :, SUM.least_activation].T),
+            np.ascontiguousarray(layers[:, :, SUM.least_fixed].T),
+            np.ascontiguousarray(layers[:, :, SUM.least_shared].T),
         )
     )
 
 
-def stage_limits(tables: FlushTables, task: FlushTask, paths: PathArrays, work_s: float, batch_s: float) -> IndexArray:
-    """int64[m]: the most stages that the tail of each downset has in a plan whose batch takes ``batch_s`` at most; 0
-    where no plan has that tail.
-
-    work_s: no stages of all layers take less for a microbatch.
+def tail_limits(inside: FloatArray, most_stages: int) -> IndexArray:
+    """int64[m]: the most stages that the tail of each downset has in a plan that keeps the prices' threshold; 0 where
+    no plan has that tail. inside: float64[m], the prices within each downset.
     """
-    most_stages = np.full(tables.bits.shape[0], task.most_stages)
-    stage_s = most_stage_s(task.schedule, task.microbatches, task.most_stages, work_s, batch_s)
-    if stage_s <= 0.0 or not np.isfinite(stage_s):
-        return most_stages
-    cover = _FlushCover(tables, task, paths)
-    prices = cover.dual_prices(stage_s, until=task.most_stages * (1.0 + _GUARD), rounds=_ROUNDS).of_vertex
-    inside = member_sums(tables.bits, prices[:, None].copy())[:, 0]
-    most: IndexArray = np.floor(task.most_stages - (inside[-1] - inside) + _GUARD).astype(np.int64)
+    most: IndexArray = np.floor(most_stages - (inside[-1] - inside) + _GUARD).astype(np.int64)
     return np.where(most >= np.ceil(inside - _GUARD), most, 0)
 
 
-def most_stage_s(schedule: int, microbatches: int, most_stages: int, work_s: float, batch_s: float) -> float:
-    """What a stage may take for a microbatch, wherever it is, in a pipeline of so many stages at most."""
+def often(schedule: int, microbatches: int, most_stages: int) -> float:
+    """How many times a batch takes, beside the work of all stages, what one of them takes for a microbatch, wherever it
+    is in a pipeline of so many stages at most; 0: that bounds nothing."""
     m = microbatches
-    alone_s = batch_s / m
     if schedule == TWO_BW:
-        return alone_s
-    often = m - 1 if schedule == GPIPE else m - 1 - min(most_stages - 1, m - 1) / 2.0
-    return min(alone_s, (batch_s - work_s) / often) if often > 0.0 else alone_s
+        return 0.0
+    return m - 1 if schedule == GPIPE else m - 1 - min(most_stages - 1, m - 1) / 2.0
 
 
-class _FlushCover(Cover):
-    """Of the layers of a task by its stages, each of which counts as one device."""
+def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
+    """float64[most_stages + 1]: how much the last so many stages may take together, of what a batch takes beyond the
+    work of all stages; float64[0] where that bounds nothing.
 
-    def __init__(self, tables: FlushTables, task: FlushTask, paths: PathArrays) -> None:
-        super().__init__(paths.moves, task.most_stages)
-        self._tables, self._task, self._charge_s = tables, task, paths.charge_s
+    So does each of them alone: with q stages behind it, it may take one part in ``often`` of a pipeline of q + 1.
+    """
+    times = np.array([often(schedule, microbatches, q + 1) for q in range(most_stages)], np.float64)
+    return np.append(0.0, np.cumsum(1.0 / times)) if (times > 0.0).all() else np.zeros(0)
+
+
+class FlushCover(Cover):
+    """Of the layers of a task by its stages, each of which counts as one device. tables: on whichever downsets.
+    most_cells: see ``Cover``.
+    """
+
+    def __init__(self, tables: FlushTables, task: FlushTask, paths: PathArrays, most_cells: int) -> None:
+        most_in_flight = in_flight(task.schedule, task.microbatches, task.most_stages - 1)
+        limits = PlanLimits(task.most_stages, task.most_stages, task.memory_bytes, most_in_flight)
+        super().__init__(paths.stages, limits, most_cells)
+        self._tables, self._task, self._paths = tables, task, paths
         self._behind_s = paths.behind_s[task.variants].min(axis=0)
+        self._often = often(task.schedule, task.microbatches, task.most_stages)
+
+    def _stage_s(self, batch_s: float) -> float:
+        """What a stage may take for a microbatch in a plan whose batch takes so much.
+
+        What it pays at its borders, and those in front of it for what leaves them, is no part of the least work: it
+        counts once more in the sum of all stages. The batch ends once the first stage has synchronised.
+        """
+        alone_s, stages = batch_s / self._task.microbatches, self._paths.stages
+        self.first_s = np.zeros_like(self.first_s)
+        among_s = (batch_s - self._task.work_s) / self._often if self._often > 0.0 else np.inf
+        if among_s < alone_s:
+            charge_s = (1.0 + 1.0 / self._often) * stages.charge_s + stages.front_s / self._often
+            front_s = (1.0 + 1.0 / self._often) * stages.front_s
+            stages = frozen(stages._replace(charge_s=charge_s, front_s=front_s))
+            weights = self._paths.least_weights[:, self._task.variants].min(axis=1)
+            self.first_s = weights * (self._task.sync_s_per_byte / self._often)
+        self.pay(stages)
+        return min(alone_s, among_s)
+
+    def prices(self, batch_s: float, check: Callable[[], None] = _NO_CHECK) -> DualPrices | None:
+        """For plans whose batch takes so much at most; None where nothing bounds their stages."""
+        stage_s = min(self._stage_s(batch_s), self._paths.slowest_s)
+        if stage_s <= 0.0:
+            return None
+        return self.dual_prices(stage_s, until=self._enough, rounds=_ROUNDS, check=check)
+
+    def has_plan(self, prices: DualPrices) -> bool:
+        """Whether layers may take so few stages as there are, as far as the prices tell."""
+        return prices.devices < self._enough
+
+    def none_below_s(self, batch_s: float, check: Callable[[], None] = _NO_CHECK) -> float:
+        """No batch takes less, where that is shown for ``batch_s``: it looks further and further above."""
+        shown_s, step = batch_s, _FIRST_STEP
+        while self._stage_s(shown_s) < self._paths.slowest_s:
+            prices = self.prices(shown_s * (1.0 + step), check)
+            if prices is None or self.has_plan(prices):
+                return shown_s
+            shown_s, step = shown_s * (1.0 + step), 2.0 * step
+        return np.inf
+
+    @property
+    def _enough(self) -> float:
+        """Stages that no plan has."""
+        return self._task.most_stages * (1.0 + _GUARD)
 
     def kinds_at(self, keep_s: float) -> StageKinds:
         rows = [self._weights(int(r), keep_s) for r in self._task.variants]
@@ -107,7 +173,24 @@ class _FlushCover(Cover):
             variant=self._task.variants,
             weight_s=np.stack([weight_s for weight_s, _ in rows]),
             budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _ROUNDING),
-            charge_s=self._charge_s,
+            charge_s=self.stages.charge_s,
+        )
+
+    def with_memory(self, kinds: StageKinds) -> ReachKinds:
+        task, paths = self._task, self._paths
+        least_b = paths.least_b + paths.least_shared / task.data_parallel_degree
+        whole = task.schedule == GPIPE
+        return frozen(
+            ReachKinds(
+                variant=kinds.variant,
+                degree=np.ones(kinds.variant.size, np.int64),
+                devices=kinds.devices,
+                weight_s=kinds.weight_s,
+                budget_s=kinds.budget_s,
+                least_a=np.zeros(paths.least_a.shape) if whole else paths.least_a,
+                least_b=least_b + task.microbatches * paths.least_a if whole else least_b,
+                least_shared=np.zeros(paths.least_a.shape),
+            )
         )
 
     def _weights(self, r: int, keep_s: float) -> tuple[FloatArray, float]:
@@ -122,6 +205,17 @@ class _FlushCover(Cover):
         held_bytes = tables.option_activation[of_variant] * np.repeat(np.array(at_once, np.float64), np.diff(start))
         held_bytes += tables.option_fixed[of_variant] + tables.option_shared[of_variant] / task.data_parallel_degree
         return dearest_weights(time_s, held_bytes, start[:-1] - start[0], keep_s, task.memory_bytes)
+
+
+def _slowest_s(tables: FlushTables) -> float:
+    """All layers with their slowest options, and all that can cross borders, on both sides of each."""
+    time_s = tables.option_forward_s + tables.option_backward_s
+    layers = tables.option_start.shape[1] - 1
+    slowest_s = np.zeros(layers)
+    for start in tables.option_start:
+        np.maximum.at(slowest_s, np.repeat(np.arange(layers), np.diff(start)), time_s[start[0] : start[-1]])
+    crossing_s = tables.charge_s.sum() + tables.tensor_forward_s.sum() + tables.tensor_backward_s.sum()
+    return float(slowest_s.sum() + 4.0 * crossing_s)
 
 
 def _least_s(tables: FlushTables, r: int) -> FloatArray:

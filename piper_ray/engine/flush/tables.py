@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
-from piper_ray.engine.kernels.downsets import downset_sums
 from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
-from piper_ray.engine.lattice.downsets import GrownLattice
+from piper_ray.engine.lattice.downsets import Lattice
 from piper_ray.engine.tables.flat_options import SHARED, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
@@ -23,6 +22,15 @@ _PRICED_BYTES = 100e6
 """Of all priced sums."""
 
 
+class LayerValues(NamedTuple):
+    """Of each vertex, what ``FlushTables`` has of each downset; as many prices of memory as there may be."""
+
+    sums: FloatArray  # float64[r, n, len(SUM)]
+    in_flight: IndexArray  # int64[k]
+    memory_s: FloatArray  # float64[r, k * c]
+    priced_s: FloatArray  # float64[r, n, k * c]
+
+
 @dataclass(frozen=True)
 class FlushWorkload:
     """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first.
@@ -30,14 +38,15 @@ class FlushWorkload:
     ahead_of: what is left in front of each downset, for the variants that somebody has asked for.
     """
 
-    lattice: GrownLattice
+    lattice: Lattice
     variants: tuple[Variant, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
+    values: LayerValues
     arrays: FlushTables
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
 
 
-def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence[Variant]) -> FlushWorkload:
+def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
     graph, bandwidth = lattice.graph, instance.bandwidth_bytes_per_s
     tmpcs = tuple(
@@ -51,18 +60,14 @@ def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence
     ).reshape(-1, 2)
     charge_s, in_s, out_s = (size / bandwidth for size in (charges.size, charges.in_least, charges.out_least))
     tensors = [instance.tensors[index] for _, index in graph.tensors]
+    pays_more = _pays_more(options, edges, charges.start, charge_s, (in_s, out_s))
+    values = LayerValues(
+        _layer_figures(options, seconds, pays_more), *_priced(options, seconds.sum(axis=1), instance.microbatches)
+    )
     arrays = FlushTables(
-        bits=lattice.arrays.bits,
-        crossing_start=lattice.arrays.crossing_start,
-        crossing=lattice.arrays.crossing,
-        edge_tail=lattice.arrays.edge_tail,
-        edge_head=lattice.arrays.edge_head,
-        tensor_bits=lattice.arrays.tensor_bits,
-        cut_start=lattice.arrays.cut_start,
-        cut=lattice.arrays.cut,
+        **_of_lattice(lattice, values),
         tensor_forward_s=np.array([tensor.forward_bytes / bandwidth for tensor in tensors], np.float64),
         tensor_backward_s=np.array([tensor.backward_bytes / bandwidth for tensor in tensors], np.float64),
-        sums=_sums(lattice, options, seconds, _pays_more(options, edges, charges.start, charge_s, (in_s, out_s))),
         edge_in_s=np.ascontiguousarray(in_s.T),
         edge_out_s=np.ascontiguousarray(out_s.T),
         option_start=options.option_start(),
@@ -75,29 +80,47 @@ def build_workload(instance: Instance, lattice: GrownLattice, variants: Sequence
         charge_start=charges.start,
         charge_s=charge_s,
         **edges._asdict(),
-        **_priced(lattice, options, seconds.sum(axis=1), instance.microbatches)._asdict(),
     )
-    return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(arrays))
+    return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(values), frozen(arrays))
 
 
-class _Priced(NamedTuple):
-    """What ``FlushTables`` has of prices of memory."""
-
-    in_flight: IndexArray
-    memory_s: FloatArray
-    priced_s: FloatArray
+def tables_on(lattice: Lattice, known: FlushTables, values: LayerValues) -> FlushTables:
+    """Those of the same layers on other downsets."""
+    return frozen(known._replace(**_of_lattice(lattice, values)))
 
 
-def _priced(lattice: GrownLattice, options: Options, time_s: FloatArray, microbatches: int) -> _Priced:
-    """Of few numbers in flight where more would take much room. time_s: float64[options].
+def _of_lattice(lattice: Lattice, values: LayerValues) -> dict[str, Any]:
+    """What ``FlushTables`` has of downsets."""
+    arrays, variants = lattice.arrays, len(values.sums)
+    prices = len(_QUANTILES)
+    counts = max(1, int(_PRICED_BYTES / (8 * variants * prices * lattice.size)))
+    in_flight = values.in_flight[:counts]
+    priced = values.priced_s[:, :, : in_flight.size * prices]
+    return {
+        "bits": arrays.bits,
+        "crossing_start": arrays.crossing_start,
+        "crossing": arrays.crossing,
+        "edge_tail": arrays.edge_tail,
+        "edge_head": arrays.edge_head,
+        "tensor_bits": arrays.tensor_bits,
+        "cut_start": arrays.cut_start,
+        "cut": arrays.cut,
+        "sums": np.stack([lattice.sums(of_variant) for of_variant in values.sums]),
+        "in_flight": in_flight,
+        "memory_s": np.ascontiguousarray(values.memory_s[:, : priced.shape[2]]),
+        "priced_s": np.stack([lattice.sums(of_variant) for of_variant in priced]),
+    }
+
+
+def _priced(options: Options, time_s: FloatArray, microbatches: int) -> tuple[IndexArray, FloatArray, FloatArray]:
+    """in_flight, memory_s and priced_s of ``LayerValues``. time_s: float64[options].
 
     Any price bounds. Those bound closely that some choices pay: what options take longer than the fastest for a byte
     that they save, at some quantiles.
     """
-    most = int(_PRICED_BYTES / (8 * options.variants * len(_QUANTILES) * lattice.size))
-    in_flight = _spread(microbatches, max(1, most))
-    memory_s = np.zeros((options.variants, in_flight.size * len(_QUANTILES)))
-    priced_s = np.zeros((options.variants, lattice.size, memory_s.shape[1]))
+    in_flight, prices = _spread(microbatches), len(_QUANTILES)
+    memory_s = np.zeros((options.variants, in_flight.size * prices))
+    priced_s = np.zeros((options.variants, options.vertices, memory_s.shape[1]))
     variant = options.variant_of_option()
     held = options.figures[:, A, None] * in_flight + options.figures[:, B, None]
     fastest = np.repeat(options.fastest, np.diff(options.start)[options.filled])
@@ -109,21 +132,19 @@ def _priced(lattice: GrownLattice, options: Options, time_s: FloatArray, microba
         for k in range(in_flight.size):
             paid = paid_s[of_variant, k]
             if np.isfinite(paid).any():
-                memory_s[r, k * len(_QUANTILES) : (k + 1) * len(_QUANTILES)] = np.nanquantile(paid, _QUANTILES)
-        priced = time_s[of_variant, None] + np.repeat(held[of_variant], len(_QUANTILES), axis=1) * memory_s[r]
-        values = np.zeros((lattice.graph.size, memory_s.shape[1]))
+                memory_s[r, k * prices : (k + 1) * prices] = np.nanquantile(paid, _QUANTILES)
+        priced = time_s[of_variant, None] + np.repeat(held[of_variant], prices, axis=1) * memory_s[r]
         starts = options.option_start()[r]
         some = starts[:-1] < starts[1:]
-        values[some] = np.minimum.reduceat(priced, starts[:-1][some] - starts[0])
-        priced_s[r] = lattice.sums(values)
-    return _Priced(in_flight, memory_s, priced_s)
+        priced_s[r, some] = np.minimum.reduceat(priced, starts[:-1][some] - starts[0])
+    return in_flight, memory_s, priced_s
 
 
-def _spread(microbatches: int, most: int) -> IndexArray:
-    """At most so many numbers from 1 on, each half as large again as the one before or twice as large."""
+def _spread(microbatches: int) -> IndexArray:
+    """Numbers from 1 on, each half as large again as the one before or twice as large."""
     doubled = 2 ** np.arange(int(microbatches).bit_length())
     found = np.unique(np.append(doubled, 3 * doubled[:-1] // 2))
-    return found[found <= microbatches][:most].astype(np.int64)
+    return found[found <= microbatches].astype(np.int64)
 
 
 def _seconds(tmpc: Tmpc) -> tuple[float, float]:
@@ -152,8 +173,8 @@ def _pays_more(
     return found
 
 
-def _sums(lattice: GrownLattice, options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:
-    """float64[r, m, len(SUM)]: of each downset, in each variant. seconds: float64[options, 2], of both passes."""
+def _layer_figures(options: Options, seconds: FloatArray, mixed: FloatArray) -> FloatArray:
+    """float64[r, n, len(SUM)]. seconds: float64[options, 2], of both passes."""
     starts = options.start[options.filled]
     fast, fast_s = options.figures[starts], seconds[starts]
     least_s = np.minimum.reduceat(seconds, starts)
@@ -171,8 +192,8 @@ def _sums(lattice: GrownLattice, options: Options, seconds: FloatArray, mixed: F
         SUM.fast_shared: fast[:, SHARED],
         SUM.mixed: mixed,
     }
-    values = np.zeros((options.variants, lattice.graph.size, len(SUM)))
+    values = np.zeros((options.variants, options.vertices, len(SUM)))
     for column, figures in of_filled.items():
         values[:, :, column] = options.by_vertex(figures).T
     values[:, :, SUM.missing] = options.missing().T
-    return np.stack([downset_sums(lattice.parent, lattice.added, of_variant) for of_variant in values])
+    return values

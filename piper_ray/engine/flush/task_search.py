@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
-from piper_ray.engine.flush.stage_limits import PathArrays, stage_limits
+from piper_ray.engine.flush.path_prices import PathPrices
+from piper_ray.engine.flush.space import ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
@@ -27,6 +29,7 @@ from piper_ray.engine.kernels.flush_types import (
     TWO_BW,
     FlushTables,
     FlushTask,
+    TailArrays,
 )
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, frozen
 from piper_ray.engine.ledger import TIE
@@ -139,55 +142,67 @@ _MOST_LEVEL = 1.1
 class TaskResult:
     """What was found in one task. lower_s: on those of its plans that take less than the best known; inf: none does.
 
-    left_open: why the bound is not met, where it is not.
+    left_open: why the bound is not met, where it is not. proved_s: on all of its plans, however much is known.
     """
 
     lower_s: float
-    states: int
-    looked_through: bool
-    found: ChosenStages | None
-    left_open: StoppedBy | None
+    states: int = 0
+    looked_through: bool = False
+    found: ChosenStages | None = None
+    left_open: StoppedBy | None = None
+    proved_s: float = 0.0
 
 
-def run_task(
-    tables: FlushTables, paths: PathArrays | None, task: DegreePair, control: FloatArray, *, proves: bool = True
-) -> TaskResult:
-    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one. paths: for
-    dual prices, where the lattice is so large that they may pay. proves: whether plans are looked
-    through where the bound does not meet the first one.
+class _Stopped(Exception):
+    """By control[1]."""
+
+
+def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, *, proves: bool = True) -> TaskResult:
+    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one. proves:
+    whether plans are looked through where the bound does not meet the first one.
 
     A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
     for, in s, and control[1], the wish to stop (0: none).
     """
     if task.lower_s > control[0] * (1.0 + TIE):
-        return TaskResult(np.inf, 0, False, None, None)
-    downsets = tables.bits.shape[0]
-    levels = np.zeros((1, 2))
-    most_tails = np.full(downsets, task.arrays.most_stages)
-    most_states = _MOST_STATES if paths is None or control[0] == np.inf else _FEW_STATES
-    status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, most_states, control)
-    kept = len(states.origin)
-    if paths is not None and status == TOO_MANY and most_states < _MOST_STATES:
-        most_tails = stage_limits(tables, task.arrays, paths, float(task.ahead.ahead_s[0]), control[0])
-        status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, _MOST_STATES, control)
+        return TaskResult(np.inf)
+    kept, status, levels = 0, TOO_MANY, np.zeros((1, 2))
+    listed = None if task.prices is not None else space.whole(task)
+    most_states = 0
+    if listed is not None:
+        most_states = _MOST_STATES if not space.is_large or control[0] == np.inf else _FEW_STATES
+        status, states = _tails(listed, task, levels, most_states, control)
+        kept = len(states.origin)
+    if status == TOO_MANY and most_states < _MOST_STATES:
+        try:
+            listed, proved_s = space.within(task, control[0], partial(_check, control))
+        except TooManyDownsets:
+            return TaskResult(task.lower_s, kept, left_open=StoppedBy.TOO_MANY_DOWNSETS)
+        except _Stopped:
+            return TaskResult(task.lower_s, kept)
+        if listed is None:
+            return TaskResult(np.inf, kept, proved_s=proved_s)
+        status, states = _tails(listed, task, levels, _MOST_STATES, control)
         kept += len(states.origin)
     if status != FINISHED:
-        return TaskResult(task.lower_s, kept, False, None, None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
+        return TaskResult(task.lower_s, kept, left_open=None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
+    assert listed is not None
+    tables, downsets = listed.tables, listed.tables.bits.shape[0]
     state, lower_s = best_state(task.arrays, states, downsets)
     if state < 0:
-        return TaskResult(np.inf, kept, False, None, None)
+        return TaskResult(np.inf, kept)
     found = choose(tables, task.arrays, best_stages(states, state))
     control[0] = min(control[0], found.value_s)
     looked_through, by_levels = False, _BY_LEVELS[task.arrays.schedule]
     for most_nodes in (_FEW_NODES, _MOST_NODES):
         if lower_s >= control[0] * (1.0 - PROOF):
-            return TaskResult(np.inf, kept, looked_through, found, None)
+            return TaskResult(np.inf, kept, looked_through, found)
         if not proves:
-            return TaskResult(lower_s, kept, False, found, None)
+            return TaskResult(lower_s, kept, found=found)
         if looked_through and by_levels:
             # What stages in front bring into a tail's warm-up was left out. So once more with levels of it.
             levels = _levels(found)
-            status, states = tails(tables, task.arrays, task.ahead, most_tails, levels, _MOST_STATES, control)
+            status, states = _tails(listed, task, levels, _MOST_STATES, control)
             kept += len(states.origin)
             if status != FINISHED:
                 break
@@ -205,40 +220,64 @@ def run_task(
         if status != TOO_MANY:
             break
     if lower_s >= control[0] * (1.0 - PROOF):
-        return TaskResult(np.inf, kept, looked_through, found, None)
+        return TaskResult(np.inf, kept, looked_through, found)
     left_open = {FINISHED: StoppedBy.CHOICES_MERGED, STOPPED: None, TOO_MANY: StoppedBy.TOO_MANY_PLANS}[status]
     return TaskResult(lower_s, kept, looked_through, found, left_open)
 
 
-def call_of(
-    tables: FlushTables, paths: PathArrays | None, task: DegreePair, bound_s: float, *, proves: bool = True
-) -> Call:
+def _tails(
+    listed: ListedTables, task: DegreePair, levels: FloatArray, most_states: int, control: FloatArray
+) -> tuple[int, TailArrays]:
+    found: tuple[int, TailArrays] = tails(
+        listed.tables, task.arrays, listed.ahead, listed.most_tails, levels, listed.bounds, most_states, control
+    )
+    return found
+
+
+def _check(control: FloatArray) -> None:
+    if control[1] != 0.0:
+        raise _Stopped
+
+
+def call_of(space: SearchSpace, task: DegreePair, bound_s: float, *, proves: bool = True) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
-    shared_bytes = sum(array.nbytes for array in (*tables, *task.ahead))
+    shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead))
     return Call(
         task,
         _run_sent,
-        (tables, paths, task.ahead),
-        (task.arrays, task.order, task.lower_s, proves),
+        (space, task.ahead),
+        (task.arrays, task.order, task.lower_s, task.prices, proves),
         f"the search of d={d} t={t}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
     )
 
 
+def pricing_call(space: SearchSpace, task: DegreePair) -> Call:
+    """``path_prices`` for workers; the key is the task."""
+    d, t = task.degrees
+    return Call(task, _find_prices, (space,), (task.arrays,), f"the prices of d={d} t={t}")
+
+
+def _find_prices(space: SearchSpace, arrays: FlushTask, _control: FloatArray) -> PathPrices | None:
+    from piper_ray.engine.flush.position_program import path_prices  # HiGHS is loaded where it is needed
+
+    return path_prices(space.tables, frozen(arrays))
+
+
 def _run_sent(
-    tables: FlushTables,
-    paths: PathArrays | None,
+    space: SearchSpace,
     ahead: AheadArrays,
     arrays: FlushTask,
     order: int,
     lower_s: float,
+    prices: PathPrices | None,
     proves: bool,
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(tables, paths, DegreePair(order, frozen(arrays), ahead, lower_s), control, proves=proves)
+    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, proves=proves)
 
 
 def _levels(found: ChosenStages) -> FloatArray:
@@ -280,6 +319,7 @@ def _row(result: TaskResult) -> dict[str, object]:
         "looked_through": bool(result.looked_through),
         "left_open": None if result.left_open is None else result.left_open.value,
         "found": None if found is None else _stages_row(found),
+        "proved_s": float(result.proved_s).hex(),
     }
 
 
@@ -300,6 +340,7 @@ def _result(task: FlushTask, row: Any) -> TaskResult:
         row["looked_through"],
         None if found is None else _chosen_stages(task, found),
         None if left_open is None else StoppedBy(left_open),
+        float.fromhex(row["proved_s"]),
     )
 
 

@@ -8,7 +8,10 @@ import numpy as np
 
 from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.engine.flush.path_prices import PathPrices
+from piper_ray.engine.flush.stage_limits import room
 from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.work import least_work_s
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
@@ -22,12 +25,15 @@ _CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, Sche
 
 @dataclass(frozen=True)
 class DegreePair:
-    """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less."""
+    """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less.
+    prices: where they were worth finding.
+    """
 
     order: int
     arrays: FlushTask
     ahead: AheadArrays
     lower_s: float
+    prices: PathPrices | None = None
 
     @property
     def degrees(self) -> tuple[int, int]:
@@ -63,20 +69,26 @@ def list_tasks(
                 memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
                 sync_s_per_byte=sync_s_per_byte(step, instance.cluster, d, t),
                 variants=np.array(variants, np.int64),
+                work_s=0.0,
+                room=room(code, instance.microbatches // d, stages[-1]),
             )
         )
         if variants not in workload.ahead_of:
             workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, arrays))
         ahead = workload.ahead_of[variants]
+        work_s = max(float(ahead.ahead_s[0]), least_work_s(workload.arrays, arrays))
+        arrays = frozen(arrays._replace(work_s=work_s))
         lower_s = least_batch_s(
             code,
             arrays.microbatches,
             0,
             arrays.most_stages,
-            float(ahead.ahead_s[0]),
+            work_s,
             float(ahead.ahead_forward_s[0]),
             empty_tail(code),
         )
+        if arrays.room.size > 0:
+            lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
         if lower_s < np.inf:
             found.append(DegreePair(0, arrays, ahead, max(0.0, float(lower_s))))
     found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))

@@ -32,11 +32,13 @@ from piper_ray.engine.kernels.flush_types import (
     NO_CHOICE,
     ON_FRONT,
     ORIGIN,
+    PRICED,
     SLACK,
     SUM,
     TWO_BW,
     FlushTables,
     FlushTask,
+    PathBounds,
     TailArrays,
 )
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, StageKey
@@ -53,6 +55,7 @@ def tails(
     ahead: AheadArrays,
     most_tails: IndexArray,
     levels: FloatArray,
+    bounds: PathBounds,
     most_states: int,
     control: FloatArray,
 ) -> tuple[int, TailArrays]:
@@ -60,27 +63,31 @@ def tails(
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
 
     most_tails: int64[m], the most stages that a tail of each downset may have.
-    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0.
+    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
     start, kept = np.zeros(levels.shape[0] * m, np.int64), np.zeros(levels.shape[0] * m, np.int64)
     room = 4096
-    figures, stage = np.empty((room, FIGURES)), np.empty((room, 3))
+    figures, stage = np.empty((room, FIGURES + 1)), np.empty((room, 3))
     origin = np.zeros((room, len(ORIGIN)), np.int64)
+    is_priced = bounds.forward.size > 0
     origin[0, ORIGIN.below], origin[0, ORIGIN.variant], origin[0, ORIGIN.choice] = -1, -1, NO_CHOICE
     kept[::m] = 1
     empty = empty_tail(schedule)
     for column in range(FIGURES):
         figures[0, column] = empty[column]
+    figures[0, PRICED] = 0.0
     used = 1
-    alive = np.zeros(m // 64 + 2, np.uint64)  # bit ``rank`` of a downset that has states; the last one ends each search
-    _set_alive(alive, ahead.rank[0])
-    _set_alive(alive, 64 * alive.size - 1)
+    # alive[k]: bit ``rank`` of a downset that has states of at most k stages; the last one ends each search.
+    alive = np.zeros((most_stages, m // 64 + 2), np.uint64)
+    for few in range(most_stages):
+        _set_alive(alive[few], ahead.rank[0])
+        _set_alive(alive[few], 64 * alive.shape[1] - 1)
 
     # Of the downset at hand: candidates, linked by level and number of stages.
     new_room = 1024
-    new_figures, new_stage = np.empty((new_room, FIGURES)), np.empty((new_room, 3))
+    new_figures, new_stage = np.empty((new_room, FIGURES + 1)), np.empty((new_room, 3))
     new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
     first = np.full((levels.shape[0], most_stages + 2), -1, np.int64)
     # Of the stage at hand, by the number of stages behind it: a bound on its time, its choice of least time, its front.
@@ -109,7 +116,17 @@ def tails(
             if _stages_for(ahead.own_s[i], even_s) + _stages_for(ahead_s, even_s) > most_stages:
                 continue
         most_tail = min(most_tails[i], most_behind(i, task, ahead))
-        if most_tail <= 0:
+        fewest_tail = 1
+        spare_s = limit - max(task.work_s, ahead.own_s[i] + ahead_s)
+        if task.room.size > 0 and limit < np.inf:
+            if spare_s < -SLACK * limit:
+                continue
+            spare_s = spare_s * (1.0 + SLACK) + 2.0 * SLACK * limit
+            while fewest_tail <= most_tail and ahead.own_s[i] > spare_s * task.room[fewest_tail]:
+                fewest_tail += 1
+            while most_tail > 0 and ahead_s > spare_s * (task.room[most_stages] - task.room[most_tail]):
+                most_tail -= 1
+        if most_tail < fewest_tail:
             continue
         new = 0
         outer = tables.bits[i]
@@ -120,10 +137,11 @@ def tails(
         else:
             from_rank = 0
         to_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 + SLACK) + 1e-300, side="right")
-        rank = _next_alive(alive, from_rank)
+        behind_it = alive[most_tail - 1]
+        rank = _next_alive(behind_it, from_rank)
         while rank < to_rank:
             inner = rank
-            rank = _next_alive(alive, rank + 1)
+            rank = _next_alive(behind_it, rank + 1)
             j = ahead.order[inner]
             if j >= i or not is_subset(ahead.ordered_bits[inner], outer):
                 continue
@@ -155,8 +173,27 @@ def tails(
                                 priced_of[behind] = stage_id
                                 priced[behind] = priced_time_s(key, y, least, tables, task)
                             time_s = priced[behind]
+                            if behind + 1 < fewest_tail:
+                                continue
+                            if task.room.size > 0 and time_s > spare_s * (task.room[behind + 1] - task.room[behind]):
+                                continue
                             if microbatches * time_s + fill_s > limit:
                                 break
+                            priced_s = 0.0
+                            if is_priced:
+                                stage_s = bounds.of_stage_s[i, behind] - bounds.of_stage_s[j, behind]
+                                stage_s -= bounds.room_s[behind]
+                                crossing = bounds.forward[behind] + bounds.backward[behind]
+                                stage_s += crossing * least.crossing_s
+                                stage_s += bounds.forward[behind] * least.tensor_forward_s
+                                stage_s += bounds.backward[behind] * least.tensor_backward_s
+                                least_s = bounds.forward[behind] * least.forward_s + bounds.sync[behind] * least.sync_s
+                                least_s += bounds.backward[behind] * least.backward_s
+                                more_s = max(0.0, time_s - least.forward_s - least.backward_s)
+                                least_s += min(bounds.forward[behind], bounds.backward[behind]) * more_s
+                                priced_s = figures[s, PRICED] + max(stage_s, least_s)
+                                if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
+                                    continue
                             tail = figures_of(figures, s)
                             # First with the least of everything.
                             seconds = StageSeconds(
@@ -171,7 +208,9 @@ def tails(
                             bound = least_batch_s(
                                 schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
                             )
-                            if bound > limit or _has_as_good(grown, new_figures, first[level, behind + 1], link):
+                            if bound > limit or _has_as_good(
+                                grown, priced_s, new_figures, first[level, behind + 1], link
+                            ):
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
@@ -198,6 +237,12 @@ def tails(
                                 f, b, sync = taken[0], taken[1], taken[2]
                                 if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
                                     continue
+                                # A choice that stands for all others counts as the cheapest of them.
+                                if is_priced and not alone:
+                                    row_s = bounds.forward[behind] * f + bounds.backward[behind] * b
+                                    priced_s = figures[s, PRICED] + row_s + bounds.sync[behind] * sync
+                                    if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
+                                        continue
                                 seconds = StageSeconds(f + b, f, b, sync, max(f, promised_f), max(b, promised_b))
                                 grown = with_stage(schedule, microbatches, behind, seconds, tail)
                                 bound = least_batch_s(
@@ -205,7 +250,7 @@ def tails(
                                 )
                                 if bound > limit:
                                     continue
-                                if _is_beaten(grown, new_figures, first[level], behind + 1, link):
+                                if _is_beaten(grown, priced_s, new_figures, first[level], behind + 1, link):
                                     continue
                                 if new == new_room:
                                     new_figures, new_stage = twice_rows(new_figures), twice_rows(new_stage)
@@ -213,6 +258,7 @@ def tails(
                                     new_room *= 2
                                 for column in range(FIGURES):
                                     new_figures[new, column] = grown[column]
+                                new_figures[new, PRICED] = priced_s
                                 new_stage[new, 0], new_stage[new, 1], new_stage[new, 2] = f, b, sync
                                 new_origin[new, ORIGIN.stages], new_origin[new, ORIGIN.downset] = behind + 1, i
                                 new_origin[new, ORIGIN.below], new_origin[new, ORIGIN.variant] = s, r
@@ -222,16 +268,19 @@ def tails(
                                 new += 1
         if new == 0:
             continue
+        fewest = most_stages
         for level in range(top_level + 1):
             start[level * m + i] = used
             for behind in range(1, most_stages + 1):
                 at = first[level, behind]
                 first[level, behind] = -1
+                if at >= 0:
+                    fewest = min(fewest, behind)
                 while at >= 0:
                     if used == room:
                         figures, stage, origin = twice_rows(figures), twice_rows(stage), twice_rows(origin)
                         room *= 2
-                    for column in range(FIGURES):
+                    for column in range(FIGURES + 1):
                         figures[used, column] = new_figures[at, column]
                     for column in range(3):
                         stage[used, column] = new_stage[at, column]
@@ -240,7 +289,8 @@ def tails(
                     used += 1
                     at = link[at]
             kept[level * m + i] = used - start[level * m + i]
-        _set_alive(alive, ahead.rank[i])
+        for few in range(fewest, most_stages):
+            _set_alive(alive[few], ahead.rank[i])
         if used > most_states:
             status = TOO_MANY
             break
@@ -286,24 +336,26 @@ def _stages_for(work_s: float, slowest_s: float) -> float:
 
 
 @inlined_kernel
-def _has_as_good(grown: Figures, figures: FloatArray, at: int, link: IndexArray) -> bool:
+def _has_as_good(grown: Figures, priced_s: float, figures: FloatArray, at: int, link: IndexArray) -> bool:
     """Whether one of the candidates from ``at`` on is as good in all."""
     while at >= 0:
-        if _as_good(figures[at], grown):
+        if _as_good(figures[at], grown, priced_s):
             return True
         at = link[at]
     return False
 
 
 @inlined_kernel
-def _is_beaten(grown: Figures, figures: FloatArray, first: IndexArray, stages: int, link: IndexArray) -> bool:
+def _is_beaten(
+    grown: Figures, priced_s: float, figures: FloatArray, first: IndexArray, stages: int, link: IndexArray
+) -> bool:
     """Whether a candidate of as many stages is as good in all. If not, those that are no better go."""
     previous, at = -1, first[stages]
     while at >= 0:
-        if _as_good(figures[at], grown):
+        if _as_good(figures[at], grown, priced_s):
             return True
         following = link[at]
-        if _no_better(figures[at], grown):
+        if _no_better(figures[at], grown, priced_s):
             if previous < 0:
                 first[stages] = following
             else:
@@ -315,7 +367,9 @@ def _is_beaten(grown: Figures, figures: FloatArray, first: IndexArray, stages: i
 
 
 @inlined_kernel
-def _as_good(kept: FloatArray, other: Figures) -> bool:
+def _as_good(kept: FloatArray, other: Figures, priced_s: float) -> bool:
+    if kept[PRICED] > priced_s * (1.0 + 1e-14):
+        return False
     for column in range(FIGURES):
         if kept[column] > other[column] * (1.0 + 1e-14):
             return False
@@ -323,7 +377,9 @@ def _as_good(kept: FloatArray, other: Figures) -> bool:
 
 
 @inlined_kernel
-def _no_better(kept: FloatArray, other: Figures) -> bool:
+def _no_better(kept: FloatArray, other: Figures, priced_s: float) -> bool:
+    if priced_s > kept[PRICED]:
+        return False
     for column in range(FIGURES):
         if other[column] > kept[column]:
             return False

@@ -49,6 +49,7 @@ class OriginColumns(NamedTuple):
 ORIGIN = OriginColumns()
 
 FIGURES = 7  # of a state
+PRICED = 7  # the column behind them: what the stages cost by the prices of ``PathBounds``
 
 SLACK = 1e-12
 """Relative: what differs by no more than this is equal but for rounding."""
@@ -106,6 +107,22 @@ class FlushTask(NamedTuple):
     memory_bytes: float  # with the tolerance included
     sync_s_per_byte: float
     variants: IndexArray  # int64[..]: those of degree t that stages of degree d may have
+    work_s: float  # no stages of all layers take less together for a microbatch
+    # float64[most_stages + 1]: see ``flush.stage_limits.room``; of as many stages at the back; float64[0]: no bound.
+    room: FloatArray
+
+
+class PathBounds(NamedTuple):
+    """A bound of ``flush.path_prices``; all of no size where there is none. By the number of stages behind, q, what a
+    second of a stage's passes and of its synchronisation counts in a batch, and room_s, the price of a device's memory.
+    """
+
+    forward: FloatArray  # float64[most_stages]
+    backward: FloatArray
+    sync: FloatArray
+    room_s: FloatArray
+    of_stage_s: FloatArray  # float64[m, most_stages]: least cost of all layers of a downset in stages with q behind
+    ahead_s: FloatArray  # float64[m, most_stages + 1]: of all in front of a tail of so many stages, less its room
 
 
 class TailArrays(NamedTuple):
@@ -119,6 +136,6 @@ class TailArrays(NamedTuple):
 
     start: IndexArray  # int64[l * m]: first state of a downset; its states lie together, by ascending stages
     kept: IndexArray  # int64[l * m]: how many it has
-    figures: FloatArray  # float64[states, FIGURES]
+    figures: FloatArray  # float64[states, FIGURES + 1]
     stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
     origin: IndexArray  # int64[states, columns]: see OriginColumns

@@ -2,7 +2,8 @@
 
 Forwards from the empty set: a downset J that takes so many devices leads to I by every stage I \\ J that keeps the
 threshold and, by the dual prices of ``kernels.cover``, leaves the rest enough devices. Stages are only bounded here, by
-least work and least memory: so what is reached holds all that a plan can use.
+least work and least memory, and those in front of them by work and by what crosses to them: so what is reached holds
+all that a plan can use.
 
 Stages are the paths of an automaton that labels the vertices one by one (``lattice.labelling``). Of each state on the
 way is known, for whatever time is left, how much price the rest of a path can add: so no path is followed that
@@ -36,6 +37,7 @@ class StagePaths(NamedTuple):
     state_start: IndexArray  # int64[n + 2]: first state before each vertex, and at the end
     target: IndexArray  # int64[states, 3]: the state that a label leads to; -1 where it may not have that
     charge_s: FloatArray  # float64[r, states, 3]: what the stage pays for it
+    front_s: FloatArray  # float64[r, states, 3]: and those in front of it, for what leaves them to it or past it
 
 
 class ReachKinds(NamedTuple):
@@ -54,13 +56,22 @@ class ReachKinds(NamedTuple):
 class ReachLimits(NamedTuple):
     """price: float64[n], devices. spare: those that are left once each vertex has its price. early: so many of
     these may be wasted before the vertices that are done have their share in them; ``spare`` for all there are.
+    in_flight: no stage has more microbatches in flight.
+
+    devices: of all stages together. share, front: what each vertex takes of them at least by its time alone, and what
+    each label makes the stages in front of it pay. first_share: of a vertex in the first stage of all.
     """
 
+    devices: int
+    share: FloatArray  # float64[n], devices
+    first_share: FloatArray  # float64[n], devices
+    front: FloatArray  # float64[states, 3], devices
     price: FloatArray
     spare: float
     early: float
     data_parallel_sum: int
     memory_bytes: float
+    in_flight: int
 
 
 class Reached(NamedTuple):
@@ -183,6 +194,7 @@ class _Path(NamedTuple):
     size: IndexArray  # int64[n + 1]: vertices of the stage
     price: FloatArray  # float64[n + 1]
     spent_s: FloatArray  # float64[n + 1]
+    in_front: FloatArray  # float64[n + 1]: devices that the stages in front take at least
     a_bytes: FloatArray  # float64[n + 1]
     b_bytes: FloatArray
     shared_bytes: FloatArray
@@ -197,6 +209,7 @@ def _empty_path(n: int, words: int) -> _Path:
         size=np.zeros(n + 1, np.int64),
         price=np.zeros(n + 1),
         spent_s=np.zeros(n + 1),
+        in_front=np.zeros(n + 1),
         a_bytes=np.zeros(n + 1),
         b_bytes=np.zeros(n + 1),
         shared_bytes=np.zeros(n + 1),
@@ -232,9 +245,11 @@ def _reach_from(
     # So much price it has at least.
     least = devices - (limits.spare - (used - own)) - _GUARD
     if limits.early < limits.spare:
-        share = limits.spare / limits.price.sum()
-        least = max(least, (used + devices - own - limits.early - share * own) / (1.0 + share))
-    y = in_flight(later, d)
+        spared = limits.spare / limits.price.sum()
+        least = max(least, (used + devices - own - limits.early - spared * own) / (1.0 + spared))
+    share = limits.first_share if used + devices == limits.devices - 1 else limits.share
+    in_front_at_most = (limits.devices - used - devices) * (1.0 + _GUARD) + _GUARD
+    y = min(in_flight(later, d), limits.in_flight)
     most_bytes = limits.memory_bytes * (1.0 + _GUARD)
     cells = ahead.shape[1]
     per_cell = cells / budget_s
@@ -259,6 +274,11 @@ def _reach_from(
             continue
         spent_s = path.spent_s[k] + paths.charge_s[r, state, label]
         price = path.price[k]
+        in_front = path.in_front[k] + limits.front[state, label]
+        if label == _IN_FRONT:
+            in_front += share[v]
+        if in_front > in_front_at_most:
+            continue
         a_bytes, b_bytes, shared_bytes = path.a_bytes[k], path.b_bytes[k], path.shared_bytes[k]
         if label == _INSIDE:
             spent_s += kinds.weight_s[q, v]
@@ -276,7 +296,7 @@ def _reach_from(
             continue
         above = k + 1
         path.state[above], path.label[above] = target, 0
-        path.price[above], path.spent_s[above] = price, spent_s
+        path.price[above], path.spent_s[above], path.in_front[above] = price, spent_s, in_front
         path.a_bytes[above], path.b_bytes[above], path.shared_bytes[above] = a_bytes, b_bytes, shared_bytes
         path.size[above] = path.size[k]
         for word in range(words):

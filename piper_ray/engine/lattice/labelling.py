@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,16 +26,36 @@ _MOST_MOVES = 100_000
 """What is wider takes longer than it saves."""
 
 
+class MoveCharges(NamedTuple):
+    """start: int64[moves + 1], into charge."""
+
+    start: IndexArray
+    charge: IndexArray
+
+    def seconds(self, incoming_s: FloatArray, outgoing_s: FloatArray) -> FloatArray:
+        """What each move costs where edges cost the stage of their head, and of their tail, so much (float64[e])."""
+        moves = self.start.size - 1
+        of_charge = np.stack([incoming_s, outgoing_s], axis=1).ravel()
+        charges_s = np.zeros(moves)
+        np.add.at(charges_s, np.repeat(np.arange(moves), np.diff(self.start)), of_charge[self.charge])
+        return charges_s
+
+    @classmethod
+    def of(cls, charges: Sequence[Sequence[int]]) -> MoveCharges:
+        """charges: of each move."""
+        return cls(offsets(map(len, charges)), np.array([charge for paid in charges for charge in paid], np.int64))
+
+
 @dataclass(frozen=True)
 class Labelling:
-    """label: int64[moves], of the vertex. charge_start, charge: int64[moves + 1], int64[..]: what a move makes the
-    stage pay: 2 e for edge e as it comes in, 2 e + 1 as it leaves.
+    """label: int64[moves], of the vertex. charges: what moves make the stage pay: 2 e for edge e as it comes in, and
+    2 e + 1 as it leaves. front_charges: and those in front of it, for what leaves them to it or past it.
     """
 
     moves: LabelMoves
     label: IndexArray
-    charge_start: IndexArray
-    charge: IndexArray
+    charges: MoveCharges
+    front_charges: MoveCharges
 
     @classmethod
     def of(cls, graph: LayerGraph) -> Labelling | None:
@@ -44,14 +65,6 @@ class Labelling:
         starts = dict.fromkeys((0, graph.size - 1, *few))
         order = min((_order_from(start, neighbours) for start in starts), key=lambda found: found[0])[1]
         return _moves(graph, order, neighbours)
-
-    def charges_s(self, incoming_s: FloatArray, outgoing_s: FloatArray) -> FloatArray:
-        """What each move costs where edges cost the stage of their head, and of their tail, so much (float64[e])."""
-        of_charge = np.stack([incoming_s, outgoing_s], axis=1).ravel()
-        move = np.repeat(np.arange(self.moves.source.size), np.diff(self.charge_start))
-        charges_s = np.zeros(self.moves.source.size)
-        np.add.at(charges_s, move, of_charge[self.charge])
-        return charges_s
 
 
 def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
@@ -91,7 +104,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
     frontier: list[int] = []
     states: list[tuple[int, ...]] = [()]
     counts, lengths = [1], []
-    moves: list[tuple[int, int, int, list[int]]] = []  # target, source, label, what it pays
+    moves: list[tuple[int, int, int, list[int], list[int]]] = []  # target, source, label, charges
     labelled: set[int] = set()
     for v in order:
         ends = [(w, frontier.index(w)) for w in neighbours[v] if w in labelled]
@@ -101,7 +114,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
             left[v] -= 1
         stays = [k for k, w in enumerate(frontier) if left[w] > 0]
         number: dict[tuple[int, ...], int] = {}
-        found: list[tuple[int, int, int, list[int]]] = []
+        found: list[tuple[int, int, int, list[int], list[int]]] = []
         for source, labels in enumerate(states):
             for label in (BEHIND, INSIDE, IN_FRONT):
                 paid = _paid(v, label, [(w, labels[at]) for w, at in ends], edge_of)
@@ -109,7 +122,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
                     continue
                 after = tuple(labels[k] for k in stays) + ((label,) if left[v] > 0 else ())
                 target = number.setdefault(after, len(number))
-                found.append((target, source, label, paid))
+                found.append((target, source, label, *paid))
         moves += sorted(found)
         if len(moves) > _MOST_MOVES:
             return None
@@ -123,20 +136,23 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
                 order=np.array(order, np.int64),
                 states=np.array(counts, np.int64),
                 move_start=offsets(lengths),
-                source=np.array([source for _, source, _, _ in moves], np.int64),
-                target=np.array([target for target, _, _, _ in moves], np.int64),
-                inside=np.array([int(label == INSIDE) for _, _, label, _ in moves], np.int64),
+                source=np.array([move[1] for move in moves], np.int64),
+                target=np.array([move[0] for move in moves], np.int64),
+                inside=np.array([int(move[2] == INSIDE) for move in moves], np.int64),
             )
         ),
-        np.array([label for _, _, label, _ in moves], np.int64),
-        offsets(len(paid) for _, _, _, paid in moves),
-        np.array([charge for _, _, _, paid in moves for charge in paid], np.int64),
+        np.array([move[2] for move in moves], np.int64),
+        MoveCharges.of([move[3] for move in moves]),
+        MoveCharges.of([move[4] for move in moves]),
     )
 
 
-def _paid(v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]) -> list[int] | None:
-    """What the stage pays for the edges between v and ``ends`` (vertex, label); None if a label rises along one."""
-    paid = []
+def _paid(
+    v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tuple[int, int], int]
+) -> tuple[list[int], list[int]] | None:
+    """What the stage, and those in front of it, pay for the edges between v and ``ends`` (vertex, label); None if a
+    label rises along one."""
+    paid, front = [], []
     for w, other in ends:
         if (v, w) in edge_of:
             edge, tail, head = edge_of[v, w], label, other
@@ -148,4 +164,6 @@ def _paid(v: int, label: int, ends: Sequence[tuple[int, int]], edge_of: dict[tup
             paid.append(2 * edge + 1)
         elif tail == IN_FRONT and head == INSIDE:
             paid.append(2 * edge)
-    return paid
+        if tail == IN_FRONT and head != IN_FRONT:
+            front.append(2 * edge + 1)
+    return paid, front

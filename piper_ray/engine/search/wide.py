@@ -85,7 +85,7 @@ class WideSearch:
         return StoppedBy.GAP if self.bracket.is_done(self._gap) else StoppedBy.TOO_MANY_DOWNSETS
 
     def _live(self, cover: StageCover) -> LatticeTables | None:
-        reach, found, most = Reach(self._chain, cover), None, self.most
+        reach, found, most = Reach(cover), None, self.most
         if not self.bracket.is_done(self._gap):
             lower_s, record = self.bracket.lower, self.bracket.record_bound
             bound_by_cover(cover, self._devices, lower_s, None, self.ledger.check, _ROUNDS, record)

@@ -1,0 +1,146 @@
+"""Prices of each second and each byte at each position of a pipeline, and what they say of the layers.
+
+However the layers are cut, a batch takes as long as the longest path through its passes, which is a sum of the stages'
+forward and backward seconds, each so and so many times, and of some stage's synchronisation (``flush.paths``). Of any
+weighted mean of such paths, with a position being the number q of stages behind a stage,
+
+    batch >= sum over q of  forward_q f_q + backward_q b_q + sync_q R_q.
+
+Positions in front of the first stage are empty, which changes no path. A stage fits, y_q a + b <= M, so with any prices
+memory_q >= 0 of a byte, each layer with a choice of its own and at the position where it costs least,
+
+    batch >= sum over layers of min over q and choices (forward_q f + backward_q b + sync_q R + memory_q (y_q a + b))
+             - M times sum of memory_q.
+
+So it is with the tail of a plan as it is and only the layers in front of it anywhere (``path_bounds``). Good prices are
+found by linear programming (``flush.position_program``); whichever they are, they bound.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.engine.kernels.downsets import member_sums
+from piper_ray.engine.kernels.flush_stages import in_flight
+from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, PathBounds
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+
+_ROUNDING = 1e-9
+"""Relative, of sums."""
+
+_MOST_FIGURES = 30_000_000
+"""Of ``PathBounds``, a number each."""
+
+
+class PathPrices(NamedTuple):
+    """By the number of stages behind, float64[most_stages] each. memory_s: of a byte. bound_s: no batch takes less."""
+
+    forward: FloatArray
+    backward: FloatArray
+    sync: FloatArray
+    memory_s: FloatArray
+    bound_s: float
+
+
+class LayerChoices(NamedTuple):
+    """Choices of layers, equal layers once. of_vertex: int64[n], the layer; copies: float64[layers]. The others:
+    float64[choices], ascending by layer; seconds, bytes for each microbatch in flight and once."""
+
+    of_vertex: IndexArray
+    copies: FloatArray
+    layer: IndexArray
+    forward_s: FloatArray
+    backward_s: FloatArray
+    sync_s: FloatArray
+    a_bytes: FloatArray
+    b_bytes: FloatArray
+
+    @classmethod
+    def of(cls, tables: FlushTables, task: FlushTask) -> LayerChoices:
+        kinds: dict[bytes, int] = {}
+        used: list[FloatArray] = []
+        of_vertex = []
+        for rows in _rows(tables, task):
+            kind = kinds.setdefault(rows.tobytes(), len(kinds))
+            if kind == len(used):
+                used.append(rows)
+            of_vertex.append(kind)
+        layer = np.repeat(np.arange(len(used)), [len(rows) for rows in used])
+        numbers = np.array(of_vertex, np.int64)
+        copies = np.bincount(numbers, minlength=len(used)).astype(np.float64)
+        return cls(numbers, copies, layer, *np.concatenate(used).T.copy())
+
+    def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
+        """float64[positions, layers]: the least that each costs at each position. at_once: microbatches in flight."""
+        held = self.a_bytes * at_once[:, None] + self.b_bytes
+        priced_s = self.forward_s * prices.forward[:, None] + self.backward_s * prices.backward[:, None]
+        priced_s += self.sync_s * prices.sync[:, None] + held * prices.memory_s[:, None]
+        first = np.flatnonzero(np.diff(self.layer, prepend=-1))
+        found: FloatArray = np.minimum.reduceat(priced_s, first, axis=1)
+        return found
+
+
+def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
+    """Of each vertex float64[choices, 5], in whichever variant of the task: as ``LayerChoices`` has them."""
+    figures = np.stack(
+        [
+            tables.option_forward_s,
+            tables.option_backward_s,
+            tables.option_weights * task.sync_s_per_byte,
+            tables.option_activation,
+            tables.option_fixed + tables.option_shared / task.data_parallel_degree,
+        ],
+        axis=1,
+    )
+    starts = tables.option_start[task.variants]
+    vertices = starts.shape[1] - 1
+    return [np.concatenate([figures[start[v] : start[v + 1]] for start in starts]) for v in range(vertices)]
+
+
+def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathPrices:
+    """With the bound that they give."""
+    of_layers = float(choices.copies @ choices.least_s(prices, in_flight_at(task)).min(axis=0))
+    room_s = float(prices.memory_s.sum()) * task.memory_bytes
+    return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
+
+
+NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(4)), *(np.zeros((0, 0)) for _ in range(2))))
+
+
+def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None) -> PathBounds:
+    """What the prices say of each downset; of nothing where there are none, or too many figures."""
+    positions, downsets = task.most_stages, tables.bits.shape[0]
+    if prices is None or downsets * (2 * positions + 1) > _MOST_FIGURES:
+        return NO_BOUNDS
+    choices = LayerChoices.of(tables, task)
+    at_once = in_flight_at(task)
+    cost_s = choices.least_s(prices, at_once)[:, choices.of_vertex]
+    ahead_s = np.minimum.accumulate(cost_s[::-1])[::-1]
+    inside_s = member_sums(tables.bits, np.concatenate([cost_s, ahead_s]).T.copy())
+    of_stage, behind_s = inside_s[:, :positions], inside_s[:, positions:]
+    room_s = prices.memory_s * task.memory_bytes
+    rooms_s = np.append(np.cumsum(room_s[::-1])[::-1], 0.0)
+    a_second = np.minimum.accumulate((prices.forward + prices.backward)[::-1])[::-1]
+    ahead = np.zeros((downsets, positions + 1))
+    ahead[:, :positions] = behind_s[-1] - behind_s + _leaving_s(tables, task)[:, None] * a_second
+    ahead[:-1, positions] = np.inf
+    ahead -= rooms_s + _ROUNDING * (behind_s[-1].max() + rooms_s[0])
+    return frozen(
+        PathBounds(prices.forward, prices.backward, prices.sync, room_s, np.ascontiguousarray(of_stage), ahead)
+    )
+
+
+def in_flight_at(task: FlushTask) -> FloatArray:
+    """float64[positions]: microbatches."""
+    return np.array([in_flight(task.schedule, task.microbatches, q) for q in range(task.most_stages)], np.float64)
+
+
+def _leaving_s(tables: FlushTables, task: FlushTask) -> FloatArray:
+    """float64[m]: the least that the stage in front of a downset pays for what crosses to it, in each direction."""
+    downsets = tables.bits.shape[0]
+    of_edge = np.repeat(np.arange(downsets), np.diff(tables.crossing_start))
+    of_variants = [np.bincount(of_edge, tables.edge_out_s[r][tables.crossing], downsets) for r in task.variants]
+    found: FloatArray = np.min(of_variants, axis=0)
+    return found

@@ -1,0 +1,102 @@
+"""The longest paths through a pipeline's step under a flush, as how often each stage is on them: see
+``kernels.flush_paths``. A stage's position is the number of stages behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.engine.kernels.flush_types import GPIPE
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+
+class Path(NamedTuple):
+    """How often each position's passes, forward and backward, and its synchronisation are on a path, by stages behind.
+    float64[positions] each."""
+
+    forward: FloatArray
+    backward: FloatArray
+    sync: FloatArray
+
+    def seconds(self, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray) -> float:
+        """Its length, with what each position takes."""
+        return float(self.forward @ forward_s + self.backward @ backward_s + self.sync @ sync_s)
+
+
+def longest_paths(
+    schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
+) -> list[Path]:
+    """The longest path of each position, longest first. By stages behind, what each takes."""
+    find = _of_gpipe if schedule == GPIPE else _of_1f1b
+    found = find(microbatches, forward_s, backward_s)
+    return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
+
+
+def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Path]:
+    """Through all forward passes, and through the backward passes up to each position."""
+    found = []
+    for q in range(forward_s.size):
+        forward, backward = np.ones_like(forward_s), _ones(forward_s.size, 0, q + 1)
+        forward[np.argmax(forward_s)] += m - 1
+        backward[np.argmax(backward_s[: q + 1])] += m - 1
+        found.append(Path(forward, backward, _ones(forward_s.size, q, q + 1)))
+    return found
+
+
+def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Path]:
+    """With m - w + 1 microbatches at each position; to the end of the first stage of all."""
+    positions, found = forward_s.size, []
+    down, up = (
+        _there_and_back(m, forward_s + backward_s, forward_s),
+        _there_and_back(m, forward_s + backward_s, backward_s),
+    )
+    for q in range(positions):
+        w = min(m, q + 1)
+        forward = _ones(positions, q + 1, positions)
+        backward = forward.copy()
+        forward[q] += m - w + 1
+        backward[q] += m - w + 1
+        goes_down = goes_up = True
+        if m == w:
+            slowest_f, slowest_b = q + int(np.argmax(forward_s[q:])), q + int(np.argmax(backward_s[q:]))
+            passes_f, passes_b = (w - 1) * forward_s[slowest_f], (w - 1) * backward_s[slowest_b]
+            goes_up = bool(passes_f + up.seconds[q] >= down.seconds[q] + passes_b)
+            goes_down = not goes_up
+            forward[slowest_f] += (w - 1) * goes_up
+            backward[slowest_b] += (w - 1) * goes_down
+        for goes, way, passes in ((goes_down, down, forward), (goes_up, up, backward)):
+            if goes:
+                forward[way.reach[q] : q] += 1.0
+                backward[way.reach[q] : q] += 1.0
+                passes[way.slowest[q]] += way.often[q]
+        found.append(Path(forward, backward, _ones(positions, positions - 1, positions)))
+    return found
+
+
+class _Ways(NamedTuple):
+    """S, or E, of each position: how far behind it goes, the slowest stage up to there, and how often that counts."""
+
+    reach: IndexArray
+    slowest: IndexArray
+    often: IndexArray
+    seconds: FloatArray
+
+
+def _there_and_back(m: int, whole_s: FloatArray, pass_s: FloatArray) -> _Ways:
+    positions = np.arange(pass_s.size)
+    slowest_s = np.maximum.accumulate(pass_s[::-1])[::-1]
+    is_slowest = np.where(pass_s == slowest_s, positions, pass_s.size)
+    slowest = np.minimum.accumulate(is_slowest[::-1])[::-1]
+    often = np.minimum(m, positions + 1) - 1
+    behind_s = np.append(0.0, np.cumsum(whole_s))[:-1]
+    gain_s = often * slowest_s - behind_s
+    best_s = np.maximum.accumulate(gain_s)
+    reach = np.maximum.accumulate(np.where(gain_s >= best_s, positions, 0))
+    return _Ways(reach, slowest[reach], often[reach], behind_s + best_s)
+
+
+def _ones(size: int, first: int, end: int) -> FloatArray:
+    found = np.zeros(size)
+    found[first:end] = 1.0
+    return found

@@ -1,0 +1,118 @@
+"""A (d, t) whose layers may be shared out over all positions of its pipeline, as a linear program.
+
+Layers, or parts of them, are at any positions, each part with a choice of its own. All layers are there; each position
+holds no more than the memory; no path is longer than the batch, which is least. Paths are added as they turn out to be.
+"""
+
+from __future__ import annotations
+
+import highspy
+import numpy as np
+
+from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at
+from piper_ray.engine.flush.paths import Path, longest_paths
+from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.types import FloatArray
+
+_MOST_ROUNDS = 40
+_NEAR = 1e-4
+"""A path that is longer by no more, relative, is not added."""
+
+_PATHS_AT_ONCE = 8
+
+
+def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
+    """Good ones; None where a schedule has no paths."""
+    if task.schedule == TWO_BW or task.work_s <= 0.0:
+        return None
+    program = PositionProgram(LayerChoices.of(tables, task), task)
+    for _ in range(_MOST_ROUNDS):
+        if not program.solve():
+            return None
+        stages, least_s = program.stages
+        paths = longest_paths(task.schedule, task.microbatches, *stages)
+        longer = [path for path in paths if path.seconds(*stages) > least_s * (1.0 + _NEAR)]
+        if not longer:
+            break
+        program.add(longer[:_PATHS_AT_ONCE])
+    return program.prices
+
+
+class PositionProgram:
+    """In units of the work of all layers, and of the memory of a device.
+
+    Columns: parts of layers by position and choice; forward, backward and synchronisation seconds of each position; the
+    batch. Rows: each layer is there; these seconds; the memory of each position; then paths.
+    """
+
+    def __init__(self, choices: LayerChoices, task: FlushTask) -> None:
+        self._choices, self._task = choices, task
+        positions = self._positions = task.most_stages
+        self._unit_s = task.work_s
+        self.in_flight = in_flight_at(task)
+        self._paths: list[Path] = []
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.silent()
+        self._highs.setOptionValue("threads", 1)
+        self._highs.passModel(self._model())
+        even = np.full(positions, 1.0 / positions)
+        self.add(longest_paths(task.schedule, task.microbatches, even, even, np.zeros(positions)))
+
+    def _model(self) -> highspy.HighsLp:
+        choices, positions = self._choices, self._positions
+        layers, count = choices.copies.size, choices.layer.size
+        q = np.repeat(np.arange(positions), count)
+        held = (choices.a_bytes * self.in_flight[:, None] + choices.b_bytes).ravel() / self._task.memory_bytes
+        rows = np.stack([np.tile(choices.layer, positions), *(layers + k * positions + q for k in range(4))], axis=1)
+        seconds = [
+            np.tile(x, positions) / self._unit_s for x in (choices.forward_s, choices.backward_s, choices.sync_s)
+        ]
+        values = np.stack([np.ones(q.size), *seconds, held], axis=1)
+        sums = 3 * positions
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = q.size + sums + 1, layers + 4 * positions
+        lp.col_cost_ = np.append(np.zeros(q.size + sums), 1.0)
+        lp.col_lower_, lp.col_upper_ = np.zeros(lp.num_col_), np.full(lp.num_col_, np.inf)
+        lp.row_lower_ = np.concatenate([choices.copies, np.zeros(sums), np.full(positions, -np.inf)])
+        lp.row_upper_ = np.concatenate([choices.copies, np.zeros(sums), np.ones(positions)])
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.concatenate(
+            [np.arange(q.size) * 5, q.size * 5 + np.arange(sums + 1), [q.size * 5 + sums]]
+        )
+        lp.a_matrix_.index_ = np.concatenate([rows.ravel(), layers + np.arange(sums)])
+        lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums, -1.0)])
+        return lp
+
+    def add(self, paths: list[Path]) -> None:
+        """The batch takes no less than these."""
+        first = self._positions * self._choices.layer.size
+        for path in paths:
+            often = np.concatenate(path)
+            some = np.flatnonzero(often)
+            columns = np.append(first + some, first + often.size).astype(np.int32)
+            self._highs.addRow(0.0, np.inf, columns.size, columns, np.append(-often[some], 1.0))
+        self._paths += paths
+
+    def solve(self) -> bool:
+        """False if there is no solution: then no plan has the memory, or none is found."""
+        self._highs.run()
+        return bool(self._highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
+
+    @property
+    def stages(self) -> tuple[tuple[FloatArray, FloatArray, FloatArray], float]:
+        """Forward, backward and synchronisation seconds of each position, and the batch."""
+        values = np.array(self._highs.getSolution().col_value)[self._positions * self._choices.layer.size :]
+        forward_s, backward_s, sync_s = values[:-1].reshape(3, -1) * self._unit_s
+        return (forward_s, backward_s, sync_s), float(values[-1]) * self._unit_s
+
+    @property
+    def prices(self) -> PathPrices:
+        """Of the last solution."""
+        duals = np.array(self._highs.getSolution().row_dual)
+        first = self._choices.copies.size + 3 * self._positions
+        memory = np.maximum(0.0, -duals[first : first + self._positions])
+        weight = np.maximum(0.0, duals[first + self._positions :])
+        of_paths = zip(*self._paths, strict=True)
+        forward, backward, sync = (weight @ np.stack(often) / weight.sum() for often in of_paths)
+        memory_s = memory * (self._unit_s / self._task.memory_bytes)
+        return bounded(self._choices, self._task, PathPrices(forward, backward, sync, memory_s, 0.0))

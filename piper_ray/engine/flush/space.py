@@ -1,0 +1,118 @@
+"""Where the tails of tasks are looked for: all downsets of a graph, or for each task those that its plans can use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from piper_ray.engine.evaluation.dual_prices import DualPrices
+from piper_ray.engine.evaluation.reach import Beam, Reach, Room
+from piper_ray.engine.flush.path_prices import NO_BOUNDS, path_bounds
+from piper_ray.engine.flush.stage_limits import FlushCover, PathArrays, tail_limits
+from piper_ray.engine.flush.tables import LayerValues, tables_on
+from piper_ray.engine.flush.tasks import DegreePair
+from piper_ray.engine.kernels.downsets import member_sums
+from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
+from piper_ray.engine.kernels.flush_types import FlushTables, PathBounds
+from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.lattice.downsets import listed_lattice
+from piper_ray.engine.lattice.layer_graph import LayerGraph
+
+_CELLS, _FEW_CELLS = 1024, 256
+"""Of the grid of times in the search for dual prices: more where all downsets hang on them."""
+
+_ROOM = Room(downsets=1_000_000, steps=1_000_000_000)
+_BEAM = Beam(width=30, early=0.02)
+_BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
+
+
+class TooManyDownsets(Exception):
+    """More can be part of plans than there is room for, or than can be told in the time there is."""
+
+
+@dataclass(frozen=True)
+class ListedTables:
+    """tables: on some downsets. most_tails: int64[m], how many stages the tail of each has at most. bounds: of the
+    task."""
+
+    tables: FlushTables
+    ahead: AheadArrays
+    most_tails: IndexArray
+    bounds: PathBounds = NO_BOUNDS
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """tables: of all downsets that are looked at. is_large: so many that prices may pay. paths: for dual prices.
+
+    graph, values: where all downsets are too many, those alone are listed that plans of a task can use; ``tables`` are
+    then those of a chain. beam: not even these, but those along a beam, which prove nothing.
+    """
+
+    tables: FlushTables
+    is_large: bool = False
+    paths: PathArrays | None = None
+    graph: LayerGraph | None = None
+    values: LayerValues | None = None
+    is_beam: bool = False
+
+    def along_beams(self) -> SearchSpace:
+        """For plans to begin with."""
+        return replace(self, is_beam=True)
+
+    def whole(self, task: DegreePair) -> ListedTables | None:
+        """All downsets; None where they are too many."""
+        if self.graph is not None:
+            return None
+        most_tails = np.full(self.tables.bits.shape[0], task.arrays.most_stages)
+        return ListedTables(self.tables, task.ahead, most_tails)
+
+    def within(self, task: DegreePair, batch_s: float, check: Callable[[], None]) -> tuple[ListedTables | None, float]:
+        """The downsets that plans of the task can use whose batch takes so much at most, or those along a beam; and
+        what no batch takes less than, as far as that is shown. None if there is no such plan.
+
+        Raises TooManyDownsets, and what ``check`` raises.
+        """
+        whole = self.whole(task)
+        if whole is not None:
+            whole = replace(whole, bounds=path_bounds(self.tables, task.arrays, task.prices))
+        if self.paths is None:
+            return whole or _raise_too_many(), 0.0
+        cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
+        cover = FlushCover(self.tables, task.arrays, self.paths, cells)
+        prices = cover.prices(batch_s, check)
+        if prices is None:
+            return whole or _raise_too_many(), 0.0
+        if not cover.has_plan(prices):
+            return None, cover.none_below_s(batch_s, check)
+        if whole is not None:
+            inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
+            return replace(whole, most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
+        return self._listed(cover, task, prices, check), 0.0
+
+    def _listed(
+        self, cover: FlushCover, task: DegreePair, prices: DualPrices, check: Callable[[], None]
+    ) -> ListedTables | None:
+        assert self.graph is not None
+        assert self.values is not None
+        room, beam = (_BEAM_ROOM, _BEAM) if self.is_beam else (_ROOM, None)
+        found = Reach(cover).downsets(prices, room, beam, check)
+        if found is None:
+            raise TooManyDownsets
+        if int(np.bitwise_count(found).sum(axis=1).max()) < self.graph.size:
+            return None
+        lattice = listed_lattice(self.graph, found)
+        tables = tables_on(lattice, self.tables, self.values)
+        inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
+        return ListedTables(
+            tables,
+            look_ahead(tables, task.arrays),
+            tail_limits(inside, task.arrays.most_stages),
+            path_bounds(tables, task.arrays, task.prices),
+        )
+
+
+def _raise_too_many() -> ListedTables:
+    raise TooManyDownsets
