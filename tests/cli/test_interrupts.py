@@ -335,6 +335,7 @@ ClusterWorkers.done = told
 """
 
 
+@pytest.mark.long
 def test_signals_stay_ours_once_ray_is_there(tmp_path: Path) -> None:
     """Ray has a handler of its own for SIGTERM, which prints a stack and aborts; where it cannot set it, it says so."""
     arguments = ("sweep", write_sweep(tmp_path), "--storage", tmp_path / "dataset", "--address", "local")

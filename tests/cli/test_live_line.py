@@ -80,6 +80,7 @@ def test_commands_say_what_they_do_and_for_how_long(tmp_path: Path, planned: tup
         assert not re.search(words, answer)
 
 
+@pytest.mark.long
 def test_plan_says_which_of_its_solves_is_under_way(tmp_path: Path) -> None:
     config, out = tmp_path / "config.json", tmp_path / "out"
     config.write_text(json.dumps(CONFIG))

@@ -96,6 +96,7 @@ def test_figures_are_those_of_solve(tmp_path: Path, schedule: str) -> None:
         assert "the exact planner's: optimal" in found.texts[""]
 
 
+@pytest.mark.long
 def test_speeds_are_of_the_batch(tmp_path: Path) -> None:
     source = Path(__file__).resolve().parents[2] / "inputs" / "vit-22b.toml"
     plan = tmp_path / "plan.json"

@@ -112,6 +112,7 @@ def test_masks_of_dropout_differ_between_replicas_and_are_the_same_in_each_run(t
     assert not set(one) & set(other)
 
 
+@pytest.mark.long
 def test_the_peak_of_memory_is_that_of_a_step_with_the_optimizer_s_state(tmp_path: Path) -> None:
     plan, _ = write_plan(tmp_path, HEAVY_PATHS, None, microbatches=1)
     result = run("run", f"{HERE}:heavy", plan, "--microbatch-size", 2048, "--json", *QUICK)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,6 +91,7 @@ def test_more_devices_never_compute_longer_nor_need_more_memory(result: Estimate
 
 
 @given(estimates())
+@pytest.mark.long
 def test_sequence_parallelism_costs_no_more(result: Estimate) -> None:
     for _, costs in all_costs(result):
         for mode, with_it in costs.items():
@@ -103,6 +105,7 @@ def test_sequence_parallelism_costs_no_more(result: Estimate) -> None:
 
 
 @given(estimates())
+@pytest.mark.long
 def test_recomputation_keeps_less_and_takes_longer(result: Estimate) -> None:
     for kind, costs in all_costs(result):
         for mode, plain in costs.items():

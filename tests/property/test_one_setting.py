@@ -209,6 +209,7 @@ def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str)
         assert worth.least_s <= found.time_per_sample_s
 
 
+@pytest.mark.long
 def test_settings_are_begun_in_the_order_of_their_promise_and_few_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a mixture with context and expert parallelism and shared state, bounds rule out most settings."""
     begun: list[SolveRequest] = []

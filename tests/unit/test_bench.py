@@ -101,6 +101,7 @@ def environment() -> Mapping[str, str]:
     }
 
 
+@pytest.mark.long
 def test_the_command_is_run_and_weighed(environment: Mapping[str, str]) -> None:
     run, document = run_command(SMALL, environment, runs=2)
     assert run.runs == 2

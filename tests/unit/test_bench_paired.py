@@ -122,6 +122,7 @@ def subject(name: str = "small", **changes: Any) -> Subject:
     return Subject(name, "towers", "2 towers", lambda: two_towers(4, devices=4, memory_bytes=60.0), **changes)
 
 
+@pytest.mark.long
 def test_a_process_solves_forecasts_and_makes_frontiers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired, "SHORT_RUNS", 1)
     found = Compared({})
@@ -138,6 +139,7 @@ def test_a_process_solves_forecasts_and_makes_frontiers(monkeypatch: pytest.Monk
     assert curve.forecast_s is None
 
 
+@pytest.mark.long
 def test_a_process_that_fails_is_reported(tmp_path: Path) -> None:
     with pytest.raises(MeasurementError, match=r"this: a process left with 1:\n[\s\S]*missing"):
         paired._worker(this_tree(), {"warm_up": "missing.json", "threads": 1})

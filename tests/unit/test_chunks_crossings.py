@@ -42,6 +42,7 @@ def transfers_s(instance: Instance, task: Task, chunk_of: IndexArray, choice: In
     return total / instance.bandwidth_bytes_per_s
 
 
+@pytest.mark.long
 def test_every_plan_that_is_better_than_the_target_makes_them() -> None:
     rng, forced, met = Random(5), 0, 0
     for instance, task in some_tasks(range(150), SCHEDULES):

@@ -17,6 +17,7 @@ BY_BLOCKS = SolveOptions(contract=Contract.OPERATORS)
 SIX_TOWERS = Path(__file__).resolve().parents[2] / "inputs" / "imagebind-huge.toml"
 
 
+@pytest.mark.long
 def test_thousands_of_operators_are_refused_and_then_planned() -> None:
     instance = transformer_operators()
     assert len(instance.layers) == 4468

@@ -50,6 +50,7 @@ def rich() -> Estimate:
     return estimated(mixtral(), "H100-SXM", nodes=2, offer=RICH)
 
 
+@pytest.mark.long
 def test_ids_say_how_layers_run() -> None:
     seen = set()
     for mode in (mode for modes in rich().modes.values() for mode in modes):

@@ -203,6 +203,7 @@ def test_deepspeed_divides_and_runs_as_planned(tmp_path: Path) -> None:
 MOE = Mode(sequence_parallel=True, optimizer_shards=ALL_REPLICAS, context=2, experts=8)
 
 
+@pytest.mark.long
 def test_megatron_makes_the_groups_of_context_and_expert_parallelism(tmp_path: Path) -> None:
     """By hand: 2 pipeline ranks, 2 replicas, 2 groups that share a sequence, 4 shards; experts over 8 ranks, or over
     the 4 shards where nothing is said of them."""
@@ -231,6 +232,7 @@ def test_megatron_makes_the_groups_of_context_and_expert_parallelism(tmp_path: P
         assert all(place[other] == "0" for place in members for other in columns.values() if other != own)
 
 
+@pytest.mark.long
 def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path: Path) -> None:
     instance, schedule = mixture(), Schedule(ScheduleName.ONE_F_ONE_B)
     cases = [

@@ -90,6 +90,7 @@ print(json.dumps([is_compiled(), answers()]))
 """
 
 
+@pytest.mark.long
 def test_the_same_bytes_without_the_compiler() -> None:
     assert is_compiled()
     compiled, without_jit = json.loads(run_without_jit("-c", PROGRAM))

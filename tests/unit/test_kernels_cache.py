@@ -271,6 +271,7 @@ for value in (14, 0.5, 14, 0.5):
 """
 
 
+@pytest.mark.long
 def test_many_processes_at_once(tmp_path: Path) -> None:
     """Each kernel is compiled by one of them; the others wait for it."""
     command = [sys.executable, "-c", _PROCESS, str(tmp_path / "kernels")]

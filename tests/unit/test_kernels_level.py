@@ -192,6 +192,7 @@ def test_groups_of_buckets_leave_nothing_out() -> None:
     assert looked_at > 50
 
 
+@pytest.mark.long
 def test_more_states_than_there_is_room_for_at_first() -> None:
     """Room is made for 64 states and one for each downset; 24 layers of eight degrees have more than twice that."""
     degrees = range(1, 9)

@@ -345,6 +345,7 @@ def test_no_stage_that_fits_is_ruled_out(seed: int) -> None:
     assert states > 0
 
 
+@pytest.mark.long
 def test_a_price_on_memory_asks_for_more_devices_where_memory_is_tight() -> None:
     """Than work and the least memory of each layer do: for some stages, and not for all."""
     more = no_more = 0

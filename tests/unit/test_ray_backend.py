@@ -282,6 +282,7 @@ def test_same_answer_when_workers_are_killed(
     assert workers > 1 or "no worker is left: waiting for one" in log.notes
 
 
+@pytest.mark.long
 def test_driver_goes_on_when_all_workers_are_killed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     send_every_level_to_workers(monkeypatch)
     workers_that_die(monkeypatch, tmp_path, deaths=1, downset=30)

@@ -27,6 +27,7 @@ _HANG_S = 60.0
 _DRIVER = """
 import os, subprocess, sys, types
 from piper_ray.engine.backends.ray import session
+from tests.lengths import long_after
 
 class Told(subprocess.Popen):
     def __init__(self, *arguments, **options):
@@ -156,7 +157,7 @@ def test_what_a_task_fails_of_is_ours_to_tell(base: Path) -> None:
     assert "that nobody asks for" not in done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("connected", [False, True])
+@pytest.mark.parametrize("connected", long_after(1, [False, True]))
 def test_it_ends_with_a_driver_that_is_killed(base: Path, connected: bool) -> None:
     """During the start too."""
     with driver(base) as process:

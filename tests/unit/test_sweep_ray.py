@@ -68,6 +68,7 @@ def test_workers_that_die_change_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     assert content(tmp_path / "ray") == expected
 
 
+@pytest.mark.long
 def test_a_point_that_kills_every_worker_is_a_failed_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = '[workloads]\nchain = "chain.json"\n[grid]\nmemory = 40\nbandwidth = 4\ndevices = "2..9"\n'
     source = write_small(tmp_path, text)
