@@ -17,6 +17,7 @@ import pytest
 
 from piper_ray.engine.backends.ray.keeper import PREFIX, remove_abandoned
 from tests.cli_cases import ROOT
+from tests.lengths import long_after
 from tests.sweep_support import write_small
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the end of a process is known to its parent")
@@ -27,7 +28,6 @@ _HANG_S = 60.0
 _DRIVER = """
 import os, subprocess, sys, types
 from piper_ray.engine.backends.ray import session
-from tests.lengths import long_after
 
 class Told(subprocess.Popen):
     def __init__(self, *arguments, **options):
