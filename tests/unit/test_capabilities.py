@@ -82,7 +82,8 @@ def ctrl_c(schedule: str, folder: Path) -> None:  # noqa: ARG001 - as all of the
 
     found = piper_ray.solve(INSTANCE, schedule=schedule, options=ONE_THREAD, listener=At(interrupt))
     assert found.plan is not None
-    assert found.stopped_by is StoppedBy.INTERRUPT
+    # The first plan may be proved by the first bound.
+    assert found.stopped_by is StoppedBy.INTERRUPT or found.status is Status.OPTIMAL
     assert found.lower_bound_s <= solved(schedule).lower_bound_s
 
 

@@ -306,7 +306,7 @@ def kept(compiled: Path, tmp_path: Path) -> Path:
         [
             ("solve", "selection.exact_fit"),  # which others call where it lies
             ("solve", "downsets.enumerate_downsets"),
-            ("frontier", "evaluation.evaluate_runs"),
+            ("frontier", "level.evaluate_runs"),
         ],
     ),
 )

@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of, pricing_call
+from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
@@ -88,40 +88,15 @@ class FlushSearch:
         some = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
         search = FlushSearch(space, tasks, self.workers, some, origin=origin, proves=False, first_share=first_share)
         some.run(search)
+        if some.stopped_by is not None and some.stopped_by.ends_all:
+            ledger.stopped_by = some.stopped_by
         self.found += search.found
-        proved_s = {case.task.degrees: case.proved_s for case in search._cases.values()}
+        known = {case.task.degrees: case for case in search._cases.values()}
         for case in self._cases.values():
-            case.lower_s = max(case.lower_s, proved_s.get(case.task.degrees, 0.0))
-
-    @property
-    def open_tasks(self) -> list[DegreePair]:
-        """Those that may have a faster plan than is known, with what is proved of them."""
-        open_cases = (case for case in self._cases.values() if case.lower_s < self.ledger.upper_s)
-        return [replace(case.task, lower_s=case.lower_s) for case in open_cases]
-
-    def find_prices(self) -> None:
-        """Of all tasks that may have a faster plan than is known."""
-        self.ledger.run(_Pricing(self))
-
-    def price_tasks(self) -> Generator[None, None, None]:
-        """One after the other, each a call."""
-        workers, waiting = self.workers, list(reversed(self.open_tasks))
-        running = 0
-        try:
-            while waiting or running:
-                while waiting and running < workers.width:
-                    workers.give(pricing_call(self.space, waiting.pop()))
-                    running += 1
-                for finished in workers.done(_LOOK_S):
-                    running -= 1
-                    prices = finished.result
-                    if prices is not None:
-                        case = self._cases[finished.call.key.order]
-                        case.task = replace(case.task, prices=prices)
-                        case.lower_s = max(case.lower_s, prices.bound_s)
-                yield
-        finally:
-            workers.recall()
+            other = known.get(case.task.degrees)
+            if other is not None:
+                case.lower_s = max(case.lower_s, other.proved_s)
+                case.task = replace(case.task, prices=other.task.prices)
 
     def efforts(self) -> Generator[None, None, None]:
         """From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at
@@ -194,25 +169,14 @@ class FlushSearch:
             self._lower_bound(result.found.value_s)
         # What is proved holds for the bound that the task had; that was never below the one that there is now.
         proved_s = min(result.lower_s, self._bound_s)
-        case.proved_s = max(case.proved_s, result.proved_s)
+        case.proved_s = max(case.proved_s, result.proved_s, 0.0 if result.prices is None else result.prices.bound_s)
+        case.task = replace(case.task, prices=result.prices or case.task.prices)
         case.lower_s = max(case.lower_s, proved_s, case.proved_s)
         case.left_open = result.left_open or case.left_open
         if result.found is not None:
             self.found.append(result.found)
             self.ledger.offer(result.found, self.origin)
         return proved_s
-
-
-@dataclass(frozen=True)
-class _Pricing:
-    """The rule of finding prices, which proves as much as they do."""
-
-    search: FlushSearch
-    left_open: StoppedBy | None = None
-
-    def efforts(self) -> Generator[None, None, None]:
-        """As many as there are tasks."""
-        return self.search.price_tasks()
 
 
 @dataclass

@@ -198,12 +198,11 @@ class _Problem:
         return list_tasks(instance, workload, self.schedule, self.restrictions, self.step)
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
-        """To its end. Where its lattice is large, it gets plans and prices to begin with."""
+        """To its end. Where its lattice is large, it gets plans to begin with."""
         if self.chain is not None:
             search.improve(SearchSpace(self.chain.arrays), self.tasks(self.chain, instance), "chain", FIRST_SHARE)
-            search.find_prices()
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
-            search.improve(self.space.along_beams(), search.open_tasks, "beam", np.inf)
+            search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)
 
     def plan(self, chosen: ChosenStages) -> Plan:

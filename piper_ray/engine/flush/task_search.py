@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -133,6 +133,7 @@ _STATES_BYTES = 500e6
 _BY_LEVELS = {GPIPE: False, ONE_F_ONE_B: True, TWO_BW: False}
 """Whether a tail's warm-up takes longer the slower the stages in front are: then there are tails for levels of it."""
 
+_NO_LEVELS: FloatArray = np.zeros((1, 2))
 _LEVELS = 24
 _LEAST_LEVEL = 0.4
 _MOST_LEVEL = 1.1
@@ -142,7 +143,8 @@ _MOST_LEVEL = 1.1
 class TaskResult:
     """What was found in one task. lower_s: on those of its plans that take less than the best known; inf: none does.
 
-    left_open: why the bound is not met, where it is not. proved_s: on all of its plans, however much is known.
+    left_open: why the bound is not met, where it is not. proved_s: on all of its plans, however much is known. prices:
+    of the task, where they were found.
     """
 
     lower_s: float
@@ -151,6 +153,7 @@ class TaskResult:
     found: ChosenStages | None = None
     left_open: StoppedBy | None = None
     proved_s: float = 0.0
+    prices: PathPrices | None = None
 
 
 class _Stopped(Exception):
@@ -166,27 +169,46 @@ def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, *, prove
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
-    kept, status, levels = 0, TOO_MANY, np.zeros((1, 2))
-    listed = None if task.prices is not None else space.whole(task)
-    most_states = 0
-    if listed is not None:
+    kept, whole = 0, space.whole(task) if task.prices is None else None
+    if whole is not None:
         most_states = _MOST_STATES if not space.is_large or control[0] == np.inf else _FEW_STATES
-        status, states = _tails(listed, task, levels, most_states, control)
+        status, states = _tails(whole, task, _NO_LEVELS, most_states, control)
+        if status != TOO_MANY or most_states == _MOST_STATES:
+            return _completed(whole, task, status, states, control, proves)
         kept = len(states.origin)
-    if status == TOO_MANY and most_states < _MOST_STATES:
-        try:
-            listed, proved_s = space.within(task, control[0], partial(_check, control))
-        except TooManyDownsets:
-            return TaskResult(task.lower_s, kept, left_open=StoppedBy.TOO_MANY_DOWNSETS)
-        except _Stopped:
-            return TaskResult(task.lower_s, kept)
-        if listed is None:
-            return TaskResult(np.inf, kept, proved_s=proved_s)
-        status, states = _tails(listed, task, levels, _MOST_STATES, control)
-        kept += len(states.origin)
+    prices = task.prices or _find_prices(space, task)
+    found = _run_priced(space, replace(task, prices=prices), control, proves)
+    return replace(found, states=kept + found.states, prices=prices)
+
+
+def _find_prices(space: SearchSpace, task: DegreePair) -> PathPrices | None:
+    from piper_ray.engine.flush.position_program import path_prices  # HiGHS is loaded where it is needed
+
+    return path_prices(space.tables, task.arrays)
+
+
+def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, proves: bool) -> TaskResult:
+    """On what prices leave of the downsets."""
+    if task.prices is not None and task.prices.bound_s > control[0] * (1.0 + TIE):
+        return TaskResult(np.inf, proved_s=task.prices.bound_s)
+    try:
+        listed, proved_s = space.within(task, control[0], partial(_check, control))
+    except TooManyDownsets:
+        return TaskResult(task.lower_s, left_open=StoppedBy.TOO_MANY_DOWNSETS)
+    except _Stopped:
+        return TaskResult(task.lower_s)
+    if listed is None:
+        return TaskResult(np.inf, proved_s=proved_s)
+    return _completed(listed, task, *_tails(listed, task, _NO_LEVELS, _MOST_STATES, control), control, proves)
+
+
+def _completed(
+    listed: ListedTables, task: DegreePair, status: int, states: TailArrays, control: FloatArray, proves: bool
+) -> TaskResult:
+    """status, states: of the task's tails. From them to a plan, and to the proof that there is no better one."""
+    kept, levels = len(states.origin), _NO_LEVELS
     if status != FINISHED:
         return TaskResult(task.lower_s, kept, left_open=None if status == STOPPED else StoppedBy.TOO_MANY_STATES)
-    assert listed is not None
     tables, downsets = listed.tables, listed.tables.bits.shape[0]
     state, lower_s = best_state(task.arrays, states, downsets)
     if state < 0:
@@ -252,18 +274,6 @@ def call_of(space: SearchSpace, task: DegreePair, bound_s: float, *, proves: boo
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
     )
-
-
-def pricing_call(space: SearchSpace, task: DegreePair) -> Call:
-    """``path_prices`` for workers; the key is the task."""
-    d, t = task.degrees
-    return Call(task, _find_prices, (space,), (task.arrays,), f"the prices of d={d} t={t}")
-
-
-def _find_prices(space: SearchSpace, arrays: FlushTask, _control: FloatArray) -> PathPrices | None:
-    from piper_ray.engine.flush.position_program import path_prices  # HiGHS is loaded where it is needed
-
-    return path_prices(space.tables, frozen(arrays))
 
 
 def _run_sent(

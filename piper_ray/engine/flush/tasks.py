@@ -11,7 +11,6 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.flush.path_prices import PathPrices
 from piper_ray.engine.flush.stage_limits import room
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.flush.work import least_work_s
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
@@ -76,7 +75,7 @@ def list_tasks(
         if variants not in workload.ahead_of:
             workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, arrays))
         ahead = workload.ahead_of[variants]
-        work_s = max(float(ahead.ahead_s[0]), least_work_s(workload.arrays, arrays))
+        work_s = float(ahead.ahead_s[0])
         arrays = frozen(arrays._replace(work_s=work_s))
         lower_s = least_batch_s(
             code,
