@@ -15,9 +15,11 @@ from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.task_search import run_task
 from piper_ray.engine.kernels.flush_paths import simulate_step
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, FlushTables, FlushTask
+from piper_ray.model.instance import Instance
 from tests.flush_schedules import FlushSchedule
-from tests.unit.test_flush_limits import listed_when_wanted, searched, value_s
-from tests.unit.test_kernels_flush import random_pipelines
+from tests.instances import two_towers
+from tests.unit.test_flush_limits import listed_when_wanted, searched, tables, value_s
+from tests.unit.test_kernels_flush import random_pipelines, tasks_of
 
 
 @pytest.mark.parametrize("schedule", [GPIPE, ONE_F_ONE_B])
@@ -75,6 +77,18 @@ def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> No
                     assert value_s(priced) == (plain.found and pytest.approx(plain.found.value_s, rel=1e-9)), seed
                 compared += 1
     assert compared > 300
+
+
+def test_a_layer_without_a_choice_has_no_price() -> None:
+    """No stage of that degree has it."""
+    towers = two_towers(3, devices=4)
+    layers = [replace(towers.layers[0], tmpcs={1: towers.layers[0].tmpcs[1]}), *towers.layers[1:]]
+    workload, _ = tables(Instance(layers, towers.edges, cluster=towers.cluster, batch=towers.batch))
+    assert workload is not None
+    tasks = tasks_of(towers, workload, FlushSchedule.ONE_F_ONE_B)
+    found = {task.arrays.tensor_parallel_degree: path_prices(workload.arrays, task.arrays) for task in tasks}
+    assert found[1] is not None
+    assert found[2] is None
 
 
 def any_prices(rng: Random, tables: FlushTables, task: FlushTask, good: PathPrices) -> PathPrices:

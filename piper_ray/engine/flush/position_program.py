@@ -20,12 +20,19 @@ _NEAR = 1e-4
 
 _PATHS_AT_ONCE = 8
 
+_MOST_COLUMNS = 100_000
+"""Larger programs take longer than they save: one of 50,000 takes 2 s."""
+
 
 def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
-    """Good ones; None where a schedule has no paths."""
+    """Good ones; None where a schedule has no paths, a layer has no choice, or they would take too long."""
     if task.schedule == TWO_BW or task.work_s <= 0.0:
         return None
-    program = PositionProgram(LayerChoices.of(tables, task), task)
+    choices = LayerChoices.of(tables, task)
+    has_choices = choices.copies.size == np.unique(choices.layer).size
+    if not has_choices or choices.layer.size * task.most_stages > _MOST_COLUMNS:
+        return None
+    program = PositionProgram(choices, task)
     for _ in range(_MOST_ROUNDS):
         if not program.solve():
             return None
