@@ -11,7 +11,7 @@ from piper_ray.engine.kernels.flush_types import GPIPE
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
-class Path(NamedTuple):
+class PassPath(NamedTuple):
     """How often each position's passes, forward and backward, and its synchronisation are on a path, by stages behind.
     float64[positions] each."""
 
@@ -26,25 +26,25 @@ class Path(NamedTuple):
 
 def longest_paths(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
-) -> list[Path]:
+) -> list[PassPath]:
     """The longest path of each position, longest first. By stages behind, what each takes."""
     find = _of_gpipe if schedule == GPIPE else _of_1f1b
     found = find(microbatches, forward_s, backward_s)
     return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
 
 
-def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Path]:
+def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
     """Through all forward passes, and through the backward passes up to each position."""
     found = []
     for q in range(forward_s.size):
         forward, backward = np.ones_like(forward_s), _ones(forward_s.size, 0, q + 1)
         forward[np.argmax(forward_s)] += m - 1
         backward[np.argmax(backward_s[: q + 1])] += m - 1
-        found.append(Path(forward, backward, _ones(forward_s.size, q, q + 1)))
+        found.append(PassPath(forward, backward, _ones(forward_s.size, q, q + 1)))
     return found
 
 
-def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Path]:
+def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
     """With m - w + 1 microbatches at each position; to the end of the first stage of all."""
     positions, found = forward_s.size, []
     down, up = (
@@ -70,7 +70,7 @@ def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Path
                 forward[way.reach[q] : q] += 1.0
                 backward[way.reach[q] : q] += 1.0
                 passes[way.slowest[q]] += way.often[q]
-        found.append(Path(forward, backward, _ones(positions, positions - 1, positions)))
+        found.append(PassPath(forward, backward, _ones(positions, positions - 1, positions)))
     return found
 
 

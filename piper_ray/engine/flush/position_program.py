@@ -10,7 +10,7 @@ import highspy
 import numpy as np
 
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, bounded, in_flight_at
-from piper_ray.engine.flush.paths import Path, longest_paths
+from piper_ray.engine.flush.paths import PassPath, longest_paths
 from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask
 from piper_ray.engine.kernels.types import FloatArray
 
@@ -57,7 +57,7 @@ class PositionProgram:
         positions = self._positions = task.most_stages
         self._unit_s = task.work_s
         self.in_flight = in_flight_at(task)
-        self._paths: list[Path] = []
+        self._paths: list[PassPath] = []
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
@@ -90,7 +90,7 @@ class PositionProgram:
         lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums, -1.0)])
         return lp
 
-    def add(self, paths: list[Path]) -> None:
+    def add(self, paths: list[PassPath]) -> None:
         """The batch takes no less than these."""
         first = self._positions * self._choices.layer.size
         for path in paths:
