@@ -113,7 +113,7 @@ _CHECKSUM_BYTES = hashlib.sha256().digest_size
 Key = tuple[object, ...]
 
 # Numba has no types.
-_helpers: dict[str, int] = numba.core.runtime._nrt_python.c_helpers  # type: ignore[attr-defined]
+_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]
 _dumps: Callable[[object], bytes] = dumps
 _result: Callable[..., CompileResult] = compile_result
 
@@ -136,7 +136,7 @@ class KernelCache:
 
     def load_overload(self, sig: Any, target_context: Any) -> CompileResult | None:
         """None for what has to be compiled, which observers are told; until ``release`` other processes wait for it."""
-        _name_helpers()
+        _runtime.initialize(target_context)
         key = self._key(sig, target_context.codegen())
         found = self._found(key, target_context)
         if found is None:
@@ -186,14 +186,6 @@ class KernelCache:
 
     def _name(self, key: Key) -> str:
         return f"{self._stem}.{_digest(key)[:24]}.nbc"
-
-
-@cache
-def _name_helpers() -> None:
-    """Machine code finds what numba's runtime has for it. The runtime's own ``initialize`` compiles more besides, which
-    takes as long as loading a dozen kernels: see ``KernelLibrary.asks_runtime``."""
-    for name, address in _helpers.items():
-        llvmlite.binding.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
 
 
 def _digest(key: Key) -> str:

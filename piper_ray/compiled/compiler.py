@@ -19,7 +19,6 @@ from hashlib import sha256
 from typing import Any, ClassVar, NamedTuple, final
 
 import llvmlite.binding
-import numba.core.runtime
 from llvmlite.ir import Constant
 from numba.core import ir, types
 from numba.core.codegen import JITCodeLibrary
@@ -29,8 +28,6 @@ from numba.core.lowering import Lower
 from numba.core.targetconfig import ConfigStack
 from numba.core.typed_passes import NativeLowering
 from numba.np import arrayobj
-
-_runtime: Any = numba.core.runtime.rtsys  # type: ignore[attr-defined]  # numba has no types
 
 
 class Origin(NamedTuple):
@@ -98,12 +95,7 @@ class KernelLibrary(JITCodeLibrary):
         machine_code = b"" if self.is_merged else self._get_compiled_object()
         bitcode = self._get_module_for_linking().as_bitcode()
         calls = tuple((origin, library.symbol) for origin, library in self.calls.items())
-        return self.name, self._origin, machine_code, bitcode, calls, self.asks_runtime()
-
-    def asks_runtime(self) -> bool:
-        """Whether the machine code calls what numba compiles for itself in each process."""
-        made = {function.name for function in _runtime.library.get_defined_functions()}
-        return any(each.is_declaration and each.name in made for each in self._final_module.functions)
+        return self.name, self._origin, machine_code, bitcode, calls
 
     @classmethod
     def restored(cls, target_context: Any, function: Any, state: Any) -> KernelLibrary | None:
@@ -112,9 +104,7 @@ class KernelLibrary(JITCodeLibrary):
         What LLVM needs for compiling it into a caller is read if that is ever asked for, and the machine code that it
         calls comes first. None where that goes by another name now: it would jump to nowhere.
         """
-        name, origin, machine_code, bitcode, calls, asks_runtime = state
-        if asks_runtime:
-            _runtime.initialize(target_context)
+        name, origin, machine_code, bitcode, calls = state
         codegen = target_context.codegen()
         library = cls(codegen, name, origin, is_merged=not machine_code)
         library.symbol = function.llvm_func_name
