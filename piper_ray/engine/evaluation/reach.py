@@ -17,6 +17,8 @@ _STEPS_AT_ONCE = 5_000_000
 """Of one kernel call, which cannot be interrupted."""
 
 _TINY, _MUCH = np.finfo(float).tiny, 1e300
+"""In place of a time of 0, which is no divisor, and of devices where no stage is of any use."""
+
 _NO_CHECK: Callable[[], None] = lambda: None  # noqa: E731
 
 

@@ -47,10 +47,8 @@ def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Pas
 def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
     """With m - w + 1 microbatches at each position; to the end of the first stage of all."""
     positions, found = forward_s.size, []
-    down, up = (
-        _there_and_back(m, forward_s + backward_s, forward_s),
-        _there_and_back(m, forward_s + backward_s, backward_s),
-    )
+    whole_s = forward_s + backward_s
+    down, up = _there_and_back(m, whole_s, forward_s), _there_and_back(m, whole_s, backward_s)
     for q in range(positions):
         w = min(m, q + 1)
         forward = _ones(positions, q + 1, positions)

@@ -1,7 +1,8 @@
 """A (d, t) whose layers may be shared out over all positions of its pipeline, as a linear program.
 
 Layers, or parts of them, are at any positions, each part with a choice of its own. All layers are there; each position
-holds no more than the memory; no path is longer than the batch, which is least. Paths are added as they turn out to be.
+holds no more than the memory; no path is longer than the batch, which is least. Paths that turn out to be longer are
+added, and the program is solved again.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class PositionProgram:
         self._choices, self._task = choices, task
         positions = self._positions = task.most_stages
         self._unit_s = task.work_s
-        self.in_flight = in_flight_at(task)
+        self._in_flight = in_flight_at(task)
         self._paths: list[PassPath] = []
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
@@ -69,11 +70,10 @@ class PositionProgram:
         choices, positions = self._choices, self._positions
         layers, count = choices.copies.size, choices.layer.size
         q = np.repeat(np.arange(positions), count)
-        held = (choices.a_bytes * self.in_flight[:, None] + choices.b_bytes).ravel() / self._task.memory_bytes
+        held = (choices.a_bytes * self._in_flight[:, None] + choices.b_bytes).ravel() / self._task.memory_bytes
         rows = np.stack([np.tile(choices.layer, positions), *(layers + k * positions + q for k in range(4))], axis=1)
-        seconds = [
-            np.tile(x, positions) / self._unit_s for x in (choices.forward_s, choices.backward_s, choices.sync_s)
-        ]
+        of_choices = (choices.forward_s, choices.backward_s, choices.sync_s)
+        seconds = [np.tile(of_choice, positions) / self._unit_s for of_choice in of_choices]
         values = np.stack([np.ones(q.size), *seconds, held], axis=1)
         sums = 3 * positions
         lp = highspy.HighsLp()
@@ -83,9 +83,8 @@ class PositionProgram:
         lp.row_lower_ = np.concatenate([choices.copies, np.zeros(sums), np.full(positions, -np.inf)])
         lp.row_upper_ = np.concatenate([choices.copies, np.zeros(sums), np.ones(positions)])
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-        lp.a_matrix_.start_ = np.concatenate(
-            [np.arange(q.size) * 5, q.size * 5 + np.arange(sums + 1), [q.size * 5 + sums]]
-        )
+        first = np.append(np.arange(0, values.size, 5), values.size + np.arange(sums + 1))
+        lp.a_matrix_.start_ = np.append(first, values.size + sums)
         lp.a_matrix_.index_ = np.concatenate([rows.ravel(), layers + np.arange(sums)])
         lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums, -1.0)])
         return lp

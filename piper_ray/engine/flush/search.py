@@ -47,7 +47,7 @@ class FlushSearch:
 
     def __post_init__(self) -> None:
         self.states = 0
-        self.found: list[ChosenStages] = []  # in turn, from the chain too
+        self.found: list[ChosenStages] = []  # in turn, from chain and beams too
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
         self._bound_s = np.inf  # that plans must beat

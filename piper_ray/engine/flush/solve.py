@@ -155,17 +155,17 @@ class _Problem:
         workload = build_workload(instance, lattice, variants)
         costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
         return cls(
-            instance,
-            restrictions,
-            schedule,
-            request.step,
-            variants,
-            workload,
-            expected,
-            is_wide,
-            labelling,
-            lattice_s,
-            costs_s,
+            instance=instance,
+            restrictions=restrictions,
+            schedule=schedule,
+            step=request.step,
+            variants=variants,
+            workload=workload,
+            downsets=expected,
+            is_wide=is_wide,
+            labelling=labelling,
+            lattice_s=lattice_s,
+            stage_costs_s=costs_s,
         )
 
     @cached_property
@@ -186,7 +186,7 @@ class _Problem:
         labelling = self.labelling or Labelling.of(graph)
         paths = None if labelling is None else build_paths(workload, labelling)
         if not self.is_wide:
-            return SearchSpace(workload.arrays, True, paths)
+            return SearchSpace(workload.arrays, is_large=True, paths=paths)
         return SearchSpace(workload.arrays, True, paths, graph, workload.values)
 
     def on(self, devices: int) -> Instance:

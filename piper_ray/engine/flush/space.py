@@ -45,10 +45,10 @@ class ListedTables:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """tables: of all downsets that are looked at. is_large: so many that prices may pay. paths: for dual prices.
+    """tables: of all downsets; is_large: these are so many that prices may pay. paths: what dual prices are found on.
 
-    graph, values: where all downsets are too many, those alone are listed that plans of a task can use; ``tables`` are
-    then those of a chain. beam: not even these, but those along a beam, which prove nothing.
+    graph, values: given where all downsets are too many. Then a task lists those that its plans can use, and ``tables``
+    has those of a chain. is_beam: a task lists only some of them, along a beam, which prove nothing.
     """
 
     tables: FlushTables
@@ -78,19 +78,21 @@ class SearchSpace:
         whole = self.whole(task)
         if whole is not None:
             whole = replace(whole, bounds=path_bounds(self.tables, task.arrays, task.prices))
-        if self.paths is None:
-            return whole or _raise_too_many(), 0.0
-        cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
-        cover = FlushCover(self.tables, task.arrays, self.paths, cells)
-        prices = cover.prices(batch_s, check)
-        if prices is None:
-            return whole or _raise_too_many(), 0.0
+        cover, prices = None, None
+        if self.paths is not None:
+            cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
+            cover = FlushCover(self.tables, task.arrays, self.paths, cells)
+            prices = cover.prices(batch_s, check)
+        if cover is None or prices is None:
+            if whole is None:
+                raise TooManyDownsets
+            return whole, 0.0
         if not cover.has_plan(prices):
             return None, cover.none_below_s(batch_s, check)
-        if whole is not None:
-            inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
-            return replace(whole, most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
-        return self._listed(cover, task, prices, check), 0.0
+        if whole is None:
+            return self._listed(cover, task, prices, check), 0.0
+        inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
+        return replace(whole, most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
 
     def _listed(
         self, cover: FlushCover, task: DegreePair, prices: DualPrices, check: Callable[[], None]
@@ -112,7 +114,3 @@ class SearchSpace:
             tail_limits(inside, task.arrays.most_stages),
             path_bounds(tables, task.arrays, task.prices),
         )
-
-
-def _raise_too_many() -> ListedTables:
-    raise TooManyDownsets

@@ -126,7 +126,7 @@ _FEW_NODES = 3_000
 _MOST_NODES = 200_000
 _MOST_STATES = 20_000_000
 _FEW_STATES = 3_000
-"""Beyond which dual prices may pay."""
+"""Beyond which prices pay, of positions and of layers."""
 _STATES_BYTES = 500e6
 """Of a worker, for the states of a task's tails; few have as many."""
 

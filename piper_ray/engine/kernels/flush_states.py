@@ -18,6 +18,7 @@ from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, empty_ta
 from piper_ray.engine.kernels.flush_stages import (
     NO_ROW,
     AheadArrays,
+    LeastFigures,
     front_rows,
     in_flight,
     least_figures,
@@ -164,6 +165,8 @@ def tails(
                             behind = origin[s, ORIGIN.stages]
                             if behind >= most_tail:
                                 break
+                            if behind + 1 < fewest_tail:
+                                continue
                             if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
                                 continue
                             y = in_flight(schedule, microbatches, behind)
@@ -173,25 +176,13 @@ def tails(
                                 priced_of[behind] = stage_id
                                 priced[behind] = priced_time_s(key, y, least, tables, task)
                             time_s = priced[behind]
-                            if behind + 1 < fewest_tail:
-                                continue
                             if task.room.size > 0 and time_s > spare_s * (task.room[behind + 1] - task.room[behind]):
                                 continue
                             if microbatches * time_s + fill_s > limit:
                                 break
                             priced_s = 0.0
                             if is_priced:
-                                stage_s = bounds.of_stage_s[i, behind] - bounds.of_stage_s[j, behind]
-                                stage_s -= bounds.room_s[behind]
-                                crossing = bounds.forward[behind] + bounds.backward[behind]
-                                stage_s += crossing * least.crossing_s
-                                stage_s += bounds.forward[behind] * least.tensor_forward_s
-                                stage_s += bounds.backward[behind] * least.tensor_backward_s
-                                least_s = bounds.forward[behind] * least.forward_s + bounds.sync[behind] * least.sync_s
-                                least_s += bounds.backward[behind] * least.backward_s
-                                more_s = max(0.0, time_s - least.forward_s - least.backward_s)
-                                least_s += min(bounds.forward[behind], bounds.backward[behind]) * more_s
-                                priced_s = figures[s, PRICED] + max(stage_s, least_s)
+                                priced_s = figures[s, PRICED] + least_priced_s(key, behind, time_s, least, bounds)
                                 if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                     continue
                             tail = figures_of(figures, s)
@@ -295,6 +286,20 @@ def tails(
             status = TOO_MANY
             break
     return status, TailArrays(start, kept, figures[:used].copy(), stage[:used].copy(), origin[:used].copy())
+
+
+@inlined_kernel
+def least_priced_s(stage: StageKey, behind: int, time_s: float, least: LeastFigures, bounds: PathBounds) -> float:
+    """No choice of the stage costs less by the prices of its position: by the choice of each layer for itself less the
+    price of the memory, or by the least of its passes. time_s: what both passes take at least.
+    """
+    forward, backward = bounds.forward[behind], bounds.backward[behind]
+    of_layers_s = bounds.of_stage_s[stage.outer, behind] - bounds.of_stage_s[stage.inner, behind]
+    of_layers_s += (forward + backward) * least.crossing_s - bounds.room_s[behind]
+    of_layers_s += forward * least.tensor_forward_s + backward * least.tensor_backward_s
+    of_passes_s = forward * least.forward_s + backward * least.backward_s + bounds.sync[behind] * least.sync_s
+    of_passes_s += min(forward, backward) * max(0.0, time_s - least.forward_s - least.backward_s)
+    return float(max(of_layers_s, of_passes_s))
 
 
 @leaf_kernel
