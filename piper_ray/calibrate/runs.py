@@ -52,8 +52,8 @@ class PublishedRun(Open):
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
     precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlapped: whether gradients and
-    transfers are exchanged beside passes. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is
-    not as sold.
+    transfers are exchanged while passes run. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that
+    is not as sold.
     """
 
     id: _Text = Field(default="", description="a text")

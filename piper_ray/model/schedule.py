@@ -188,7 +188,7 @@ class StepTerms:
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
     """How gradients are summed, once each stage has done its last backward pass."""
     all_reduce_overlap: float = 0.0
-    """Share of that time which hides beside backward passes, 0 to 1."""
+    """How much of that time passes during backward passes: a share from 0 to 1."""
     optimizer_s: float = 0.0
     """Each rank's step of the optimizer, once a batch."""
 

@@ -294,7 +294,7 @@ class RayBackend:
             self._start(self._size_for(states))
 
     def _size_for(self, states: StateTables) -> WorkerSize:
-        """Beside what it shares a worker takes Python, Ray and the kernels, and its own fronts, members and buckets."""
+        """Of a worker: tables that it shares; and of its own Python, Ray, kernels, fronts, members and buckets."""
         downsets = states.fronts.start.size
         bucket_bytes = sum(array.nbytes for array in states.buckets) / states.buckets.least_tally.size
         member_bytes = sum(array.nbytes for array in states.members)

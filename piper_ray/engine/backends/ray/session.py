@@ -284,12 +284,12 @@ _observers: list[Callable[[Services], object]] = []
 
 
 def observe(observer: Callable[[Services], object]) -> None:
-    """Each connection from now on is told of."""
+    """The observer hears of each connection that is made from now on."""
     _observers.append(observer)
 
 
 def connected(worker: Any) -> None:
-    """Tells of the connection just made. worker: the module of Ray that keeps it."""
+    """A connection was made: observers hear of it. worker: the module of Ray that keeps it."""
     node = getattr(worker, "_global_node", None)
     if _observers and node is not None:
         services = Services.of(node)
