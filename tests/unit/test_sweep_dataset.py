@@ -281,7 +281,7 @@ def test_an_empty_dataset_has_the_schema(tmp_path: Path) -> None:
 
 
 _READER = """
-import os, sys
+import os, sys, time
 import pyarrow as pa
 from piper_ray.sweep.dataset import Dataset, read_dataset
 
@@ -293,6 +293,9 @@ before = threads()
 for _ in range(5):
     read_dataset(sys.argv[1])
 Dataset.open(sys.argv[1], "test", resume=True, on_warning=print).close()
+deadline = time.monotonic() + 10.0
+while threads() > before and time.monotonic() < deadline:  # one that is ending is none that is left
+    time.sleep(0.01)
 print(threads() - before)
 """
 
