@@ -69,11 +69,6 @@ class StateTables:
         """All of it, as the kernels take it."""
         return StateArrays(self.tables, self.target, self.fronts, self.members, self.buckets, self.groups)
 
-    @property
-    def grown(self) -> list[np.ndarray]:
-        """What an evaluation makes, to tell how much memory it takes."""
-        return [*self.fronts, *self.members, *self.buckets, *self.groups]
-
     def arrays_over(self, buckets: int) -> StateArrays:
         """With the first so many buckets alone, of finished levels: they stay as they are when further ones are."""
         groups = np.searchsorted(self.groups.bucket_start[: int(self.groups.used[0])], buckets)

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 from ray.exceptions import RayError
 
-from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Shared
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
@@ -32,8 +32,7 @@ from piper_ray.engine.backends.ray.machines import Machines, Overview
 from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.pool import Pool
 from piper_ray.engine.backends.ray.publication import Publisher
-from piper_ray.engine.backends.ray.work import ChunkBatch, GivenCall, GivenWork, Shared
-from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello
+from piper_ray.engine.backends.ray.worker import CallOrder, Hello
 from piper_ray.model.errors import ClusterError
 
 _TICK_S = 0.25
@@ -58,7 +57,6 @@ class Dispatcher:
         notes: queue.SimpleQueue[str],
         workers: int | None,
         size: WorkerSize,
-        threads_here: int,
         without_workers: WithoutWorkers,
     ) -> None:
         self.publisher = Publisher(machines.here)
@@ -77,10 +75,9 @@ class Dispatcher:
             lambda worker, chunk, reply: self._steps.put(partial(self._answer, worker, chunk, reply)),
         )
         self._ids = itertools.count()
-        self._work: dict[int, GivenWork] = {}  # by chunk
+        self._work: dict[int, GivenCall] = {}  # by chunk
         self._shared: WeakSet[Shared] = WeakSet()
-        self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
-        self._here = LocalBackend(threads_here)
+        self._known: dict[int, set[int]] = {}  # worker -> keys of what it has
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self.failure: Exception | None = None
         self.had_workers = False
@@ -111,15 +108,15 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, work: GivenWork) -> None:
-        self._steps.put(partial(self._add, work))
+    def submit(self, calls: Sequence[GivenCall]) -> None:
+        self._steps.put(partial(self._add, calls))
 
-    def cancel(self, work: GivenWork) -> None:
-        self._steps.put(partial(self._forget, work))
+    def cancel(self, calls: Sequence[GivenCall]) -> None:
+        self._steps.put(partial(self._forget, calls))
 
-    def expect(self, work: GivenWork, expected_s: float) -> None:
-        """Of each of its chunks."""
-        self._steps.put(partial(self._expect, work, expected_s))
+    def expect(self, call: GivenCall, expected_s: float) -> None:
+        """It is better known now how long it should take."""
+        self._steps.put(partial(self._expect, call, expected_s))
 
     def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
         """To all calls of a turn, wherever they run."""
@@ -142,7 +139,6 @@ class Dispatcher:
         self._steps.put(None)
         self._thread.join()
         self._here_thread.shutdown(wait=True, cancel_futures=True)
-        self._here.close()
 
     def _run(self) -> None:
         with closing(self._pool):
@@ -193,37 +189,41 @@ class Dispatcher:
     def _fail(self, error: Exception) -> None:
         """Nothing more can come of what is under way."""
         self.failure = error
-        for work in {id(work): work for work in self._work.values()}.values():
-            self._forget(work)
-            work.answer.set_exception(error)
+        calls = [*self._work.values()]
+        self._forget(calls)
+        for call in calls:
+            call.answer.set_exception(error)
 
-    def _forget(self, work: GivenWork) -> list[Command]:
-        self._coordinator.cancel(work.chunks)
-        for chunk in work.chunks:
-            self._work.pop(chunk, None)
+    def _forget(self, calls: Sequence[GivenCall]) -> list[Command]:
+        gone = set(calls)
+        chunks = [chunk for chunk, call in self._work.items() if call in gone]
+        self._coordinator.cancel(chunks)
+        for chunk in chunks:
+            del self._work[chunk]
         return []
 
-    def _add(self, work: GivenWork) -> list[Command]:
+    def _add(self, calls: Sequence[GivenCall]) -> list[Command]:
         now = time.monotonic()
         if self.failure is not None:
-            work.answer.set_exception(self.failure)
+            for call in calls:
+                call.answer.set_exception(self.failure)
             return []
-        chunks = [Chunk(next(self._ids), work.expected_s, work.most_deaths) for _ in range(work.count)]
-        work.first_chunk = chunks[0].id
-        self._work |= dict.fromkeys(work.chunks, work)
+        chunks = [Chunk(next(self._ids), call.expected_s, call.most_deaths) for call in calls]
+        self._work |= {chunk.id: call for chunk, call in zip(chunks, calls, strict=True)}
         self._pool.keep_up(now)
         return self._coordinator.add(chunks, now)
 
-    def _expect(self, work: GivenWork, expected_s: float) -> list[Command]:
-        for chunk in work.chunks:
-            self._coordinator.expect(chunk, expected_s)
+    def _expect(self, wanted: GivenCall, expected_s: float) -> list[Command]:
+        for chunk, call in self._work.items():
+            if call is wanted:
+                self._coordinator.expect(chunk, expected_s)
         return []
 
     def _tell(self, turn: int, bound_s: float, stop: bool) -> list[Command]:
         self._pool.tell(turn, bound_s, stop=stop)
-        for work in self._work.values():
-            if isinstance(work, GivenCall) and work.turn == turn:
-                work.tell(bound_s, stop=stop)
+        for call in self._work.values():
+            if call.turn == turn:
+                call.tell(bound_s, stop=stop)
         return []
 
     def _count_anew(self, done: threading.Event) -> list[Command]:
@@ -249,7 +249,7 @@ class Dispatcher:
             return []
         if not self._pool.started(worker, hello.result(), now):
             return []
-        self._known[worker] = {}
+        self._known[worker] = {OF_WORKER}
         return self._coordinator.joined(worker, now)
 
     def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> list[Command]:
@@ -265,8 +265,8 @@ class Dispatcher:
         host, wanted_bytes = self._machines.name(node), self._size.memory_bytes
         failed = not is_loss(error)
         if failed and not self._size.guarded:
-            # It lives but cannot do it: it starts afresh with this evaluation's tables.
-            self._known[worker] = {}
+            # It lives but cannot do it: it starts afresh with all that calls share.
+            self._known[worker] = {OF_WORKER}
             return self._coordinator.failed(worker, chunk, now, cause_of(error, host, wanted_bytes))
         self._pool.drop(worker, now)
         gone = not self._machines.is_alive(node, now)
@@ -274,9 +274,9 @@ class Dispatcher:
         if failed:  # what goes wrong in such a call is its answer: so this is of the machine
             self._machines.doubt(node, f"it cannot work: {cause}", now)
             self._machines.check()
+        self._known.pop(worker, None)
         if worker == HERE:
             return self._coordinator.failed(HERE, chunk, now, cause, with_machine=gone or failed)
-        del self._known[worker]
         commands = self._coordinator.lost(worker, now, cause, with_machine=gone or failed)
         left = self._coordinator.workers
         self._notes.put(f"a worker on {host} is lost, {left} left; what it had goes to others: {cause}")
@@ -290,11 +290,10 @@ class Dispatcher:
         first, commands = self._coordinator.replied(worker, chunk, time.monotonic())
         work = self._work.pop(chunk, None)
         if first and work is not None:
-            work.worked_s += seconds
-            work.attempts = 1 + deaths
+            work.worked_s, work.answered_s, work.attempts = seconds, time.perf_counter(), 1 + deaths
             if worker in self._known:
                 self.chunks_by_node[self._pool.node_of(worker)] += 1
-            work.take(chunk, found)
+            work.answer.set_result(found)
         return commands
 
     def _carry_out(self, commands: list[Command]) -> None:
@@ -305,15 +304,12 @@ class Dispatcher:
             if isinstance(command, Late):
                 self._tell_of(command)
             elif isinstance(command, GiveUp):
-                self._forget(work)
-                work.give_up(command.chunk, command.deaths, command.cause)
+                self._forget([work])
+                work.give_up(command.deaths, command.cause)
             elif command.worker == HERE and not self._size.guarded:
                 self._compute_here(command.chunk, work)
-            elif isinstance(work, GivenCall):
-                self._call(command, work)
             else:
-                assert isinstance(work, ChunkBatch)
-                self._send(command, work)
+                self._call(command, work)
 
     def _tell_of(self, late: Late) -> None:
         """Once for each machine."""
@@ -325,11 +321,11 @@ class Dispatcher:
                 "goes to others too"
             )
 
-    def _compute_here(self, chunk: int, work: GivenWork) -> None:
+    def _compute_here(self, chunk: int, given: GivenCall) -> None:
         def answered(reply: Future[tuple[Any, float]]) -> None:
             self._steps.put(partial(self._take_from_here, chunk, reply))
 
-        self._here_thread.submit(work.compute, chunk, self._here).add_done_callback(answered)
+        self._here_thread.submit(given.compute).add_done_callback(answered)
 
     def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> list[Command]:
         fault = reply.exception()
@@ -338,38 +334,23 @@ class Dispatcher:
         return self._finish(HERE, chunk, *reply.result())
 
     def _call(self, command: Send, given: GivenCall) -> None:
-        node, shared, call = self._pool.node_of(command.worker), [], given.call
+        """What the worker does not have yet it fetches."""
+        node, call, shared = self._pool.node_of(command.worker), given.call, list[tuple[int, list[Any]]]()
+        known = self._known.setdefault(command.worker, {OF_WORKER})
+        self._shared.update(given.shared)
+        in_use = tuple(sorted(one.key for one in self._shared))
         for one in given.shared:
+            if one.key in known:
+                shared.append((one.key, []))
+                continue
             if one.stored is None:
                 one.stored = self.publisher.put(one.value)
-                self._shared.add(one)
-            self.publisher.sent(node, [one.stored])
+            self.publisher.sent(node, one.stored)
             shared.append((one.key, [one.stored.ref]))
-        in_use = tuple(sorted(one.key for one in self._shared))
+        known &= {*in_use}
+        known |= {one.key for one in given.shared}
         order = CallOrder(call.function, tuple(shared), call.arguments, given.turn, given.bound_s, in_use)
         self._pool.call(command.worker, command.chunk, order, time.monotonic())
-
-    def _send(self, command: Send, batch: ChunkBatch) -> None:
-        states = batch.states
-        published = self.publisher.publish(states)
-        key, in_use = published.order.key, self.publisher.keys_in_use()
-        known = {other: level for other, level in self._known[command.worker].items() if other in in_use}
-        self._known[command.worker] = known
-        objects = self.publisher.needed(states, known.get(key), batch.level)
-        self.publisher.sent(self._pool.node_of(command.worker), objects)
-        first, last = batch.span(command.chunk)
-        known_level = known.get(key, 1)
-        order = ChunkOrder(
-            evaluation=published.order,
-            known_level=known_level,
-            buckets=batch.buckets,
-            first=first,
-            last=last,
-            in_use=in_use,
-        )
-        known[key] = max(known_level, batch.level)
-        levels = [objects[-1].ref] if known_level < batch.level else []
-        self._pool.send(command.worker, command.chunk, order, levels)
         self.chunks_sent += 1
 
 
