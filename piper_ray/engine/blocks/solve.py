@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.engine.backends.calls import ThreadWorkers
-from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.blocks.block_instance import MergedOperators, merge_operators
 from piper_ray.engine.chunks.solve import solve_with_chunks
 from piper_ray.engine.chunks.tasks import ChunkProblem
@@ -32,7 +29,6 @@ from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
 from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import StepFinished
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
@@ -83,7 +79,7 @@ class Under2bw:
         ledger = Ledger[ValuedPlan](
             1, limits, started_s=request.started_s, best=ValuedPlan(known.plan, known.time_per_sample_s)
         )
-        with closing(LocalBackend(request.options.threads)) as backend:
+        with replace(request, backend=None).open_backend() as backend:
             planning = Planning(request.instance, self.outline.contraction)
             search = Search(planning, chain, Evaluations(backend), ledger)
             ledger.run(search)
@@ -138,7 +134,7 @@ class UnderFlush(_WithOneDegree):
     def improved(self, known: Improved, limits: Limits) -> Improved:
         request, workload = self.request, self._chain(known.plan)
         ledger = Ledger[ChosenStages](request.instance.microbatches, limits, started_s=request.started_s)
-        with closing(ThreadWorkers(request.options.threads or usable_cores())) as workers:
+        with replace(request, backend=None).open_workers() as workers:
             ledger.run(FlushSearch(SearchSpace(workload.arrays), self._tasks(workload), workers, ledger))
         if ledger.best is None:
             return Improved(known.plan, known.time_per_sample_s, ledger.stopped_by)

@@ -148,7 +148,8 @@ def _is_cut(columns: BitArray, ends: BitArray) -> npt.NDArray[np.bool_]:
     words = np.flatnonzero(ends)
     wanted = ends[words, None]
     inside = columns[words] & wanted
-    return inside.any(axis=0) & (inside != wanted).any(axis=0)
+    is_cut: npt.NDArray[np.bool_] = inside.any(axis=0) & (inside != wanted).any(axis=0)
+    return is_cut
 
 
 _Sets = Sequence[Sequence[int]]

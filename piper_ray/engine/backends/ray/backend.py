@@ -167,7 +167,7 @@ class RayBackend:
             self._send_ahead(dispatcher, states, last)
             self._wait(batch, on_progress)
         except BaseException:
-            dispatcher.cancel(batch.calls)
+            dispatcher.do(dispatcher.cancel, batch.calls)
             self._forget_ahead(dispatcher)
             raise
         finally:
@@ -369,7 +369,7 @@ class RayBackend:
         expected_s = seconds / count * workers / threads
         edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
         calls = self._shared.calls(states, edges, expected_s, self._local)
-        dispatcher.submit(calls)
+        dispatcher.do(dispatcher.submit, calls)
         return ChunkBatch(states, level, states.buckets_used, edges, calls)
 
     def _send_ahead(self, dispatcher: Dispatcher, states: StateTables, last: int) -> None:
@@ -402,7 +402,7 @@ class RayBackend:
     def _forget_ahead(self, dispatcher: Dispatcher) -> None:
         batch, self._ahead = self._ahead, None
         if batch is not None:
-            dispatcher.cancel(batch.calls)
+            dispatcher.do(dispatcher.cancel, batch.calls)
 
     def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> None:
         """Raises what the batch came to, where it came to nothing."""

@@ -176,20 +176,20 @@ class ClusterWorkers:
         expected_s = call.expected_s or max(_LEAST_EXPECTED_S, _UNTIL_LATE * self._longest_s)
         given = GivenCall(call, tuple(map(self._shared_of, call.shared)), expected_s, self._turn)
         self._open[given.answer] = given
-        self._dispatcher.submit([given])
+        self._dispatcher.do(self._dispatcher.submit, [given])
 
     def expect(self, expected_s: Callable[[Call], float | None]) -> None:
         """It is better known now how long calls under way should take; None: of some it is not."""
         for given in self._open.values():
             seconds = expected_s(given.call)
             if seconds is not None and self._dispatcher is not None:
-                self._dispatcher.expect(given, seconds)
+                self._dispatcher.do(self._dispatcher.expect, given, seconds)
 
     def tell(self, bound_s: float) -> None:
         if self._here is not None:
             self._here.tell(bound_s)
         if self._dispatcher is not None and self._open:
-            self._dispatcher.tell(self._turn, bound_s, stop=False)
+            self._dispatcher.do(self._dispatcher.tell, self._turn, bound_s, stop=False)
 
     def heard_s(self) -> float:
         return np.inf if self._here is None else self._here.heard_s()
@@ -202,7 +202,7 @@ class ClusterWorkers:
 
     def recall(self) -> Sequence[Finished]:
         if self._dispatcher is not None and self._open:
-            self._dispatcher.tell(self._turn, np.inf, stop=True)
+            self._dispatcher.do(self._dispatcher.tell, self._turn, np.inf, stop=True)
         self._turn = next(_TURNS)
         found = [] if self._here is None else self._here.recall()
         wait(self._open, _END_WITHIN_S)
@@ -221,7 +221,7 @@ class ClusterWorkers:
 
     def _forget(self) -> None:
         if self._dispatcher is not None:
-            self._dispatcher.cancel([*self._open.values()])
+            self._dispatcher.do(self._dispatcher.cancel, [*self._open.values()])
         self._open.clear()
 
     def _replies(self) -> list[Finished]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec
 from weakref import WeakSet
 
 from ray.exceptions import RayError
@@ -40,7 +40,7 @@ _TICK_S = 0.25
 _LONG_WAIT_S = 30.0
 """Without a worker, before the user is told."""
 
-_Step = Callable[[], list[Command]]
+_Arguments = ParamSpec("_Arguments")
 
 
 class Dispatcher:
@@ -62,7 +62,7 @@ class Dispatcher:
         self.publisher = Publisher(machines.here)
         self.chunks_by_node: Counter[str] = Counter()
         self._notes = notes
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(WithoutWorkers.WAIT if size.guarded else without_workers)
         self._without_workers = without_workers
         self._size = size
@@ -71,8 +71,8 @@ class Dispatcher:
             workers,
             size,
             self._machines,
-            lambda worker, hello: self._steps.put(partial(self._start, worker, hello)),
-            lambda worker, chunk, reply: self._steps.put(partial(self._answer, worker, chunk, reply)),
+            lambda worker, hello: self.do(self._start, worker, hello),
+            lambda worker, chunk, reply: self.do(self._answer, worker, chunk, reply),
         )
         self._ids = itertools.count()
         self._work: dict[int, GivenCall] = {}  # by chunk
@@ -108,30 +108,23 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, calls: Sequence[GivenCall]) -> None:
-        self._steps.put(partial(self._add, calls))
-
-    def cancel(self, calls: Sequence[GivenCall]) -> None:
-        self._steps.put(partial(self._forget, calls))
-
-    def expect(self, call: GivenCall, expected_s: float) -> None:
-        """It is better known now how long it should take."""
-        self._steps.put(partial(self._expect, call, expected_s))
-
-    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
-        """To all calls of a turn, wherever they run."""
-        self._steps.put(partial(self._tell, turn, bound_s, stop))
+    def do(
+        self, step: Callable[_Arguments, object], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
+    ) -> None:
+        """How any thread asks for ``submit``, ``cancel``, ``expect`` and ``tell``: the dispatcher's does it, after what
+        was asked before."""
+        self._steps.put(partial(step, *arguments, **keywords))
 
     def overview(self) -> Overview:
         """Of its machines, as they are known by now."""
         answer: Future[Overview] = Future()
-        self._steps.put(partial(self._look, answer))
+        self.do(self._look, answer)
         return answer.result()
 
     def count_anew(self) -> None:
         """Of what is submitted from now on, chunks and traffic."""
         done = threading.Event()
-        self._steps.put(partial(self._count_anew, done))
+        self.do(self._count_anew, done)
         done.wait(_TICK_S)
 
     def close(self) -> None:
@@ -146,7 +139,7 @@ class Dispatcher:
                 try:
                     step = self._steps.get(timeout=_TICK_S)
                 except queue.Empty:
-                    self._guarded(lambda: self._coordinator.tick(time.monotonic()))
+                    self._guarded(self._tick)
                 else:
                     if step is None:
                         return
@@ -155,7 +148,10 @@ class Dispatcher:
                     self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
 
-    def _keep_up(self) -> list[Command]:
+    def _tick(self) -> None:
+        self._carry_out(self._coordinator.tick(time.monotonic()))
+
+    def _keep_up(self) -> None:
         now = time.monotonic()
         self._pool.keep_up(now)
         if not self.had_workers:
@@ -175,11 +171,10 @@ class Dispatcher:
             begun = self.had_workers or self._alone_since == float("inf")
             helps = begun and self._machines.memory_here_bytes() >= self._size.memory_bytes
             self._coordinator.without_workers = WithoutWorkers.CONTINUE if helps else WithoutWorkers.WAIT
-        return []
 
-    def _guarded(self, step: _Step) -> None:
+    def _guarded(self, step: Callable[[], object]) -> None:
         try:
-            self._carry_out(step())
+            step()
         except (RayError, ConnectionError) as error:
             self._fail(ClusterError(f"the connection to the cluster is lost: {_last_line(error)}"))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
@@ -190,77 +185,76 @@ class Dispatcher:
         """Nothing more can come of what is under way."""
         self.failure = error
         calls = [*self._work.values()]
-        self._forget(calls)
+        self.cancel(calls)
         for call in calls:
             call.answer.set_exception(error)
 
-    def _forget(self, calls: Sequence[GivenCall]) -> list[Command]:
+    def cancel(self, calls: Sequence[GivenCall]) -> None:
+        """Nobody wants their answers any more."""
         gone = set(calls)
         chunks = [chunk for chunk, call in self._work.items() if call in gone]
         self._coordinator.cancel(chunks)
         for chunk in chunks:
             del self._work[chunk]
-        return []
 
-    def _add(self, calls: Sequence[GivenCall]) -> list[Command]:
+    def submit(self, calls: Sequence[GivenCall]) -> None:
+        """Each of them is answered."""
         now = time.monotonic()
         if self.failure is not None:
             for call in calls:
                 call.answer.set_exception(self.failure)
-            return []
+            return
         chunks = [Chunk(next(self._ids), call.expected_s, call.most_deaths) for call in calls]
         self._work |= {chunk.id: call for chunk, call in zip(chunks, calls, strict=True)}
         self._pool.keep_up(now)
-        return self._coordinator.add(chunks, now)
+        self._carry_out(self._coordinator.add(chunks, now))
 
-    def _expect(self, wanted: GivenCall, expected_s: float) -> list[Command]:
+    def expect(self, wanted: GivenCall, expected_s: float) -> None:
+        """It is better known now how long the call should take."""
         for chunk, call in self._work.items():
             if call is wanted:
                 self._coordinator.expect(chunk, expected_s)
-        return []
 
-    def _tell(self, turn: int, bound_s: float, stop: bool) -> list[Command]:
+    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
+        """To all calls of a turn, wherever they run."""
         self._pool.tell(turn, bound_s, stop=stop)
         for call in self._work.values():
             if call.turn == turn:
                 call.tell(bound_s, stop=stop)
-        return []
 
-    def _count_anew(self, done: threading.Event) -> list[Command]:
+    def _count_anew(self, done: threading.Event) -> None:
         self.chunks_by_node = Counter()
         self.publisher.count_anew()
         done.set()
-        return []
 
-    def _look(self, answer: Future[Overview]) -> list[Command]:
+    def _look(self, answer: Future[Overview]) -> None:
         try:
             self._machines.look(time.monotonic())
         finally:  # what goes wrong is known as the failure
             answer.set_result(self._machines.overview)
-        return []
 
-    def _start(self, worker: int, hello: Future[Hello]) -> list[Command]:
+    def _start(self, worker: int, hello: Future[Hello]) -> None:
         now, error = time.monotonic(), hello.exception()
         if error is not None:
             self._pool.drop(worker, now)
             if self._pool.failures == 3:
                 host = self._machines.name_at(address_of(error))
                 self._notes.put(f"workers do not start: {cause_of(error, host, self._size.memory_bytes)}")
-            return []
-        if not self._pool.started(worker, hello.result(), now):
-            return []
-        self._known[worker] = {OF_WORKER}
-        return self._coordinator.joined(worker, now)
+        elif self._pool.started(worker, hello.result(), now):
+            self._known[worker] = {OF_WORKER}
+            self._carry_out(self._coordinator.joined(worker, now))
 
-    def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> list[Command]:
+    def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> None:
         now, error = time.monotonic(), reply.exception()
         if error is None:
-            answered = reply.result()
-            return self._finish(worker, chunk, answered.found, answered.worked_s)
-        if not isinstance(error, RayError):
+            self._finish(worker, chunk, *reply.result())
+        elif not isinstance(error, RayError):
             raise error
-        if worker not in self._known and worker != HERE:
-            return []  # its loss is known
+        elif worker in self._known or worker == HERE:  # else its loss is known
+            self._carry_out(self._lost(worker, chunk, now, error))
+
+    def _lost(self, worker: int, chunk: int, now: float, error: RayError) -> list[Command]:
+        """The call has failed, or its worker is gone."""
         node = self._pool.node_of(worker)
         host, wanted_bytes = self._machines.name(node), self._size.memory_bytes
         failed = not is_loss(error)
@@ -285,7 +279,7 @@ class Dispatcher:
             self._notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
         return commands
 
-    def _finish(self, worker: int, chunk: int, found: object, seconds: float) -> list[Command]:
+    def _finish(self, worker: int, chunk: int, found: object, seconds: float) -> None:
         deaths = self._coordinator.deaths(chunk)
         first, commands = self._coordinator.replied(worker, chunk, time.monotonic())
         work = self._work.pop(chunk, None)
@@ -294,7 +288,7 @@ class Dispatcher:
             if worker in self._known:
                 self.chunks_by_node[self._pool.node_of(worker)] += 1
             work.answer.set_result(found)
-        return commands
+        self._carry_out(commands)
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -304,7 +298,7 @@ class Dispatcher:
             if isinstance(command, Late):
                 self._tell_of(command)
             elif isinstance(command, GiveUp):
-                self._forget([work])
+                self.cancel([work])
                 work.give_up(command.deaths, command.cause)
             elif command.worker == HERE and not self._size.guarded:
                 self._compute_here(command.chunk, work)
@@ -322,16 +316,15 @@ class Dispatcher:
             )
 
     def _compute_here(self, chunk: int, given: GivenCall) -> None:
-        def answered(reply: Future[tuple[Any, float]]) -> None:
-            self._steps.put(partial(self._take_from_here, chunk, reply))
+        answer = self._here_thread.submit(given.compute)
+        answer.add_done_callback(lambda reply: self.do(self._take_from_here, chunk, reply))
 
-        self._here_thread.submit(given.compute).add_done_callback(answered)
-
-    def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> list[Command]:
+    def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> None:
         fault = reply.exception()
-        if fault is not None:
-            return self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault))
-        return self._finish(HERE, chunk, *reply.result())
+        if fault is None:
+            self._finish(HERE, chunk, *reply.result())
+        else:
+            self._carry_out(self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault)))
 
     def _call(self, command: Send, given: GivenCall) -> None:
         """What the worker does not have yet it fetches."""

@@ -45,7 +45,9 @@ class ChunkThreads:
     def states_of(self, tables: tuple[Any, ...], cluster: ClusterArrays, target: Threshold) -> StateTables:
         """The levels that chunks of this evaluation have needed so far are finished."""
         if self._states is None or self._states.target is not target:
-            self._states = StateTables(Tables(*map(frozen, tables), frozen(cluster)), frozen(target))
+            lattice, costs, options = tables
+            found = Tables(frozen(lattice), frozen(costs), frozen(options), frozen(cluster))
+            self._states = StateTables(found, frozen(target))
         return self._states
 
 
@@ -130,7 +132,7 @@ class ChunkBatch:
     @property
     def worked_s(self) -> float:
         """Of all threads together, once all is answered."""
-        return sum(call.answer.result().seconds for call in self.calls)
+        return sum(float(call.answer.result().seconds) for call in self.calls)
 
     @property
     def answered_s(self) -> float:
