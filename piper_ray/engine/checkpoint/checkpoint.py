@@ -110,8 +110,9 @@ def _load(folder: Folder, location: str, identity: Identity, on_warning: Callabl
                 identity.require(facts, location)
             levels = read_newest(folder, saved.files, LEVELS, damaged)
             if levels is not None:
-                identity.require(encoding.identity_of_levels(levels), location)
-                saved.levels = encoding.decode_levels(levels)
+                facts, key, states = encoding.decode_levels(levels)
+                identity.require(facts, location)
+                saved.levels = key, states
         except Vanished:
             continue
         return saved

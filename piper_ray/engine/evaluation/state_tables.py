@@ -216,3 +216,13 @@ def joined(parts: Sequence[LevelStates]) -> LevelStates:
         np.concatenate([part.sums for part in parts]),
         np.sum([part.tested for part in parts], axis=0, dtype=np.int64),
     )
+
+
+def narrow(states: LevelStates) -> LevelStates:
+    """The same figures, none negative, in the narrowest integers that hold them: as states travel, and are kept."""
+    return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
+
+
+def wide(states: LevelStates) -> LevelStates:
+    """As the kernels take them."""
+    return LevelStates(*(array.astype(np.int64) for array in states))

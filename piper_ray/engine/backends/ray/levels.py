@@ -9,12 +9,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-import numpy as np
-
 from piper_ray.engine.backends.calls import Call
 from piper_ray.engine.backends.local import LocalBackend, Worked
 from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Shared
-from piper_ray.engine.evaluation.state_tables import StateTables, joined
+from piper_ray.engine.evaluation.state_tables import StateTables, joined, narrow, wide
 from piper_ray.engine.kernels.types import ClusterArrays, LevelStates, Tables, Threshold, frozen
 
 
@@ -64,16 +62,6 @@ def evaluate_chunk(
         raise RuntimeError(f"levels below {states.level} are here, not those below {chunk.level}")
     found = threads.backend.evaluate(states, chunk.first, chunk.last, lambda _: None, buckets=chunk.buckets)
     return found._replace(states=narrow(found.states))
-
-
-def narrow(states: LevelStates) -> LevelStates:
-    """The same figures, none negative, in the narrowest integers that hold them: as states travel."""
-    return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
-
-
-def wide(states: LevelStates) -> LevelStates:
-    """As the kernels take them."""
-    return LevelStates(*(array.astype(np.int64) for array in states))
 
 
 _CHUNK_THREADS = Shared(None, OF_WORKER)
