@@ -328,21 +328,20 @@ class Dispatcher:
 
     def _call(self, command: Send, given: GivenCall) -> None:
         """What the worker does not have yet it fetches."""
-        node, call, shared = self._pool.node_of(command.worker), given.call, list[tuple[int, list[Any]]]()
+        node, call, fetched = self._pool.node_of(command.worker), given.call, dict[int, list[Any]]()
         known = self._known.setdefault(command.worker, {OF_WORKER})
-        self._shared.update(given.shared)
-        in_use = tuple(sorted(one.key for one in self._shared))
         for one in given.shared:
-            if one.key in known:
-                shared.append((one.key, []))
-                continue
-            if one.stored is None:
-                one.stored = self.publisher.put(one.value)
-            self.publisher.sent(node, one.stored)
-            shared.append((one.key, [one.stored.ref]))
-        known &= {*in_use}
-        known |= {one.key for one in given.shared}
-        order = CallOrder(call.function, tuple(shared), call.arguments, given.turn, given.bound_s, in_use)
+            if one.key not in known:
+                if one.stored is None:
+                    one.stored = self.publisher.put(one.value)
+                self._shared.add(one)
+                self.publisher.sent(node, one.stored)
+                fetched[one.key] = [one.stored.ref]
+        in_use = tuple(sorted(one.key for one in self._shared))
+        known |= fetched.keys()
+        known &= {OF_WORKER, *in_use}
+        shared = tuple(one.key for one in given.shared)
+        order = CallOrder(call.function, shared, fetched, call.arguments, given.turn, given.bound_s, in_use)
         self._pool.call(command.worker, command.chunk, order, time.monotonic())
         self.chunks_sent += 1
 

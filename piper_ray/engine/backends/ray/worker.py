@@ -38,12 +38,13 @@ class Hello(NamedTuple):
 
 @dataclass(frozen=True)
 class CallOrder:
-    """As ``backends.calls.Call``. shared: keys, and refs in lists, empty where the worker has it. in_use: keys that are
-    still needed. turn: calls of one turn share what ``Worker.tell`` says.
+    """As ``backends.calls.Call``. shared: keys. fetched: refs, in lists, of what the worker does not have. in_use: keys
+    that are still needed. turn: calls of one turn share what ``Worker.tell`` says.
     """
 
     function: Function
-    shared: tuple[tuple[int, list[ray.ObjectRef[Any]]], ...]
+    shared: tuple[int, ...]
+    fetched: Mapping[int, list[ray.ObjectRef[Any]]]
     arguments: tuple[Any, ...]
     turn: int
     bound_s: float
@@ -74,13 +75,12 @@ class Worker:
         began_s = time.perf_counter()
         for key in set(self._shared) - {OF_WORKER, *order.in_use}:
             del self._shared[key]
-        for key, refs in order.shared:
-            if refs:
-                (self._shared[key],) = ray.get(refs)
+        for key, refs in order.fetched.items():
+            (self._shared[key],) = ray.get(refs)
         control = np.array([order.bound_s, 0.0])
         self._control = order.turn, control
         self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
-        result = order.function(*(self._shared[key] for key, _ in order.shared), *order.arguments, control)
+        result = order.function(*(self._shared[key] for key in order.shared), *order.arguments, control)
         return Reply(result, time.perf_counter() - began_s)
 
     @ray.method(concurrency_group=CONTROL)
