@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, final
 
 from piper_ray.engine.checkpoint import encoding
@@ -255,9 +254,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _is_due(self, kind: str, least_s: float = 0.0) -> bool:
