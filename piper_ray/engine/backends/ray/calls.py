@@ -128,7 +128,7 @@ class ClusterWorkers:
     def __init__(self, backend: RayBackend, *, guarded: bool = False) -> None:
         self._backend = backend
         self._guarded = guarded
-        self._here = None if guarded else ThreadWorkers(1)
+        self._here = ThreadWorkers(1)
         self._dispatcher: Dispatcher | None = None
         self._open: dict[Future[Any], GivenCall] = {}
         self._shared: dict[int, Shared] = {}  # by identity of what each keeps
@@ -143,7 +143,7 @@ class ClusterWorkers:
 
     @property
     def width(self) -> int:
-        if self._here is None:  # who has one of seconds or minutes should not keep another one from others
+        if self._guarded:  # who has one of seconds or minutes should not keep another one from others
             return max(1, 0 if self._dispatcher is None else self._dispatcher.workers_asked_for)
         if self._began_s is None or time.perf_counter() - self._began_s < _ALONE_S:
             return self._here.width
@@ -168,7 +168,7 @@ class ClusterWorkers:
     def give(self, call: Call) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        if self._here is not None and not self._here.busy:
+        if not self._guarded and not self._here.busy:
             self._here.give(call)
             return
         if self._dispatcher is None:
@@ -186,25 +186,23 @@ class ClusterWorkers:
                 self._dispatcher.do(self._dispatcher.expect, given, seconds)
 
     def tell(self, bound_s: float) -> None:
-        if self._here is not None:
-            self._here.tell(bound_s)
+        self._here.tell(bound_s)
         if self._dispatcher is not None and self._open:
             self._dispatcher.do(self._dispatcher.tell, self._turn, bound_s, stop=False)
 
     def heard_s(self) -> float:
-        return np.inf if self._here is None else self._here.heard_s()
+        return self._here.heard_s()
 
     def done(self, timeout_s: float) -> Sequence[Finished]:
-        here = () if self._here is None else self._here.futures
-        wait([*self._open, *here], timeout_s, FIRST_COMPLETED)
+        wait([*self._open, *self._here.futures], timeout_s, FIRST_COMPLETED)
         self._backend.activity()
-        return [*(() if self._here is None else self._here.done(0.0)), *self._replies()]
+        return [*self._here.done(0.0), *self._replies()]
 
     def recall(self) -> Sequence[Finished]:
         if self._dispatcher is not None and self._open:
             self._dispatcher.do(self._dispatcher.tell, self._turn, np.inf, stop=True)
         self._turn = next(_TURNS)
-        found = [] if self._here is None else self._here.recall()
+        found = self._here.recall()
         wait(self._open, _END_WITHIN_S)
         replies = self._replies()
         self._forget()
@@ -214,9 +212,8 @@ class ClusterWorkers:
         """Ends the thread, and forgets what was sent. Of the cluster's workers guarded ones end, others stay."""
         self._forget()
         self._shared.clear()
-        if self._here is not None:
-            self._here.close()
-        elif self._dispatcher is not None:
+        self._here.close()
+        if self._guarded and self._dispatcher is not None:
             self._backend.end_workers()
 
     def _forget(self) -> None:

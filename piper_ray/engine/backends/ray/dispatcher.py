@@ -139,7 +139,7 @@ class Dispatcher:
                 try:
                     step = self._steps.get(timeout=_TICK_S)
                 except queue.Empty:
-                    self._guarded(self._tick)
+                    self._guarded(lambda: self._carry_out(self._coordinator.tick(time.monotonic())))
                 else:
                     if step is None:
                         return
@@ -147,9 +147,6 @@ class Dispatcher:
                     self._guarded(step)
                     self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
-
-    def _tick(self) -> None:
-        self._carry_out(self._coordinator.tick(time.monotonic()))
 
     def _keep_up(self) -> None:
         now = time.monotonic()

@@ -113,8 +113,9 @@ def _last_started() -> Path:
 
 
 def _unreachable(address: str | None, error: BaseException) -> ClusterError:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ClusterError(
-        f"no Ray cluster could be reached at {address or 'auto'}: {_first_line(error)}\n"
+        f"no Ray cluster could be reached at {address or 'auto'}: {first_line}\n"
         "Check the address (host:port of the head node), that `ray status` works from here, and that both "
         "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
     )
@@ -159,7 +160,7 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
         try:
             address = keeps.stdout.readline().strip()
             if not address:
-                raise OSError(_last_line(keeps.stdout.read()) or "Ray did not start")
+                raise OSError(keeps.stdout.read().strip().rpartition("\n")[2] or "Ray did not start")
             yield address
         finally:
             keeps.stdin.close()
@@ -246,14 +247,6 @@ def _check_reachable(address: str) -> bool:
         return False
     socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_WITHIN_S).close()
     return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 RAYLET, GCS = "raylet", "GCS"
