@@ -172,24 +172,21 @@ class Checkpoint:
         """
         text = os.fspath(location)
         try:
-            folder = open_folder(text, filesystem)
-            began = clock.monotonic()
-            saved = _load(folder, shown(text), identity, on_warning)
-            first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
-            lease = acquire(folder, clock, on_warning)
+            with contextlib.ExitStack() as unless_opened:
+                folder = open_folder(text, filesystem)
+                began = clock.monotonic()
+                saved = _load(folder, shown(text), identity, on_warning)
+                first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
+                lease = acquire(folder, clock, on_warning)
+                unless_opened.callback(lease.release)
+                if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
+                    saved = _load(folder, shown(text), identity, on_warning)
+                checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
+                prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
+                unless_opened.pop_all()
+                return checkpoint
         except OSError as error:
             raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
-        try:
-            if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
-                saved = _load(folder, shown(text), identity, on_warning)
-            checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
-            prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
-            return checkpoint
-        except BaseException as error:
-            lease.release()
-            if isinstance(error, OSError):
-                raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
-            raise
 
     @property
     def answers(self) -> int:
