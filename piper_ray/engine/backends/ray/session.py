@@ -67,7 +67,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 options["_node_ip_address"] = _LOOPBACK
             else:
                 address = address or "auto"
-                _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+                _check_reachable(_given(address))
             # Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves.
             # A version that prints otherwise is found by tests/faults.
             opened.enter_context(_as(_WORKER, "print_to_stdstream", lambda *_, **__: None))
@@ -90,20 +90,20 @@ def may_wait(address: str | None) -> bool:
     require("ray", "--address")
     if address == LOCAL or _is_connected():
         return True
-    wanted = address or "auto"
     try:
-        if wanted != "auto":
-            return _check_reachable(wanted)
-        known = os.environ.get("RAY_ADDRESS", "")
-        if known:
-            return _check_reachable(known)
+        if _given(address):
+            return _check_reachable(_given(address))
     except OSError as error:
-        raise _unreachable(wanted, error) from error
-    with contextlib.suppress(
-        OSError
-    ):  # what Ray wrote there may be of one that has ended: Ray knows where else to look
+        raise _unreachable(address, error) from error
+    # What Ray wrote there may be of one that has ended: Ray knows where else to look.
+    with contextlib.suppress(OSError):
         return _check_reachable(_last_started().read_text().strip())
     return False
+
+
+def _given(address: str | None) -> str:
+    """Empty if it is left to Ray."""
+    return os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
 
 
 def _last_started() -> Path:
