@@ -91,9 +91,9 @@ from piper_ray.engine.backends.ray.coordinator import WithoutWorkers as WithoutW
 
 # events, and who hears them
 from piper_ray.model.events import Listener as Listener
-from piper_ray.engine.frontier.events import FrontierListener as FrontierListener
-from piper_ray.engine.frontier.events import CurveAdvanced as CurveAdvanced
-from piper_ray.engine.frontier.events import PointClosed as PointClosed
+from piper_ray.engine.frontier.walk import FrontierListener as FrontierListener
+from piper_ray.engine.frontier.walk import CurveAdvanced as CurveAdvanced
+from piper_ray.engine.frontier.walk import PointClosed as PointClosed
 from piper_ray.sweep.point import Progress as Progress
 from piper_ray.sweep.point import SweepListener as SweepListener
 from piper_ray.sweep.point import Point as Point

@@ -83,30 +83,31 @@ def send_every_level_to_workers(monkeypatch: pytest.MonkeyPatch, round_trip_s: f
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, downset: int) -> None:
     """The first ``deaths`` workers to be given ``downset`` are killed while they have it in work."""
-    from piper_ray.engine.backends.ray.worker import ChunkOrder, Reply, Worker
+    from piper_ray.engine.backends.ray.worker import CallOrder, Reply, Worker
 
     # Local, so that Ray ships it whole: workers cannot import the tests.
     class Mortal(Worker):
-        def evaluate(self, order: ChunkOrder, *finished: Any) -> Reply:
+        def call(self, order: CallOrder) -> Reply:
+            (chunk,) = order.arguments
             for death in range(deaths):
-                if order.first <= downset < order.last and not (folder / str(death)).exists():
+                if chunk.first <= downset < chunk.last and not (folder / str(death)).exists():
                     (folder / str(death)).touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGKILL)
-            return super().evaluate(order, *finished)
+            return super().call(order)
 
     monkeypatch.setattr("piper_ray.engine.backends.ray.worker.Worker", Mortal)
 
 
 def workers_that_fail(monkeypatch: pytest.MonkeyPatch, folder: Path, failures: int) -> None:
     """The first ``failures`` chunks raise an error."""
-    from piper_ray.engine.backends.ray.worker import ChunkOrder, Reply, Worker
+    from piper_ray.engine.backends.ray.worker import CallOrder, Reply, Worker
 
     class Faulty(Worker):
-        def evaluate(self, order: ChunkOrder, *finished: Any) -> Reply:
+        def call(self, order: CallOrder) -> Reply:
             for failure in range(failures):
                 if not (folder / str(failure)).exists():
                     (folder / str(failure)).touch(exist_ok=False)
-                    raise OSError(f"no room for downset {order.first}")
-            return super().evaluate(order, *finished)
+                    raise OSError(f"no room for downset {order.arguments[0].first}")
+            return super().call(order)
 
     monkeypatch.setattr("piper_ray.engine.backends.ray.worker.Worker", Faulty)

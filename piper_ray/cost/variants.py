@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from piper_ray.model.constraints import Recompute
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Infeasibility
+
+_Kind = TypeVar("_Kind")
 
 ANY_DEGREE = 2**62
 """Above every data-parallel degree."""
@@ -157,19 +160,18 @@ def _allowed(tmpcs: tuple[Tmpc, ...], recompute: bool | None) -> tuple[Tmpc, ...
     return tuple(tmpc for tmpc in tmpcs if tmpc.recompute == recompute) or tmpcs
 
 
-def undominated(tmpcs: tuple[Tmpc, ...]) -> tuple[Tmpc, ...]:
+def unbeaten(listed: Iterable[_Kind], never_loses: Callable[[_Kind, _Kind], bool]) -> tuple[_Kind, ...]:
+    """Drops each that another one never loses to; of equal ones the first stays."""
+    kept: list[_Kind] = []
+    for one in listed:
+        if not any(never_loses(other, one) for other in kept):
+            kept = [*(other for other in kept if not never_loses(one, other)), one]
+    return tuple(kept)
+
+
+def undominated(tmpcs: Iterable[Tmpc]) -> tuple[Tmpc, ...]:
     """Drops each TMPC that another one never loses to, in any stage of a variant; of equal ones the first stays."""
-    return tuple(tmpc for index, tmpc in enumerate(tmpcs) if not _is_beaten(tmpcs, index))
-
-
-def _is_beaten(tmpcs: tuple[Tmpc, ...], index: int) -> bool:
-    tmpc = tmpcs[index]
-    for position, other in enumerate(tmpcs):
-        if position == index or not never_worse(other, tmpc):
-            continue
-        if position < index or not never_worse(tmpc, other):
-            return True
-    return False
+    return unbeaten(tmpcs, never_worse)
 
 
 def never_worse(one: Tmpc, other: Tmpc, least_in_flight: int = 1) -> bool:
@@ -219,8 +221,4 @@ def least_by_passes(
         shorter = all(mine <= theirs for mine, theirs in zip(passes_s(one), passes_s(other), strict=True))
         return shorter and never_worse(one, other, least_in_flight)
 
-    kept: list[Tmpc] = []
-    for tmpc in sorted(tmpcs, key=lambda tmpc: fastest_first(tmpc, passes_s, sync_first=sync_first)):
-        if not any(never_loses(other, tmpc) for other in kept):
-            kept.append(tmpc)
-    return tuple(kept)
+    return unbeaten(sorted(tmpcs, key=lambda tmpc: fastest_first(tmpc, passes_s, sync_first=sync_first)), never_loses)

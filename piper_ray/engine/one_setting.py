@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
-from piper_ray.cost.variants import never_worse
+from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
@@ -50,10 +50,8 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
         for instance in constraint.under_each(request.instance, constraint.modes(request.instance))
     )
     settings = [_Setting(worth_of(instance, restrictions, schedule), instance) for instance in instances]
-    found: list[_Setting] = []
-    for one in sorted(settings, key=lambda one: one.worth):  # of equal ones the plainest first
-        if not any(_never_loses(other.instance, one.instance) for other in found):
-            found = [*(other for other in found if not _never_loses(one.instance, other.instance)), one]
+    plainest_first = sorted(settings, key=lambda one: one.worth)  # of equal ones
+    found = unbeaten(plainest_first, lambda one, other: _never_loses(one.instance, other.instance))
     named = numbered("one setting for all layers", [", ".join(_ids(one.instance)) for one in found])
     parts = [
         SubProblem(one.worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)

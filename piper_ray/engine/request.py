@@ -8,12 +8,11 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from piper_ray.engine.backends.calls import TakesCalls, ThreadWorkers, Workers
+from piper_ray.engine.backends.calls import TakesCalls, Workers
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.ledger import Ledger, Limits
 from piper_ray.model.constraints import AllDevices, SameDegrees, StageCount
-from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import UsageError
 from piper_ray.model.events import Listener, Note
 from piper_ray.model.instance import Instance
@@ -66,18 +65,14 @@ class SolveRequest:
     @contextmanager
     def open_workers(self) -> Iterator[Workers]:
         """As ``open_backend``, for calls. Raises UsageError for a backend that takes none."""
-        backend = self.backend
-        if backend is None:
-            workers: Workers = ThreadWorkers(self.options.threads or usable_cores())
-        elif isinstance(backend, TakesCalls):
+        with self.open_backend() as backend:
+            if not isinstance(backend, TakesCalls):
+                raise UsageError(
+                    f"the backend {backend!r} evaluates levels alone, and no calls: leave it out for such a solve"
+                )
             backend.listen(self.listener)
-            workers = backend.open_workers()
-        else:
-            raise UsageError(
-                f"the backend {backend!r} evaluates levels alone, and no calls: leave it out for such a solve"
-            )
-        with closing(workers):
-            yield workers
+            with closing(backend.open_workers()) as workers:
+                yield workers
 
     def with_cluster(self, found: Solution) -> Solution:
         """With what the caller's backend has done."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
@@ -17,7 +17,6 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
-from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import in_order, layers_in_order
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
@@ -110,44 +109,39 @@ _STEP = 0.01
 """Share of the memory by which each trial leaves more free at least."""
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """plan: the plan with what it keeps in flight; None where memory does not suffice, missing_bytes on some device."""
-
-    plan: Plan | None
-    missing_bytes: float = 0.0
-
-
 def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
     """The best plan found that sustains its rate. request: without the constraint."""
     first = solve(replace(request, stop=request.stop.part()))
-    if first.plan is None:
-        return first
-    kept = _kept(request.instance, first.plan)
-    if kept.plan is not None:
-        return replace(first, plan=kept.plan)
+    kept, missing_bytes = _kept(request.instance, first)
+    if kept is not None:
+        return kept
     without = replace(first, status=Status.UNKNOWN, plan=None, time_per_sample_s=None)
     request.stop.offer(lambda: without)
-    best = _best_of_others(request, solve, kept.missing_bytes)
+    best = _best_of_others(request, solve, missing_bytes)
     if best is None:
         return without
     lower_s = min(first.lower_bound_s, best.time_per_sample_s or 0.0)
     return replace(best, status=Status.FEASIBLE, lower_bound_s=lower_s, stats=first.stats, stopped_by=first.stopped_by)
 
 
-def _kept(instance: Instance, plan: Plan) -> _Kept:
-    """By analysis, and proved by simulation."""
+def _kept(instance: Instance, found: Solution) -> tuple[Solution | None, float]:
+    """With what its plan keeps in flight, by analysis, and proved by simulation; or about how many bytes some device
+    lacks for that."""
     from piper_ray.simulate.assemble import most_bytes, sustaining_in_flight
     from piper_ray.simulate.run import simulate
 
-    in_flight = sustaining_in_flight(instance, plan)
+    if found.plan is None:
+        return found, 0.0
+    in_flight = sustaining_in_flight(instance, found.plan)
     if in_flight is None:
-        return _Kept(None, _STEP * instance.memory_bytes)
-    kept = replace(plan, in_flight=in_flight)
-    missing_bytes = most_bytes(instance, kept) - instance.memory_bytes
+        return None, _STEP * instance.memory_bytes
+    plan = replace(found.plan, in_flight=in_flight)
+    missing_bytes = most_bytes(instance, plan) - instance.memory_bytes
     if missing_bytes > MEMORY_TOLERANCE * instance.memory_bytes:
-        return _Kept(None, missing_bytes)
-    return _Kept(kept if simulate(instance, kept, PAPERS_SCHEDULE).keeps_promise else None)
+        return None, missing_bytes
+    if not simulate(instance, plan, PAPERS_SCHEDULE).keeps_promise:
+        return None, _STEP * instance.memory_bytes
+    return replace(found, plan=plan), 0.0
 
 
 def _best_of_others(request: SolveRequest, solve: Solver, missing_bytes: float) -> Solution | None:
@@ -192,8 +186,8 @@ def _tried(
         return None, 0.0
     if found.plan is None:
         return None, 0.0
-    kept = _kept(request.instance, found.plan)
-    return (found, kept.missing_bytes) if kept.plan is None else (replace(found, plan=kept.plan), 0.0)
+    kept, missing_bytes = _kept(request.instance, found)
+    return kept or found, missing_bytes
 
 
 def _faster(one: Solution, other: Solution | None) -> bool:

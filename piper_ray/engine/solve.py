@@ -112,7 +112,7 @@ def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Prepa
     if request.options.contract is Contract.OPERATORS:
         from piper_ray.engine.blocks.solve import solve_by_blocks
 
-        return solve_by_blocks(request, schedules)
+        return solve_by_blocks(request, schedules, lambda exact: _solve(exact, schedules, None))
     planned_for = schedules[0]
     if planned_for.name in CHUNKED:
         from piper_ray.engine.chunks.solve import solve_with_chunks

@@ -197,5 +197,5 @@ class Listener(Protocol):
     def __call__(self, event: Event) -> None: ...
 
 
-def silent(event: Event) -> None:
+def silent(event: object) -> None:
     """The listener of those who do not want to know."""

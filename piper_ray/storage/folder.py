@@ -2,7 +2,7 @@
 their names. A name is written by one driver only, and all but a lease's just once.
 
     outcomes.000003.000017.CHECKSUM.json    every finished evaluation
-    levels.000003.000018.CHECKSUM.arrow     finished levels of the evaluation under way
+    levels.000003.000018.CHECKSUM.zst       finished levels of the evaluation under way
     parts.000003.000019.CHECKSUM.json       of a sweep's dataset: its parts (``sweep.parts``)
     lease.000003.DRIVER.json                the driver that writes, rewritten every few seconds
     claim.000003.DRIVER.json                a driver that is about to
@@ -32,8 +32,8 @@ LEASE, CLAIM = "lease", "claim"
 UNFINISHED = ".tmp"
 """What a file's name ends with until it is whole."""
 
-_SUFFIX = {OUTCOMES: "json", LEVELS: "arrow", PARTS: "json"}
-_STATE = re.compile(r"(outcomes|levels|parts)\.([0-9]+)\.([0-9]+)\.([0-9a-f]{32})\.(?:json|arrow)")
+_SUFFIX = {OUTCOMES: "json", LEVELS: "zst", PARTS: "json"}
+_STATE = re.compile(r"(outcomes|levels|parts)\.([0-9]+)\.([0-9]+)\.([0-9a-f]{32})\.(?:json|zst)")
 _DRIVER = re.compile(r"(lease|claim)\.([0-9]+)\.([0-9a-f]{32})\.json")
 
 

@@ -96,12 +96,12 @@ def _slow_workers_down() -> None:
 
     # Local, so that Ray ships it whole: workers cannot import scripts.
     class Slowed(workers.Worker):
-        def evaluate(self, order: Any, *finished: Any) -> Any:
+        def call(self, order: Any) -> Any:
             began_s = time.perf_counter()
-            reply = super().evaluate(order, *finished)
-            wanted_s = (order.last - order.first) * order.buckets * s_per_bound
+            reply, (chunk,) = super().call(order), order.arguments
+            wanted_s = (chunk.last - chunk.first) * chunk.buckets * s_per_bound
             sleep(max(0.0, began_s + wanted_s - time.perf_counter()))
-            return reply._replace(worked_s=wanted_s)
+            return reply._replace(found=reply.found._replace(seconds=wanted_s))
 
     workers.Worker = Slowed  # type: ignore[misc]
 

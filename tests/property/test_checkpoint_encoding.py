@@ -73,7 +73,8 @@ def test_outcomes_come_back(recorded: dict[EvaluationKey, Outcome]) -> None:
 
 @given(keys, level_states())
 def test_levels_come_back(key: EvaluationKey, states: LevelStates) -> None:
-    found_key, found = decode_levels(encode_levels(IDENTITY.facts, key, states))
+    facts, found_key, found = decode_levels(encode_levels(IDENTITY.facts, key, states))
+    assert facts == IDENTITY.facts
     assert found_key == key
     assert same_levels(found, states)
     assert all(array.flags.writeable for array in found)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from piper_ray.engine.backends.ray.publication import array_bytes
-from piper_ray.engine.backends.ray.worker import narrow, wide
+from piper_ray.engine.backends.ray.calls import array_bytes
+from piper_ray.engine.evaluation.state_tables import narrow, wide
 from piper_ray.engine.kernels.types import LevelStates, Threshold, frozen
 from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.instance import Instance

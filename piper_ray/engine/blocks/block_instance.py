@@ -12,6 +12,7 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.variants import Variant, layer_without_choice
 from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.preparation import Outline
+from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, figures_of
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.plan import Plan
 from piper_ray.model.solution import BlockStats
@@ -22,7 +23,6 @@ MOST_CHOICES = 32
 
 Rows = npt.NDArray[np.float64]
 
-_TIME, _WEIGHTS, _ACTIVATION, _FIXED, _SHARED = range(5)
 _FIGURES = 5
 
 
@@ -61,14 +61,14 @@ def combine(
     every = [tmpc for layer in members for tmpc in tmpcs[layer]]  # one may name a neighbour that another does not
     before = sorted({block_of[u] for tmpc in every for u in tmpc.forward_sync_bytes} - {own})
     after = sorted({block_of[w] for tmpc in every for w in tmpc.backward_sync_bytes} - {own})
-    columns = _Columns(block_of, before, after)
-    rows = np.zeros((1, columns.count))
+    columns = _FIGURES + len(before) + len(after)
+    rows = np.zeros((1, columns))
     picked = np.zeros((1, len(members)), np.int64)
     dropped = 0
     for index, layer in enumerate(members):
-        options = np.array([columns.of(tmpc) for tmpc in tmpcs[layer]])
+        options = np.array([_row(tmpc, block_of, before, after) for tmpc in tmpcs[layer]])
         kept = _unbeaten(options)
-        rows = (rows[:, None, :] + options[kept][None, :, :]).reshape(-1, columns.count)
+        rows = (rows[:, None, :] + options[kept][None, :, :]).reshape(-1, columns)
         picked = np.repeat(picked, kept.size, axis=0)
         picked[:, index] = np.tile(kept, picked.shape[0] // kept.size)
         if kept.size > 1:
@@ -80,7 +80,7 @@ def combine(
         tuple(
             BlockChoice(
                 {layer: tmpcs[layer][option].id for layer, option in zip(members, of_row, strict=True)},
-                (row[_TIME], row[_WEIGHTS], row[_ACTIVATION], row[_FIXED], row[_SHARED]),
+                (row[TIME], row[WEIGHTS], row[A], row[B], row[SHARED]),
                 dict(zip(before, row[_FIGURES:], strict=False)),
                 dict(zip(after, row[_FIGURES + len(before) :], strict=True)),
             )
@@ -90,33 +90,23 @@ def combine(
     )
 
 
-class _Columns:
-    """A TMPC as a row: p, w, a, b, shared, then fw and bw summed for each neighbouring block."""
-
-    def __init__(self, block_of: Mapping[int, int], before: Sequence[int], after: Sequence[int]) -> None:
-        self._block_of = block_of
-        self._before = {block: _FIGURES + index for index, block in enumerate(before)}
-        self._after = {block: _FIGURES + len(before) + index for index, block in enumerate(after)}
-        self.count = _FIGURES + len(before) + len(after)
-
-    def of(self, tmpc: Tmpc) -> list[float]:
-        row = [0.0] * self.count
-        row[_TIME], row[_WEIGHTS] = tmpc.time_per_sample_s, tmpc.weights_bytes
-        row[_ACTIVATION], row[_FIXED], row[_SHARED] = tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes
-        for columns, sizes in ((self._before, tmpc.forward_sync_bytes), (self._after, tmpc.backward_sync_bytes)):
-            for neighbour, size in sizes.items():
-                place = columns.get(self._block_of[neighbour])
-                if place is not None:
-                    row[place] += size
-        return row
+def _row(tmpc: Tmpc, block_of: Mapping[int, int], before: Sequence[int], after: Sequence[int]) -> list[float]:
+    """Its figures, then fw and bw summed for each neighbouring block."""
+    extras = (before, tmpc.forward_sync_bytes), (after, tmpc.backward_sync_bytes)
+    sums = [
+        sum(size for neighbour, size in sizes.items() if block_of[neighbour] == block)
+        for blocks, sizes in extras
+        for block in blocks
+    ]
+    return [*figures_of(tmpc), *sums]
 
 
 def _unbeaten(rows: Rows) -> npt.NDArray[np.int64]:
     """The rows that no other one never loses to (as ``variants.undominated``); of equal ones the first."""
     figures = rows.copy()
     # a y + b + shared / d with y, d >= 1
-    figures[:, _FIXED] += figures[:, _ACTIVATION]
-    figures[:, _SHARED] += figures[:, _FIXED]
+    figures[:, B] += figures[:, A]
+    figures[:, SHARED] += figures[:, B]
     figures = figures[:, (figures != figures[0]).any(axis=0)]
     if figures.shape[1] == 0:
         return np.zeros(1, np.int64)
@@ -129,9 +119,9 @@ def _spread(rows: Rows, most: int) -> npt.NDArray[np.int64]:
     if rows.shape[0] <= most:
         return np.arange(rows.shape[0])
     least = {int(rows[:, column].argmin()) for column in range(rows.shape[1])}
-    least.add(int((rows[:, _ACTIVATION] + rows[:, _FIXED]).argmin()))
-    least.add(int((rows[:, _ACTIVATION] + rows[:, _FIXED] + rows[:, _SHARED]).argmin()))
-    by_time = np.argsort(rows[:, _TIME], kind="stable")
+    least.add(int((rows[:, A] + rows[:, B]).argmin()))
+    least.add(int((rows[:, A] + rows[:, B] + rows[:, SHARED]).argmin()))
+    by_time = np.argsort(rows[:, TIME], kind="stable")
     even = by_time[np.linspace(0, by_time.size - 1, most).round().astype(np.int64)].tolist()
     return np.array(sorted(least | set(even)), np.int64)
 

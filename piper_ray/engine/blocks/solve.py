@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.engine.backends.calls import ThreadWorkers
-from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.blocks.block_instance import MergedOperators, merge_operators
-from piper_ray.engine.chunks.solve import solve_with_chunks
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.evaluation.evaluations import Evaluations
 from piper_ray.engine.flush.search import FlushSearch
-from piper_ray.engine.flush.solve import instance_under, solve_under_flush
+from piper_ray.engine.flush.solve import instance_under
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.task_search import ChosenStages, build_flush_plan
@@ -24,15 +20,14 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.downsets import chain_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
-from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.ledger import Bounded, Ledger, Limits
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.request import SolveRequest, is_by_degrees
 from piper_ray.engine.search.planning import Planning, ValuedPlan
 from piper_ray.engine.search.search import Search
+from piper_ray.engine.subproblems import Solver
 from piper_ray.engine.tables.problem import Problem, chain_problem
 from piper_ray.engine.tables.tmpc_options import build_options
-from piper_ray.model.cores import usable_cores
 from piper_ray.model.events import StepFinished
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
@@ -64,10 +59,6 @@ class Under2bw:
         """Of their graph; None: too many to count."""
         return self.outline.downsets
 
-    def solve(self, request: SolveRequest) -> Solution:
-        """Of the layers, or of their blocks; exactly."""
-        return solve_layers(request)
-
     @cached_property
     def lower_bound_s(self) -> float:
         """No plan of the layers takes less for a microbatch, whatever its stages are; inf: there is none."""
@@ -83,7 +74,7 @@ class Under2bw:
         ledger = Ledger[ValuedPlan](
             1, limits, started_s=request.started_s, best=ValuedPlan(known.plan, known.time_per_sample_s)
         )
-        with closing(LocalBackend(request.options.threads)) as backend:
+        with replace(request, backend=None).open_backend() as backend:
             planning = Planning(request.instance, self.outline.contraction)
             search = Search(planning, chain, Evaluations(backend), ledger)
             ledger.run(search)
@@ -126,9 +117,6 @@ class UnderFlush(_WithOneDegree):
     outline: Outline
     schedule: Schedule
 
-    def solve(self, request: SolveRequest) -> Solution:
-        return solve_under_flush(request, self.schedule)
-
     @cached_property
     def lower_bound_s(self) -> float:
         """The least bound of any d and t: their work, spread over p d t devices without any loss."""
@@ -138,7 +126,7 @@ class UnderFlush(_WithOneDegree):
     def improved(self, known: Improved, limits: Limits) -> Improved:
         request, workload = self.request, self._chain(known.plan)
         ledger = Ledger[ChosenStages](request.instance.microbatches, limits, started_s=request.started_s)
-        with closing(ThreadWorkers(request.options.threads or usable_cores())) as workers:
+        with replace(request, backend=None).open_workers() as workers:
             ledger.run(FlushSearch(SearchSpace(workload.arrays), self._tasks(workload), workers, ledger))
         if ledger.best is None:
             return Improved(known.plan, known.time_per_sample_s, ledger.stopped_by)
@@ -160,9 +148,6 @@ class WithChunks(_WithOneDegree):
     """With chunks on each rank. Plans of blocks are not improved layer by layer yet."""
 
     schedules: Sequence[Schedule]
-
-    def solve(self, request: SolveRequest) -> Solution:
-        return solve_with_chunks(request, self.schedules)
 
     @cached_property
     def lower_bound_s(self) -> float:
@@ -192,27 +177,27 @@ _MOST_ON_CHAIN = 1_000
 """Layers up to which a chain of single layers takes seconds; it gains a percent or two."""
 
 
-def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule]) -> Solution:
+def solve_by_blocks(request: SolveRequest, schedules: Sequence[Schedule], solve: Solver) -> Solution:
     """The best plan of whole blocks, improved on a chain of single layers that passes its stages' borders if short.
 
-    schedules: of one name, with the numbers of chunks that may be. Value, plan and bound are of the layers: all their
-    work over all devices, or the dearest of them. So a plan of blocks is "optimal" only if it meets that, and that no
-    plan of blocks fits proves nothing of the layers. Raises as the solve of single layers, and LimitError if the
-    operators cannot be merged into few enough blocks.
+    schedules: of one name, with the numbers of chunks that may be. solve: exactly, of the layers or of their blocks.
+    Value, plan and bound are of the layers: all their work over all devices, or the dearest of them. So a plan of
+    blocks is "optimal" only if it meets that, and that no plan of blocks fits proves nothing of the layers. Raises as
+    the solve of single layers, and LimitError if the operators cannot be merged into few enough blocks.
     """
     layers = _single_layers(request, schedules)
     outline = Outline.of(layers.request.instance, request.restrictions)
     exact = replace(request, options=replace(request.options, contract=Contract.SAFE))
     merged = merge_operators(layers.request.instance, outline, layers.downsets)
     if merged is None:
-        return layers.solve(exact)
+        return solve(exact)
     merging_s = time.perf_counter() - request.started_s
     stats = merged.stats
     request.listener(StepFinished("blocks", merging_s, f"{stats.layers:,} layers in {stats.blocks:,} blocks"))
     request.note("the bounds of this log are those of plans of whole blocks")
     run, part = _BlockRun(layers, merged, merging_s), request.stop.part()
     request.stop.offer(lambda: None if (so_far := part.answer()) is None else run.answer(so_far, StoppedBy.INTERRUPT))
-    return run.improved(layers.solve(replace(exact, instance=merged.blocks.instance, stop=part)))
+    return run.improved(solve(replace(exact, instance=merged.blocks.instance, stop=part)))
 
 
 def _breaks_off(reason: StoppedBy | None) -> bool:

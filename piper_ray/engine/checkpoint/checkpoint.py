@@ -15,7 +15,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, final
 
 from piper_ray.engine.checkpoint import encoding
@@ -110,8 +109,9 @@ def _load(folder: Folder, location: str, identity: Identity, on_warning: Callabl
                 identity.require(facts, location)
             levels = read_newest(folder, saved.files, LEVELS, damaged)
             if levels is not None:
-                identity.require(encoding.identity_of_levels(levels), location)
-                saved.levels = encoding.decode_levels(levels)
+                facts, key, states = encoding.decode_levels(levels)
+                identity.require(facts, location)
+                saved.levels = key, states
         except Vanished:
             continue
         return saved
@@ -172,24 +172,21 @@ class Checkpoint:
         """
         text = os.fspath(location)
         try:
-            folder = open_folder(text, filesystem)
-            began = clock.monotonic()
-            saved = _load(folder, shown(text), identity, on_warning)
-            first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
-            lease = acquire(folder, clock, on_warning)
+            with contextlib.ExitStack() as unless_opened:
+                folder = open_folder(text, filesystem)
+                began = clock.monotonic()
+                saved = _load(folder, shown(text), identity, on_warning)
+                first_cost_s = clock.monotonic() - began  # a write's cost until one is measured: it lists files too
+                lease = acquire(folder, clock, on_warning)
+                unless_opened.callback(lease.release)
+                if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
+                    saved = _load(folder, shown(text), identity, on_warning)
+                checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
+                prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
+                unless_opened.pop_all()
+                return checkpoint
         except OSError as error:
             raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
-        try:
-            if state_files(folder.names()) != saved.files:  # the driver before wrote until it ended
-                saved = _load(folder, shown(text), identity, on_warning)
-            checkpoint = cls(folder, shown(text), identity, lease, saved, clock, on_warning, first_cost_s)
-            prune(folder, saved.files, checkpoint._is_obsolete)  # what a driver that was killed left
-            return checkpoint
-        except BaseException as error:
-            lease.release()
-            if isinstance(error, OSError):
-                raise CheckpointRefused(f"the checkpoint at {shown(text)} cannot be used: {reason(error)}") from error
-            raise
 
     @property
     def answers(self) -> int:
@@ -254,9 +251,7 @@ class Checkpoint:
     def __enter__(self) -> Checkpoint:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _is_due(self, kind: str, least_s: float = 0.0) -> bool:

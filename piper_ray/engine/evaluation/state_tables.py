@@ -69,11 +69,6 @@ class StateTables:
         """All of it, as the kernels take it."""
         return StateArrays(self.tables, self.target, self.fronts, self.members, self.buckets, self.groups)
 
-    @property
-    def grown(self) -> list[np.ndarray]:
-        """What an evaluation makes, to tell how much memory it takes."""
-        return [*self.fronts, *self.members, *self.buckets, *self.groups]
-
     def arrays_over(self, buckets: int) -> StateArrays:
         """With the first so many buckets alone, of finished levels: they stay as they are when further ones are."""
         groups = np.searchsorted(self.groups.bucket_start[: int(self.groups.used[0])], buckets)
@@ -221,3 +216,13 @@ def joined(parts: Sequence[LevelStates]) -> LevelStates:
         np.concatenate([part.sums for part in parts]),
         np.sum([part.tested for part in parts], axis=0, dtype=np.int64),
     )
+
+
+def narrow(states: LevelStates) -> LevelStates:
+    """The same figures, none negative, in the narrowest integers that hold them: as states travel, and are kept."""
+    return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
+
+
+def wide(states: LevelStates) -> LevelStates:
+    """As the kernels take them."""
+    return LevelStates(*(array.astype(np.int64) for array in states))

@@ -11,10 +11,9 @@ from piper_ray.cost.schedules import chunk_schedules
 from piper_ray.cost.variants import layer_without_choice, usable_variants
 from piper_ray.engine.chunks.solve import ChunkSeries
 from piper_ray.engine.flush.solve import FlushSeries
-from piper_ray.engine.frontier.events import FrontierListener, silent
 from piper_ray.engine.frontier.ranges import Numbers, rising
 from piper_ray.engine.frontier.result import Frontier
-from piper_ray.engine.frontier.walk import Walk
+from piper_ray.engine.frontier.walk import FrontierListener, Walk
 from piper_ray.engine.layers import LayerSeries
 from piper_ray.engine.ledger import no_search, stats_of_nothing
 from piper_ray.engine.preparation import PointShape
@@ -23,7 +22,7 @@ from piper_ray.engine.restated import solve_restated
 from piper_ray.engine.subproblems import least_s, solve_on_levels
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
-from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun
+from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions

@@ -25,53 +25,13 @@ def downset_sums(parent: IndexArray, added: IndexArray, values: FloatArray) -> F
 
 
 @kernel
-def crossing_edges(
-    parent: IndexArray,
-    added: IndexArray,
-    edge_tail: IndexArray,
-    in_start: IndexArray,
-    in_edge: IndexArray,
-    out_count: IndexArray,
+def sets_across(
+    parent: IndexArray, added: IndexArray, bits: BitArray, ends: BitArray, start_of: IndexArray, of_vertex: IndexArray
 ) -> tuple[IndexArray, IndexArray]:
-    """For each downset the edges from outside to inside, as int64[m + 1] starts and int64[..] edges.
+    """For each downset the sets of vertices with ends inside and outside, as int64[m + 1] starts and int64[..] sets.
 
-    Adding v drops the edges that leave v (all its successors were inside) and adds those that enter it.
-    """
-    m = parent.size
-    start = np.zeros(m + 1, np.int64)
-    count = np.zeros(m, np.int64)
-    for i in range(1, m):
-        v = added[i]
-        count[i] = count[parent[i]] - out_count[v] + (in_start[v + 1] - in_start[v])
-    for i in range(m):
-        start[i + 1] = start[i] + count[i]
-    edges = np.empty(start[m], np.int64)
-    for i in range(1, m):
-        v = added[i]
-        at = start[i]
-        for k in range(start[parent[i]], start[parent[i] + 1]):
-            if edge_tail[edges[k]] != v:
-                edges[at] = edges[k]
-                at += 1
-        for k in range(in_start[v], in_start[v + 1]):
-            edges[at] = in_edge[k]
-            at += 1
-    return start, edges
-
-
-@kernel
-def cut_tensors(
-    parent: IndexArray,
-    added: IndexArray,
-    bits: BitArray,
-    tensor_bits: BitArray,
-    tensor_start: IndexArray,
-    tensors: IndexArray,
-) -> tuple[IndexArray, IndexArray]:
-    """For each downset the tensors with ends inside and outside, as int64[m + 1] starts and int64[..] tensors.
-
-    tensor_start: int64[n + 1]; tensors: int64[..], those of each vertex. Adding v drops the tensors that are inside as
-    a whole then, and adds those whose first end is v.
+    ends: uint64[sets, words], of edges or tensors. start_of: int64[n + 1]; of_vertex: int64[..], those of each vertex.
+    Adding v drops the sets that are inside as a whole then, and adds those whose first end is v.
     """
     m = parent.size
     start = np.zeros(m + 1, np.int64)
@@ -80,17 +40,17 @@ def cut_tensors(
         at = start[i]
         before = start[parent[i]], start[parent[i] + 1]
         v = added[i]
-        most = at + before[1] - before[0] + tensor_start[v + 1] - tensor_start[v]
+        most = at + before[1] - before[0] + start_of[v + 1] - start_of[v]
         while most > found.size:
             found = twice(found)
         for k in range(before[0], before[1]):
-            if not is_subset(tensor_bits[found[k]], bits[i]):
+            if not is_subset(ends[found[k]], bits[i]):
                 found[at] = found[k]
                 at += 1
-        for k in range(tensor_start[v], tensor_start[v + 1]):
-            ends = tensor_bits[tensors[k]]
-            if not meets(ends, bits[parent[i]]) and not is_subset(ends, bits[i]):
-                found[at] = tensors[k]
+        for k in range(start_of[v], start_of[v + 1]):
+            one = ends[of_vertex[k]]
+            if not meets(one, bits[parent[i]]) and not is_subset(one, bits[i]):
+                found[at] = of_vertex[k]
                 at += 1
         start[i + 1] = at
     return start, found[: start[m]].copy()
@@ -120,44 +80,6 @@ def member_sums(bits: BitArray, values: FloatArray) -> FloatArray:
                 for column in range(columns):
                     sums[i, column] += values[v, column]
     return sums
-
-
-@kernel
-def edges_across(bits: BitArray, edge_tail: IndexArray, edge_head: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """As ``crossing_edges`` for edges that come by their heads: for each downset those from outside to inside."""
-    m = bits.shape[0]
-    start = np.zeros(m + 1, np.int64)
-    found = np.empty(1024, np.int64)
-    for i in range(m):
-        at = start[i]
-        while at + edge_tail.size > found.size:
-            found = twice(found)
-        for e in range(edge_tail.size):
-            u, v = edge_tail[e], edge_head[e]
-            inside = (bits[i, v >> 6] >> np.uint64(v & 63)) & np.uint64(1)
-            if inside > (bits[i, u >> 6] >> np.uint64(u & 63)) & np.uint64(1):
-                found[at] = e
-                at += 1
-        start[i + 1] = at
-    return start, found[: start[m]].copy()
-
-
-@kernel
-def tensors_across(bits: BitArray, tensor_bits: BitArray, order: IndexArray) -> tuple[IndexArray, IndexArray]:
-    """As ``cut_tensors``: for each downset the tensors with ends inside and outside, in ``order``: by first end."""
-    m = bits.shape[0]
-    start = np.zeros(m + 1, np.int64)
-    found = np.empty(1024, np.int64)
-    for i in range(m):
-        at = start[i]
-        while at + order.size > found.size:
-            found = twice(found)
-        for tensor in order:
-            if meets(tensor_bits[tensor], bits[i]) and not is_subset(tensor_bits[tensor], bits[i]):
-                found[at] = tensor
-                at += 1
-        start[i + 1] = at
-    return start, found[: start[m]].copy()
 
 
 class VertexNeighbours(NamedTuple):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.engine.kernels import downsets
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
-from piper_ray.engine.lattice.bits import bit_rows, runs
+from piper_ray.engine.lattice.bits import bit_rows, offsets, runs
 from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
 
@@ -73,7 +74,7 @@ def build_lattice(graph: LayerGraph, limit: int, expected: int | None = None) ->
         count = downsets.enumerate_downsets(neighbours, found)
         if count > 0:
             parent, added = found.parent[:count].copy(), found.added[:count].copy()
-            return _with_crossings(graph, parent, added, found.bits[:count].copy(), found.level_start)
+            return _grown_lattice(graph, parent, added, found.bits[:count].copy(), found.level_start)
         if room == limit:
             raise LimitError(f"the lattice has more than {limit:,} downsets")
         room = min(limit, 8 * room)
@@ -92,7 +93,7 @@ def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> GrownLattice:
         bits[i + 1] = bits[i]
         bits[i + 1, v >> 6] |= np.uint64(1 << (v & 63))
     count = graph.size + 1
-    return _with_crossings(
+    return _grown_lattice(
         graph,
         np.arange(-1, count - 1, dtype=np.int64),
         np.array([-1, *order], np.int64),
@@ -101,17 +102,35 @@ def chain_lattice(graph: LayerGraph, order: Sequence[int]) -> GrownLattice:
     )
 
 
+def _grown_lattice(
+    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
+) -> GrownLattice:
+    def across(sets: _Sets) -> _Runs:
+        of_vertex: list[list[int]] = [[] for _ in range(graph.size)]
+        for index, ends in enumerate(sets):
+            for v in ends:
+                of_vertex[v].append(index)
+        return downsets.sets_across(parent, added, bits, bit_rows(sets, graph.size), *runs(of_vertex))
+
+    return GrownLattice(graph, frozen(_arrays(graph, bits, level_start, across)), parent, added)
+
+
 def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     """Some of the downsets: uint64[m, words], in any order, the empty set and V among them, each once."""
-    bits = bits[downset_order(bits)]
+    bits = np.ascontiguousarray(bits[downset_order(bits)])
     level_size, first = np.unique(np.bitwise_count(bits).sum(axis=1, dtype=np.int64), return_index=True)
-    level_start = np.append(first, bits.shape[0]).astype(np.int64)
-    crossing, tensor_bits = downsets.edges_across(bits, *_ends(graph)), _tensor_bits(graph)
-    cut = _NO_CUTS
-    if graph.tensors:
-        by_first_end = sorted(range(len(graph.tensors)), key=lambda tensor: (graph.tensors[tensor][0][0], tensor))
-        cut = downsets.tensors_across(bits, tensor_bits, np.array(by_first_end, np.int64))
-    arrays = _arrays(graph, np.ascontiguousarray(bits), level_start, crossing, cut)
+    columns = np.ascontiguousarray(bits.T)
+
+    def across(sets: _Sets) -> _Runs:
+        """Each downset's by first end."""
+        order = sorted(range(len(sets)), key=lambda index: (min(sets[index]), index))
+        ends = bit_rows([sets[index] for index in order], graph.size)
+        found = [np.flatnonzero(_is_cut(columns, of_set)) for of_set in ends]
+        by_set = np.concatenate([np.zeros(0, np.int64), *found])
+        which = np.repeat(np.array(order, np.int64), [one.size for one in found])
+        return offsets(np.bincount(by_set, minlength=bits.shape[0])), which[np.argsort(by_set, kind="stable")]
+
+    arrays = _arrays(graph, bits, np.append(first, bits.shape[0]).astype(np.int64), across)
     vertex_level = np.searchsorted(level_size, arrays.vertex_level).astype(np.int64)
     return Lattice(graph, frozen(arrays._replace(vertex_level=vertex_level)))
 
@@ -123,59 +142,40 @@ def downset_order(bits: BitArray) -> IndexArray:
     return np.lexsort((*ranks.T[::-1], inside.sum(axis=1, dtype=np.int64))).astype(np.int64)
 
 
+def _is_cut(columns: BitArray, ends: BitArray) -> npt.NDArray[np.bool_]:
+    """Of each downset, whether some of the ends are in it and some are not. columns: uint64[words, m]; ends:
+    uint64[words]."""
+    words = np.flatnonzero(ends)
+    wanted = ends[words, None]
+    inside = columns[words] & wanted
+    is_cut: npt.NDArray[np.bool_] = inside.any(axis=0) & (inside != wanted).any(axis=0)
+    return is_cut
+
+
+_Sets = Sequence[Sequence[int]]
+"""The ends of edges, or of tensors: vertices."""
+
 _Runs = tuple[IndexArray, IndexArray]
 """Starts, int64[m + 1], and what there is for each downset."""
 
-_NO_CUTS = np.zeros(1, np.int64), np.zeros(0, np.int64)
 
-
-def _arrays(graph: LayerGraph, bits: BitArray, level_start: IndexArray, crossing: _Runs, cut: _Runs) -> LatticeArrays:
-    """Of downsets in order, all sizes of which are there."""
-    edge_tail, edge_head = _ends(graph)
+def _arrays(
+    graph: LayerGraph, bits: BitArray, level_start: IndexArray, across: Callable[[_Sets], _Runs]
+) -> LatticeArrays:
+    """Of downsets in order, all sizes of which are there. across: the sets with ends inside and outside."""
+    edges, tensors = [(tail, head) for tail, head, _ in graph.edges], [ends for ends, _ in graph.tensors]
+    ends = np.array(edges, np.int64).reshape(-1, 2)
+    crossing_start, crossing = across(edges)
+    cut_start, cut = across(tensors) if tensors else (np.zeros(1, np.int64), np.zeros(0, np.int64))
     return LatticeArrays(
         bits=bits,
         level_start=level_start,
-        crossing_start=crossing[0],
-        crossing=crossing[1],
-        edge_tail=edge_tail,
-        edge_head=edge_head,
+        crossing_start=crossing_start,
+        crossing=crossing,
+        edge_tail=ends[:, 0].copy(),
+        edge_head=ends[:, 1].copy(),
         vertex_level=np.array([mask.bit_count() + 1 for mask in descendants(graph.successors)], np.int64),
-        tensor_bits=_tensor_bits(graph),
-        cut_start=cut[0],
-        cut=cut[1],
+        tensor_bits=bit_rows(tensors, graph.size),
+        cut_start=cut_start,
+        cut=cut,
     )
-
-
-def _ends(graph: LayerGraph) -> tuple[IndexArray, IndexArray]:
-    """Tail and head of each edge."""
-    return (
-        np.array([tail for tail, _, _ in graph.edges], np.int64),
-        np.array([head for _, head, _ in graph.edges], np.int64),
-    )
-
-
-def _tensor_bits(graph: LayerGraph) -> BitArray:
-    return bit_rows([ends for ends, _ in graph.tensors], graph.size)
-
-
-def _with_crossings(
-    graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray, level_start: IndexArray
-) -> GrownLattice:
-    in_edges: list[list[int]] = [[] for _ in range(graph.size)]
-    out_count = np.zeros(graph.size, np.int64)
-    for e, (tail, head, _) in enumerate(graph.edges):
-        in_edges[head].append(e)
-        out_count[tail] += 1
-    crossing = downsets.crossing_edges(parent, added, _ends(graph)[0], *runs(in_edges), out_count)
-    arrays = _arrays(graph, bits, level_start, crossing, _cuts(graph, parent, added, bits))
-    return GrownLattice(graph, frozen(arrays), parent, added)
-
-
-def _cuts(graph: LayerGraph, parent: IndexArray, added: IndexArray, bits: BitArray) -> _Runs:
-    if not graph.tensors:
-        return _NO_CUTS
-    of_vertex: list[list[int]] = [[] for _ in range(graph.size)]
-    for tensor, (ends, _) in enumerate(graph.tensors):
-        for v in ends:
-            of_vertex[v].append(tensor)
-    return downsets.cut_tensors(parent, added, bits, _tensor_bits(graph), *runs(of_vertex))

@@ -17,7 +17,7 @@ from piper_ray.model.instance import Instance, Tmpc
 TIME, WEIGHTS, A, B, SHARED = range(5)
 """Figures of an option."""
 
-_figures = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
+figures_of = attrgetter("time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes")
 
 TmpcTable: TypeAlias = Sequence[Sequence[Sequence[Tmpc]]]
 """The options by variant and vertex."""
@@ -38,7 +38,7 @@ class Options(NamedTuple):
     @classmethod
     def of(cls, tmpcs: TmpcTable, vertices: int) -> Options:
         counts = [len(of_vertex) for of_variant in tmpcs for of_vertex in of_variant]
-        rows = [_figures(tmpc) for of_variant in tmpcs for of_vertex in of_variant for tmpc in of_vertex]
+        rows = [figures_of(tmpc) for of_variant in tmpcs for of_vertex in of_variant for tmpc in of_vertex]
         start, figures = offsets(counts), np.array(rows, np.float64).reshape(len(rows), 5)
         filled = np.flatnonzero(counts)
         order = np.lexsort((figures[:, A], figures[:, TIME], np.repeat(np.arange(len(counts)), counts)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, final
 
@@ -12,7 +12,9 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import PROCESS_BYTES
 from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.calls import ClusterWorkers
 from piper_ray.engine.backends.ray.coordinator import WithoutWorkers
+from piper_ray.engine.backends.ray.levels import ChunkBatch, SharedLevels
 from piper_ray.engine.backends.ray.pacing import Pacing, Span
 from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.session import LOCAL, Session, connect, may_wait
@@ -27,10 +29,8 @@ from piper_ray.model.events import Listener, Note, silent
 from piper_ray.model.solution import ClusterStats, NodeStats
 
 if TYPE_CHECKING:
-    from piper_ray.engine.backends.ray.calls import ClusterWorkers
     from piper_ray.engine.backends.ray.dispatcher import Dispatcher
     from piper_ray.engine.backends.ray.machines import Machines
-    from piper_ray.engine.backends.ray.work import ChunkBatch
 
 _HEARTBEAT_S = 0.1
 
@@ -93,6 +93,7 @@ class RayBackend:
         self._listener: Listener = silent
         self._told_of_start = False
         self._last_threads = 0  # of workers, when there were some
+        self._shared = SharedLevels()
         self._ahead: ChunkBatch | None = None  # sent before it is needed
         self._held: ChunkBatch | None = None  # came back, and is not finished
         self._worked_s = self._waited_s = 0.0  # of workers; of the driver for them
@@ -142,7 +143,7 @@ class RayBackend:
             if ahead is None and not self._pays(states.rates.far.seconds(bounds), 0.0):
                 return self._local.evaluate_downsets(states, first, last, on_progress)
             held = self._by_workers(states, first, last, on_progress, ahead)
-        begin, end, found = held.edges[0], held.edges[-1], held.answer.result()
+        begin, end, found = held.edges[0], held.edges[-1], held.found
         if last == end:
             self._held = None
         known = between(found, first - begin, last - begin)
@@ -166,7 +167,7 @@ class RayBackend:
             self._send_ahead(dispatcher, states, last)
             self._wait(batch, on_progress)
         except BaseException:
-            dispatcher.cancel(batch)
+            dispatcher.do(dispatcher.cancel, batch.calls)
             self._forget_ahead(dispatcher)
             raise
         finally:
@@ -178,7 +179,7 @@ class RayBackend:
         self._pacing.record_calls(dispatcher.busy_s, dispatcher.chunks_sent)
         self._worked_s += batch.worked_s
         self._batches += 1
-        self._chunks += len(batch.chunks)
+        self._chunks += len(batch.calls)
         self._held = batch
         return batch
 
@@ -206,8 +207,6 @@ class RayBackend:
 
     def open_workers(self, *, guarded: bool = False) -> ClusterWorkers:
         """For calls of functions, see ``ClusterWorkers``. Close them after use; the backend stays."""
-        from piper_ray.engine.backends.ray.calls import ClusterWorkers
-
         return ClusterWorkers(self, guarded=guarded)
 
     def start_for_calls(self, memory_bytes: float, *, guarded: bool) -> Dispatcher:
@@ -316,6 +315,7 @@ class RayBackend:
     def end_workers(self) -> None:
         """Others come with what is asked for next."""
         starting, self._starting = self._starting, None
+        self._shared = SharedLevels()
         with suppress(ClusterError):
             dispatcher = starting.result() if starting is not None else None
             if dispatcher is not None:
@@ -344,7 +344,7 @@ class RayBackend:
             return None
         if self._machines is None:  # what they run stays known when other workers come
             self._machines = Machines(view, self._notes.put, session.node, trusted=session.ours is not None)
-        return Dispatcher(self._machines, self._notes, self._workers, size, self._local.threads, self._without_workers)
+        return Dispatcher(self._machines, self._notes, self._workers, size, self._without_workers)
 
     def _connected(self) -> Session:
         if self._workers is None:
@@ -363,23 +363,14 @@ class RayBackend:
 
     def _submit(self, dispatcher: Dispatcher, states: StateTables, level: int, first: int, last: int) -> ChunkBatch:
         """Of the levels from ``level`` on, over all that are finished."""
-        from piper_ray.engine.backends.ray.work import ChunkBatch
-
-        level_start = states.tables.lattice.level_start
         seconds = states.rates.far.seconds((last - first) * states.buckets_used)
         workers, threads = max(1, dispatcher.workers), max(1, dispatcher.threads)
         count = self._pacing.chunks(seconds, workers, threads, last - first)
-        batch = ChunkBatch(
-            states=states,
-            first_level=level,
-            end_level=int(np.searchsorted(level_start, last)),
-            level=states.level,
-            buckets=states.buckets_used,
-            edges=np.linspace(first, last, count + 1).astype(np.int64).tolist(),
-            expected_s=seconds / count * workers / threads,
-        )
-        dispatcher.submit(batch)
-        return batch
+        expected_s = seconds / count * workers / threads
+        edges = np.linspace(first, last, count + 1).astype(np.int64).tolist()
+        calls = self._shared.calls(states, edges, expected_s, self._local)
+        dispatcher.do(dispatcher.submit, calls)
+        return ChunkBatch(states, level, states.buckets_used, edges, calls)
 
     def _send_ahead(self, dispatcher: Dispatcher, states: StateTables, last: int) -> None:
         """The batch after the one that ends before downset ``last``, as far as it can be done by now: so workers have
@@ -411,14 +402,19 @@ class RayBackend:
     def _forget_ahead(self, dispatcher: Dispatcher) -> None:
         batch, self._ahead = self._ahead, None
         if batch is not None:
-            dispatcher.cancel(batch)
+            dispatcher.do(dispatcher.cancel, batch.calls)
 
     def _wait(self, batch: ChunkBatch, on_progress: OnProgress) -> None:
         """Raises what the batch came to, where it came to nothing."""
-        while not wait([batch.answer], timeout=_HEARTBEAT_S).done:
+        answers = [call.answer for call in batch.calls]
+        while True:
+            done, missing = wait(answers, _HEARTBEAT_S, FIRST_EXCEPTION)
+            for answer in done:
+                answer.result()
+            if not missing:
+                return
             self._pass_notes_on()
             on_progress(batch.done)
-        batch.answer.result()
 
     def _pass_notes_on(self) -> None:
         while not self._notes.empty():

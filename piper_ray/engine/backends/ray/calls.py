@@ -1,4 +1,6 @@
-"""Workers of a cluster that take calls, and a thread here that takes some before they are there."""
+"""A call on its way to a cluster, with what it shares with others; and workers of a cluster that take calls, with a
+thread here that takes some before they are there.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,23 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, final
 
 import numpy as np
 
 from piper_ray.engine.backends.calls import Call, Finished, ThreadWorkers
 from piper_ray.engine.backends.ray.coordinator import MOST_DEATHS
-from piper_ray.engine.backends.ray.machines import Overview
-from piper_ray.engine.backends.ray.work import CallLost, GivenCall, Shared
+from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.model.errors import ClusterError
 
 if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.backend import RayBackend
     from piper_ray.engine.backends.ray.dispatcher import Dispatcher
+    from piper_ray.engine.backends.ray.machines import Overview
+    from piper_ray.engine.backends.ray.publication import Stored
 
+_KEYS = itertools.count()
 _TURNS = itertools.count()
 _LEAST_EXPECTED_S = 1.0
 _UNTIL_LATE = 2.0
@@ -32,6 +38,86 @@ _END_WITHIN_S = 1.0
 """For what was told to stop; nobody waits for the rest."""
 _LOOK_S = 0.02
 
+OF_WORKER = -1
+"""The key of what each worker has of its own: its threads for chunks of levels."""
+
+
+class CallLost(ClusterError):
+    """The call ended ``deaths`` workers in turn, or failed on them; ``cause`` is what the last one said."""
+
+    def __init__(self, text: str, deaths: int, cause: str) -> None:
+        super().__init__(text)
+        self.deaths, self.cause = deaths, cause
+
+
+@dataclass(eq=False)
+class Shared:
+    """What many calls take; put into the object store with the first of them, and gone with this."""
+
+    value: Any
+    key: int = field(default_factory=lambda: next(_KEYS))
+    stored: Stored | None = None
+
+
+@dataclass(eq=False)
+class GivenCall:
+    """shared: in place of the call's own. turn: calls of one turn share bounds, and the wish to stop. here: by this
+    process, in place of the function. answered_s: when, by ``time.perf_counter``; worked_s: what it took. control:
+    where it runs here.
+    """
+
+    call: Call
+    shared: tuple[Shared, ...]
+    expected_s: float
+    turn: int = -1
+    here: Callable[[], Any] | None = None
+    answer: Future[Any] = field(default_factory=Future)
+    worked_s: float = 0.0
+    answered_s: float = 0.0
+    attempts: int = 1
+    bound_s: float = field(init=False)
+    control: FloatArray | None = None
+
+    def __post_init__(self) -> None:
+        self.bound_s = self.call.bound_s
+
+    @property
+    def most_deaths(self) -> int:
+        return self.call.most_deaths or MOST_DEATHS
+
+    def compute(self) -> tuple[Any, float]:
+        """The answer by this process, and the seconds."""
+        began_s = time.perf_counter()
+        if self.here is not None:
+            return self.here(), time.perf_counter() - began_s
+        self.control = np.array([self.bound_s, 0.0])
+        found = self.call.function(*(one.value for one in self.shared), *self.call.arguments, self.control)
+        return found, time.perf_counter() - began_s
+
+    def tell(self, bound_s: float, *, stop: bool) -> None:
+        """To one that runs here or is still to be sent."""
+        self.bound_s = min(self.bound_s, bound_s)
+        if self.control is not None:
+            self.control[0] = min(self.control[0], bound_s)
+            self.control[1] = float(stop) or self.control[1]
+
+    def give_up(self, deaths: int, cause: str) -> None:
+        """It has ended so many workers: there is no answer."""
+        size_bytes = sum(array_bytes(one.value) for one in self.shared)
+        text = (
+            f"{self.call.what} ended {deaths} workers in turn, or failed on them; the last said: {cause}. "
+            f"Their tables take {size_bytes / 1e6:,.0f} MB in each worker; if "
+            "memory ran out, use machines with more of it, or fewer workers on each (--cpus-per-worker)"
+        )
+        self.answer.set_exception(CallLost(text, deaths, cause))
+
+
+def array_bytes(value: object) -> int:
+    """Of an array, or all arrays in a tuple."""
+    if isinstance(value, np.ndarray):
+        return value.nbytes
+    return sum(map(array_bytes, value)) if isinstance(value, tuple) else 0
+
 
 @final
 class ClusterWorkers:
@@ -42,7 +128,7 @@ class ClusterWorkers:
     def __init__(self, backend: RayBackend, *, guarded: bool = False) -> None:
         self._backend = backend
         self._guarded = guarded
-        self._here = None if guarded else ThreadWorkers(1)
+        self._here = ThreadWorkers(1)
         self._dispatcher: Dispatcher | None = None
         self._open: dict[Future[Any], GivenCall] = {}
         self._shared: dict[int, Shared] = {}  # by identity of what each keeps
@@ -57,7 +143,7 @@ class ClusterWorkers:
 
     @property
     def width(self) -> int:
-        if self._here is None:  # who has one of seconds or minutes should not keep another one from others
+        if self._guarded:  # who has one of seconds or minutes should not keep another one from others
             return max(1, 0 if self._dispatcher is None else self._dispatcher.workers_asked_for)
         if self._began_s is None or time.perf_counter() - self._began_s < _ALONE_S:
             return self._here.width
@@ -82,49 +168,41 @@ class ClusterWorkers:
     def give(self, call: Call) -> None:
         if self._began_s is None:
             self._began_s = time.perf_counter()
-        if self._here is not None and not self._here.busy:
+        if not self._guarded and not self._here.busy:
             self._here.give(call)
             return
         if self._dispatcher is None:
             self._dispatcher = self._backend.start_for_calls(call.memory_bytes, guarded=self._guarded)
-        given = GivenCall(
-            call=call,
-            shared=tuple(map(self._shared_of, call.shared)),
-            turn=self._turn,
-            bound_s=call.bound_s,
-            expected_s=call.expected_s or max(_LEAST_EXPECTED_S, _UNTIL_LATE * self._longest_s),
-            most_deaths=call.most_deaths or MOST_DEATHS,
-        )
+        expected_s = call.expected_s or max(_LEAST_EXPECTED_S, _UNTIL_LATE * self._longest_s)
+        given = GivenCall(call, tuple(map(self._shared_of, call.shared)), expected_s, self._turn)
         self._open[given.answer] = given
-        self._dispatcher.submit(given)
+        self._dispatcher.do(self._dispatcher.submit, [given])
 
     def expect(self, expected_s: Callable[[Call], float | None]) -> None:
         """It is better known now how long calls under way should take; None: of some it is not."""
         for given in self._open.values():
             seconds = expected_s(given.call)
             if seconds is not None and self._dispatcher is not None:
-                self._dispatcher.expect(given, seconds)
+                self._dispatcher.do(self._dispatcher.expect, given, seconds)
 
     def tell(self, bound_s: float) -> None:
-        if self._here is not None:
-            self._here.tell(bound_s)
+        self._here.tell(bound_s)
         if self._dispatcher is not None and self._open:
-            self._dispatcher.tell(self._turn, bound_s, stop=False)
+            self._dispatcher.do(self._dispatcher.tell, self._turn, bound_s, stop=False)
 
     def heard_s(self) -> float:
-        return np.inf if self._here is None else self._here.heard_s()
+        return self._here.heard_s()
 
     def done(self, timeout_s: float) -> Sequence[Finished]:
-        here = () if self._here is None else self._here.futures
-        wait([*self._open, *here], timeout_s, FIRST_COMPLETED)
+        wait([*self._open, *self._here.futures], timeout_s, FIRST_COMPLETED)
         self._backend.activity()
-        return [*(() if self._here is None else self._here.done(0.0)), *self._replies()]
+        return [*self._here.done(0.0), *self._replies()]
 
     def recall(self) -> Sequence[Finished]:
         if self._dispatcher is not None and self._open:
-            self._dispatcher.tell(self._turn, np.inf, stop=True)
+            self._dispatcher.do(self._dispatcher.tell, self._turn, np.inf, stop=True)
         self._turn = next(_TURNS)
-        found = [] if self._here is None else self._here.recall()
+        found = self._here.recall()
         wait(self._open, _END_WITHIN_S)
         replies = self._replies()
         self._forget()
@@ -134,15 +212,13 @@ class ClusterWorkers:
         """Ends the thread, and forgets what was sent. Of the cluster's workers guarded ones end, others stay."""
         self._forget()
         self._shared.clear()
-        if self._here is not None:
-            self._here.close()
-        elif self._dispatcher is not None:
+        self._here.close()
+        if self._guarded and self._dispatcher is not None:
             self._backend.end_workers()
 
     def _forget(self) -> None:
-        for given in self._open.values():
-            assert self._dispatcher is not None
-            self._dispatcher.cancel(given)
+        if self._dispatcher is not None:
+            self._dispatcher.do(self._dispatcher.cancel, [*self._open.values()])
         self._open.clear()
 
     def _replies(self) -> list[Finished]:

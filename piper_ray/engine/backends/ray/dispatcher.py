@@ -7,16 +7,16 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec
 from weakref import WeakSet
 
 from ray.exceptions import RayError
 
-from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.calls import OF_WORKER, GivenCall, Shared
 from piper_ray.engine.backends.ray.causes import address_of, cause_of, is_loss
 from piper_ray.engine.backends.ray.coordinator import (
     HERE,
@@ -32,8 +32,7 @@ from piper_ray.engine.backends.ray.machines import Machines, Overview
 from piper_ray.engine.backends.ray.placement import WorkerSize
 from piper_ray.engine.backends.ray.pool import Pool
 from piper_ray.engine.backends.ray.publication import Publisher
-from piper_ray.engine.backends.ray.work import ChunkBatch, GivenCall, GivenWork, Shared
-from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello
+from piper_ray.engine.backends.ray.worker import CallOrder, Hello
 from piper_ray.model.errors import ClusterError
 
 _TICK_S = 0.25
@@ -41,7 +40,7 @@ _TICK_S = 0.25
 _LONG_WAIT_S = 30.0
 """Without a worker, before the user is told."""
 
-_Step = Callable[[], list[Command]]
+_Arguments = ParamSpec("_Arguments")
 
 
 class Dispatcher:
@@ -58,13 +57,12 @@ class Dispatcher:
         notes: queue.SimpleQueue[str],
         workers: int | None,
         size: WorkerSize,
-        threads_here: int,
         without_workers: WithoutWorkers,
     ) -> None:
         self.publisher = Publisher(machines.here)
         self.chunks_by_node: Counter[str] = Counter()
         self._notes = notes
-        self._steps: queue.SimpleQueue[_Step | None] = queue.SimpleQueue()
+        self._steps: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._coordinator = Coordinator(WithoutWorkers.WAIT if size.guarded else without_workers)
         self._without_workers = without_workers
         self._size = size
@@ -73,14 +71,13 @@ class Dispatcher:
             workers,
             size,
             self._machines,
-            lambda worker, hello: self._steps.put(partial(self._start, worker, hello)),
-            lambda worker, chunk, reply: self._steps.put(partial(self._answer, worker, chunk, reply)),
+            lambda worker, hello: self.do(self._start, worker, hello),
+            lambda worker, chunk, reply: self.do(self._answer, worker, chunk, reply),
         )
         self._ids = itertools.count()
-        self._work: dict[int, GivenWork] = {}  # by chunk
+        self._work: dict[int, GivenCall] = {}  # by chunk
         self._shared: WeakSet[Shared] = WeakSet()
-        self._known: dict[int, dict[int, int]] = {}  # worker -> evaluation -> levels that it has
-        self._here = LocalBackend(threads_here)
+        self._known: dict[int, set[int]] = {}  # worker -> keys of what it has
         self._here_thread = ThreadPoolExecutor(1, thread_name_prefix="piper-ray-here")
         self.failure: Exception | None = None
         self.had_workers = False
@@ -111,30 +108,23 @@ class Dispatcher:
     def host_of(self, node: str) -> str:
         return self._machines.name(node)
 
-    def submit(self, work: GivenWork) -> None:
-        self._steps.put(partial(self._add, work))
-
-    def cancel(self, work: GivenWork) -> None:
-        self._steps.put(partial(self._forget, work))
-
-    def expect(self, work: GivenWork, expected_s: float) -> None:
-        """Of each of its chunks."""
-        self._steps.put(partial(self._expect, work, expected_s))
-
-    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
-        """To all calls of a turn, wherever they run."""
-        self._steps.put(partial(self._tell, turn, bound_s, stop))
+    def do(
+        self, step: Callable[_Arguments, object], *arguments: _Arguments.args, **keywords: _Arguments.kwargs
+    ) -> None:
+        """How any thread asks for ``submit``, ``cancel``, ``expect`` and ``tell``: the dispatcher's does it, after what
+        was asked before."""
+        self._steps.put(partial(step, *arguments, **keywords))
 
     def overview(self) -> Overview:
         """Of its machines, as they are known by now."""
         answer: Future[Overview] = Future()
-        self._steps.put(partial(self._look, answer))
+        self.do(self._look, answer)
         return answer.result()
 
     def count_anew(self) -> None:
         """Of what is submitted from now on, chunks and traffic."""
         done = threading.Event()
-        self._steps.put(partial(self._count_anew, done))
+        self.do(self._count_anew, done)
         done.wait(_TICK_S)
 
     def close(self) -> None:
@@ -142,7 +132,6 @@ class Dispatcher:
         self._steps.put(None)
         self._thread.join()
         self._here_thread.shutdown(wait=True, cancel_futures=True)
-        self._here.close()
 
     def _run(self) -> None:
         with closing(self._pool):
@@ -150,7 +139,7 @@ class Dispatcher:
                 try:
                     step = self._steps.get(timeout=_TICK_S)
                 except queue.Empty:
-                    self._guarded(lambda: self._coordinator.tick(time.monotonic()))
+                    self._guarded(lambda: self._carry_out(self._coordinator.tick(time.monotonic())))
                 else:
                     if step is None:
                         return
@@ -159,7 +148,7 @@ class Dispatcher:
                     self.busy_s += time.thread_time() - began_s
                 self._guarded(self._keep_up)
 
-    def _keep_up(self) -> list[Command]:
+    def _keep_up(self) -> None:
         now = time.monotonic()
         self._pool.keep_up(now)
         if not self.had_workers:
@@ -179,11 +168,10 @@ class Dispatcher:
             begun = self.had_workers or self._alone_since == float("inf")
             helps = begun and self._machines.memory_here_bytes() >= self._size.memory_bytes
             self._coordinator.without_workers = WithoutWorkers.CONTINUE if helps else WithoutWorkers.WAIT
-        return []
 
-    def _guarded(self, step: _Step) -> None:
+    def _guarded(self, step: Callable[[], object]) -> None:
         try:
-            self._carry_out(step())
+            step()
         except (RayError, ConnectionError) as error:
             self._fail(ClusterError(f"the connection to the cluster is lost: {_last_line(error)}"))
         except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
@@ -193,80 +181,83 @@ class Dispatcher:
     def _fail(self, error: Exception) -> None:
         """Nothing more can come of what is under way."""
         self.failure = error
-        for work in {id(work): work for work in self._work.values()}.values():
-            self._forget(work)
-            work.answer.set_exception(error)
+        calls = [*self._work.values()]
+        self.cancel(calls)
+        for call in calls:
+            call.answer.set_exception(error)
 
-    def _forget(self, work: GivenWork) -> list[Command]:
-        self._coordinator.cancel(work.chunks)
-        for chunk in work.chunks:
-            self._work.pop(chunk, None)
-        return []
+    def cancel(self, calls: Sequence[GivenCall]) -> None:
+        """Nobody wants their answers any more."""
+        gone = set(calls)
+        chunks = [chunk for chunk, call in self._work.items() if call in gone]
+        self._coordinator.cancel(chunks)
+        for chunk in chunks:
+            del self._work[chunk]
 
-    def _add(self, work: GivenWork) -> list[Command]:
+    def submit(self, calls: Sequence[GivenCall]) -> None:
+        """Each of them is answered."""
         now = time.monotonic()
         if self.failure is not None:
-            work.answer.set_exception(self.failure)
-            return []
-        chunks = [Chunk(next(self._ids), work.expected_s, work.most_deaths) for _ in range(work.count)]
-        work.first_chunk = chunks[0].id
-        self._work |= dict.fromkeys(work.chunks, work)
+            for call in calls:
+                call.answer.set_exception(self.failure)
+            return
+        chunks = [Chunk(next(self._ids), call.expected_s, call.most_deaths) for call in calls]
+        self._work |= {chunk.id: call for chunk, call in zip(chunks, calls, strict=True)}
         self._pool.keep_up(now)
-        return self._coordinator.add(chunks, now)
+        self._carry_out(self._coordinator.add(chunks, now))
 
-    def _expect(self, work: GivenWork, expected_s: float) -> list[Command]:
-        for chunk in work.chunks:
-            self._coordinator.expect(chunk, expected_s)
-        return []
+    def expect(self, wanted: GivenCall, expected_s: float) -> None:
+        """It is better known now how long the call should take."""
+        for chunk, call in self._work.items():
+            if call is wanted:
+                self._coordinator.expect(chunk, expected_s)
 
-    def _tell(self, turn: int, bound_s: float, stop: bool) -> list[Command]:
+    def tell(self, turn: int, bound_s: float, *, stop: bool) -> None:
+        """To all calls of a turn, wherever they run."""
         self._pool.tell(turn, bound_s, stop=stop)
-        for work in self._work.values():
-            if isinstance(work, GivenCall) and work.turn == turn:
-                work.tell(bound_s, stop=stop)
-        return []
+        for call in self._work.values():
+            if call.turn == turn:
+                call.tell(bound_s, stop=stop)
 
-    def _count_anew(self, done: threading.Event) -> list[Command]:
+    def _count_anew(self, done: threading.Event) -> None:
         self.chunks_by_node = Counter()
         self.publisher.count_anew()
         done.set()
-        return []
 
-    def _look(self, answer: Future[Overview]) -> list[Command]:
+    def _look(self, answer: Future[Overview]) -> None:
         try:
             self._machines.look(time.monotonic())
         finally:  # what goes wrong is known as the failure
             answer.set_result(self._machines.overview)
-        return []
 
-    def _start(self, worker: int, hello: Future[Hello]) -> list[Command]:
+    def _start(self, worker: int, hello: Future[Hello]) -> None:
         now, error = time.monotonic(), hello.exception()
         if error is not None:
             self._pool.drop(worker, now)
             if self._pool.failures == 3:
                 host = self._machines.name_at(address_of(error))
                 self._notes.put(f"workers do not start: {cause_of(error, host, self._size.memory_bytes)}")
-            return []
-        if not self._pool.started(worker, hello.result(), now):
-            return []
-        self._known[worker] = {}
-        return self._coordinator.joined(worker, now)
+        elif self._pool.started(worker, hello.result(), now):
+            self._known[worker] = {OF_WORKER}
+            self._carry_out(self._coordinator.joined(worker, now))
 
-    def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> list[Command]:
+    def _answer(self, worker: int, chunk: int, reply: Future[Any]) -> None:
         now, error = time.monotonic(), reply.exception()
         if error is None:
-            answered = reply.result()
-            return self._finish(worker, chunk, answered.found, answered.worked_s)
-        if not isinstance(error, RayError):
+            self._finish(worker, chunk, *reply.result())
+        elif not isinstance(error, RayError):
             raise error
-        if worker not in self._known and worker != HERE:
-            return []  # its loss is known
+        elif worker in self._known or worker == HERE:  # else its loss is known
+            self._carry_out(self._lost(worker, chunk, now, error))
+
+    def _lost(self, worker: int, chunk: int, now: float, error: RayError) -> list[Command]:
+        """The call has failed, or its worker is gone."""
         node = self._pool.node_of(worker)
         host, wanted_bytes = self._machines.name(node), self._size.memory_bytes
         failed = not is_loss(error)
         if failed and not self._size.guarded:
-            # It lives but cannot do it: it starts afresh with this evaluation's tables.
-            self._known[worker] = {}
+            # It lives but cannot do it: it starts afresh with all that calls share.
+            self._known[worker] = {OF_WORKER}
             return self._coordinator.failed(worker, chunk, now, cause_of(error, host, wanted_bytes))
         self._pool.drop(worker, now)
         gone = not self._machines.is_alive(node, now)
@@ -274,9 +265,9 @@ class Dispatcher:
         if failed:  # what goes wrong in such a call is its answer: so this is of the machine
             self._machines.doubt(node, f"it cannot work: {cause}", now)
             self._machines.check()
+        self._known.pop(worker, None)
         if worker == HERE:
             return self._coordinator.failed(HERE, chunk, now, cause, with_machine=gone or failed)
-        del self._known[worker]
         commands = self._coordinator.lost(worker, now, cause, with_machine=gone or failed)
         left = self._coordinator.workers
         self._notes.put(f"a worker on {host} is lost, {left} left; what it had goes to others: {cause}")
@@ -285,17 +276,16 @@ class Dispatcher:
             self._notes.put("no worker is left: " + ("going on in the driver" if goes_on else "waiting for one"))
         return commands
 
-    def _finish(self, worker: int, chunk: int, found: object, seconds: float) -> list[Command]:
+    def _finish(self, worker: int, chunk: int, found: object, seconds: float) -> None:
         deaths = self._coordinator.deaths(chunk)
         first, commands = self._coordinator.replied(worker, chunk, time.monotonic())
         work = self._work.pop(chunk, None)
         if first and work is not None:
-            work.worked_s += seconds
-            work.attempts = 1 + deaths
+            work.worked_s, work.answered_s, work.attempts = seconds, time.perf_counter(), 1 + deaths
             if worker in self._known:
                 self.chunks_by_node[self._pool.node_of(worker)] += 1
-            work.take(chunk, found)
-        return commands
+            work.answer.set_result(found)
+        self._carry_out(commands)
 
     def _carry_out(self, commands: list[Command]) -> None:
         for command in commands:
@@ -305,15 +295,12 @@ class Dispatcher:
             if isinstance(command, Late):
                 self._tell_of(command)
             elif isinstance(command, GiveUp):
-                self._forget(work)
-                work.give_up(command.chunk, command.deaths, command.cause)
+                self.cancel([work])
+                work.give_up(command.deaths, command.cause)
             elif command.worker == HERE and not self._size.guarded:
                 self._compute_here(command.chunk, work)
-            elif isinstance(work, GivenCall):
-                self._call(command, work)
             else:
-                assert isinstance(work, ChunkBatch)
-                self._send(command, work)
+                self._call(command, work)
 
     def _tell_of(self, late: Late) -> None:
         """Once for each machine."""
@@ -325,51 +312,34 @@ class Dispatcher:
                 "goes to others too"
             )
 
-    def _compute_here(self, chunk: int, work: GivenWork) -> None:
-        def answered(reply: Future[tuple[Any, float]]) -> None:
-            self._steps.put(partial(self._take_from_here, chunk, reply))
+    def _compute_here(self, chunk: int, given: GivenCall) -> None:
+        answer = self._here_thread.submit(given.compute)
+        answer.add_done_callback(lambda reply: self.do(self._take_from_here, chunk, reply))
 
-        self._here_thread.submit(work.compute, chunk, self._here).add_done_callback(answered)
-
-    def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> list[Command]:
+    def _take_from_here(self, chunk: int, reply: Future[tuple[Any, float]]) -> None:
         fault = reply.exception()
-        if fault is not None:
-            return self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault))
-        return self._finish(HERE, chunk, *reply.result())
+        if fault is None:
+            self._finish(HERE, chunk, *reply.result())
+        else:
+            self._carry_out(self._coordinator.failed(HERE, chunk, time.monotonic(), _last_line(fault)))
 
     def _call(self, command: Send, given: GivenCall) -> None:
-        node, shared, call = self._pool.node_of(command.worker), [], given.call
+        """What the worker does not have yet it fetches."""
+        node, call, fetched = self._pool.node_of(command.worker), given.call, dict[int, list[Any]]()
+        known = self._known.setdefault(command.worker, {OF_WORKER})
         for one in given.shared:
-            if one.stored is None:
-                one.stored = self.publisher.put(one.value)
+            if one.key not in known:
+                if one.stored is None:
+                    one.stored = self.publisher.put(one.value)
                 self._shared.add(one)
-            self.publisher.sent(node, [one.stored])
-            shared.append((one.key, [one.stored.ref]))
+                self.publisher.sent(node, one.stored)
+                fetched[one.key] = [one.stored.ref]
         in_use = tuple(sorted(one.key for one in self._shared))
-        order = CallOrder(call.function, tuple(shared), call.arguments, given.turn, given.bound_s, in_use)
+        known |= fetched.keys()
+        known &= {OF_WORKER, *in_use}
+        shared = tuple(one.key for one in given.shared)
+        order = CallOrder(call.function, shared, fetched, call.arguments, given.turn, given.bound_s, in_use)
         self._pool.call(command.worker, command.chunk, order, time.monotonic())
-
-    def _send(self, command: Send, batch: ChunkBatch) -> None:
-        states = batch.states
-        published = self.publisher.publish(states)
-        key, in_use = published.order.key, self.publisher.keys_in_use()
-        known = {other: level for other, level in self._known[command.worker].items() if other in in_use}
-        self._known[command.worker] = known
-        objects = self.publisher.needed(states, known.get(key), batch.level)
-        self.publisher.sent(self._pool.node_of(command.worker), objects)
-        first, last = batch.span(command.chunk)
-        known_level = known.get(key, 1)
-        order = ChunkOrder(
-            evaluation=published.order,
-            known_level=known_level,
-            buckets=batch.buckets,
-            first=first,
-            last=last,
-            in_use=in_use,
-        )
-        known[key] = max(known_level, batch.level)
-        levels = [objects[-1].ref] if known_level < batch.level else []
-        self._pool.send(command.worker, command.chunk, order, levels)
         self.chunks_sent += 1
 
 

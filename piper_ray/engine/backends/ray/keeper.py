@@ -107,8 +107,12 @@ def end_session(session: int) -> None:
     """Kills every process of a session but this one. 0 is none."""
     end = time.monotonic() + _PATIENCE_S
     while session and (others := _members(session) - {os.getpid()}) and time.monotonic() < end:
-        _kill(others)
-        _reap(others)
+        for pid in others:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in others:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
         time.sleep(_POLL_S / 5)
 
 
@@ -145,12 +149,6 @@ def _session(pid: int) -> int:
     return int(fields[3]) if len(fields) > 3 else 0
 
 
-def _reap(processes: set[int]) -> None:
-    for pid in processes:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, os.WNOHANG)
-
-
 def processes() -> list[int]:
     """Of this machine, by pid; none where there is no /proc."""
     return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
@@ -162,12 +160,6 @@ def read(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
-
-
-def _kill(processes: set[int]) -> None:
-    for pid in processes:
-        with contextlib.suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from piper_ray.engine.backends.ray.coordinator import HERE
 from piper_ray.engine.backends.ray.machines import Machines, difference
 from piper_ray.engine.backends.ray.placement import Place, WorkerSize, missing_places
-from piper_ray.engine.backends.ray.worker import CallOrder, ChunkOrder, Hello, remote_worker
+from piper_ray.engine.backends.ray.worker import CallOrder, Hello, remote_worker
 
 _LONGEST_PAUSE_S = 30.0
 _PATIENCE_S = 5.0
@@ -147,14 +147,9 @@ class Pool:
         self.drop(worker, now)
         return False
 
-    def send(self, worker: int, chunk: int, order: ChunkOrder, finished: list[Any]) -> None:
-        reply = self._actors[worker].handle.evaluate.remote(order, *finished)
-        _when_done(reply, lambda done: self._on_answered(worker, chunk, done))
-
     def call(self, worker: int, chunk: int, order: CallOrder, now: float) -> None:
-        """As ``send``, of a call. HERE: a worker of last resort, which asks for no core, as those may be held by others
-        that get nothing done.
-        """
+        """HERE: a worker of last resort, which asks for no core, as those may be held by others that get nothing
+        done."""
         if worker == HERE and HERE not in self._actors:
             self._ask_for(HERE, Place(self._machines.here, 0), now)
         reply = self._actors[worker].handle.call.remote(order)

@@ -67,7 +67,7 @@ def connect(address: str | None, cpus: int | None) -> Session:
                 options["_node_ip_address"] = _LOOPBACK
             else:
                 address = address or "auto"
-                _check_reachable(os.environ.get("RAY_ADDRESS", "") if address == "auto" else address)
+                _check_reachable(_given(address))
             # Ray prints on stdout that a machine is gone, into whatever else is written there; we say so ourselves.
             # A version that prints otherwise is found by tests/faults.
             opened.enter_context(_as(_WORKER, "print_to_stdstream", lambda *_, **__: None))
@@ -90,20 +90,20 @@ def may_wait(address: str | None) -> bool:
     require("ray", "--address")
     if address == LOCAL or _is_connected():
         return True
-    wanted = address or "auto"
     try:
-        if wanted != "auto":
-            return _check_reachable(wanted)
-        known = os.environ.get("RAY_ADDRESS", "")
-        if known:
-            return _check_reachable(known)
+        if _given(address):
+            return _check_reachable(_given(address))
     except OSError as error:
-        raise _unreachable(wanted, error) from error
-    with contextlib.suppress(
-        OSError
-    ):  # what Ray wrote there may be of one that has ended: Ray knows where else to look
+        raise _unreachable(address, error) from error
+    # What Ray wrote there may be of one that has ended: Ray knows where else to look.
+    with contextlib.suppress(OSError):
         return _check_reachable(_last_started().read_text().strip())
     return False
+
+
+def _given(address: str | None) -> str:
+    """Empty if it is left to Ray."""
+    return os.environ.get("RAY_ADDRESS", "") if address in (None, "auto") else address
 
 
 def _last_started() -> Path:
@@ -113,8 +113,9 @@ def _last_started() -> Path:
 
 
 def _unreachable(address: str | None, error: BaseException) -> ClusterError:
+    first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ClusterError(
-        f"no Ray cluster could be reached at {address or 'auto'}: {_first_line(error)}\n"
+        f"no Ray cluster could be reached at {address or 'auto'}: {first_line}\n"
         "Check the address (host:port of the head node), that `ray status` works from here, and that both "
         "sides have the same RAY_AUTH_MODE; or start a Ray on this machine with --address local"
     )
@@ -159,7 +160,7 @@ def _local_ray(cpus: int | None) -> Iterator[str]:
         try:
             address = keeps.stdout.readline().strip()
             if not address:
-                raise OSError(_last_line(keeps.stdout.read()) or "Ray did not start")
+                raise OSError(keeps.stdout.read().strip().rpartition("\n")[2] or "Ray did not start")
             yield address
         finally:
             keeps.stdin.close()
@@ -246,14 +247,6 @@ def _check_reachable(address: str) -> bool:
         return False
     socket.create_connection((host.strip("[]"), int(port)), timeout=_REACHABLE_WITHIN_S).close()
     return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
 
 
 RAYLET, GCS = "raylet", "GCS"

@@ -1,6 +1,6 @@
-"""What runs in an actor: chunks of downsets, as they are ordered. Knows nothing of the search.
+"""What runs in an actor: calls, as they are ordered. Knows nothing of the search.
 
-An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; a chunk's answer
+An actor keeps copies of what the orders name (tables, finished levels), so that each is fetched once; an answer
 depends on its order alone.
 """
 
@@ -16,21 +16,12 @@ import numpy as np
 import ray
 
 from piper_ray.engine.backends.calls import Function
-from piper_ray.engine.backends.local import LocalBackend
+from piper_ray.engine.backends.ray.calls import OF_WORKER
+from piper_ray.engine.backends.ray.levels import ChunkThreads
 from piper_ray.engine.backends.ray.machines import Software, software
 from piper_ray.engine.evaluation.state_tables import StateTables, evaluate_downsets, no_states
 from piper_ray.engine.kernels.selection import make_step_cache
-from piper_ray.engine.kernels.types import (
-    ClusterArrays,
-    CostArrays,
-    Earlier,
-    LatticeArrays,
-    LevelStates,
-    OptionArrays,
-    Tables,
-    Threshold,
-    frozen,
-)
+from piper_ray.engine.kernels.types import Earlier, Threshold, frozen
 from piper_ray.engine.tables.problem import tables_of_nothing
 
 CONTROL = "control"
@@ -46,44 +37,14 @@ class Hello(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EvaluationOrder:
-    """An evaluation and where its tables lie; refs in lists, so that only a worker that lacks them fetches them.
-
-    key: of the evaluation, among all of a driver. tables_key: of what many evaluations share: lattice, costs and
-    options.
-    """
-
-    key: int
-    tables_key: int
-    tables: list[ray.ObjectRef[Any]]
-    cluster: ClusterArrays
-    target: list[ray.ObjectRef[Threshold]]
-
-
-@dataclass(frozen=True)
-class ChunkOrder:
-    """Downsets first .. last - 1 of an evaluation, over the first ``buckets`` buckets of its finished levels.
-
-    known_level: the worker has the levels below already; the states that come with the order hold the rest.
-    in_use: keys of the evaluations that go on; what belongs to others can go.
-    """
-
-    evaluation: EvaluationOrder
-    known_level: int
-    buckets: int
-    first: int
-    last: int
-    in_use: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class CallOrder:
-    """As ``backends.calls.Call``. shared: keys, and refs in lists. in_use: keys that are still needed. turn: calls of
-    one turn share what ``Worker.tell`` says.
+    """As ``backends.calls.Call``. shared: keys. fetched: refs, in lists, of what the worker does not have. in_use: keys
+    that are still needed. turn: calls of one turn share what ``Worker.tell`` says.
     """
 
     function: Function
-    shared: tuple[tuple[int, list[ray.ObjectRef[Any]]], ...]
+    shared: tuple[int, ...]
+    fetched: Mapping[int, list[ray.ObjectRef[Any]]]
     arguments: tuple[Any, ...]
     turn: int
     bound_s: float
@@ -91,55 +52,35 @@ class CallOrder:
 
 
 class Reply(NamedTuple):
-    """What a call's function returned, or a chunk's states, ``narrow``; and the seconds that it took: those of a chunk
-    are the CPU seconds of all threads.
-    """
+    """What a call's function returned, and the seconds that it took."""
 
     found: Any
     worked_s: float
 
 
 class Worker:
-    """One actor, with ``threads`` threads."""
+    """One actor, with ``threads`` threads for chunks of levels."""
 
     def __init__(self, threads: int) -> None:
         compile_kernels()
-        self._backend = LocalBackend(threads)
-        self._tables: dict[int, tuple[LatticeArrays, CostArrays, OptionArrays]] = {}
-        self._evaluations: dict[int, StateTables] = {}
-        self._shared: dict[int, Any] = {}
+        self._shared: dict[int, Any] = {OF_WORKER: ChunkThreads(threads)}
         self._told = (-1, np.inf, 0.0)  # the newest turn that somebody told of: its bound, and the wish to stop
         self._control = (-1, np.zeros(2))  # of the call under way: its turn, and the array that its function looks at
 
     def hello(self) -> Hello:
         return Hello(ray.get_runtime_context().get_node_id(), os.getpid(), software())
 
-    def evaluate(self, order: ChunkOrder, *finished: LevelStates) -> Reply:
-        """finished: levels from ``known_level`` on that the order needs, in order, ``narrow``."""
-        states = self._states(order)
-        if order.known_level == 1 and states.level > 1:
-            # The driver counts on nothing that this worker had: it failed before.
-            del self._evaluations[order.evaluation.key]
-            states = self._states(order)
-        if states.level != order.known_level:
-            raise RuntimeError(f"levels below {states.level} are here, not those below {order.known_level}")
-        for levels in finished:
-            states.take(wide(levels))
-        found, worked_s = self._backend.evaluate(states, order.first, order.last, lambda _: None, buckets=order.buckets)
-        return Reply(narrow(found), worked_s)
-
     def call(self, order: CallOrder) -> Reply:
-        """What is shared is fetched once for all calls."""
+        """What is shared is fetched once for all calls; anew where the driver counts on nothing that was here."""
         began_s = time.perf_counter()
-        for key in set(self._shared) - set(order.in_use):
+        for key in set(self._shared) - {OF_WORKER, *order.in_use}:
             del self._shared[key]
-        for key, refs in order.shared:
-            if key not in self._shared:
-                (self._shared[key],) = ray.get(refs)
+        for key, refs in order.fetched.items():
+            (self._shared[key],) = ray.get(refs)
         control = np.array([order.bound_s, 0.0])
         self._control = order.turn, control
         self._apply(*self._told)  # what was told before is there, what comes from now on comes to the array
-        result = order.function(*(self._shared[key] for key, _ in order.shared), *order.arguments, control)
+        result = order.function(*(self._shared[key] for key in order.shared), *order.arguments, control)
         return Reply(result, time.perf_counter() - began_s)
 
     @ray.method(concurrency_group=CONTROL)
@@ -156,29 +97,6 @@ class Worker:
         if turn == of_call:
             control[0] = min(control[0], bound_s)
             control[1] = max(control[1], stop)
-
-    def _states(self, order: ChunkOrder) -> StateTables:
-        for key in set(self._evaluations) - set(order.in_use):
-            del self._evaluations[key]
-        evaluation = order.evaluation
-        if evaluation.key not in self._evaluations:
-            if evaluation.tables_key not in self._tables:
-                ((lattice, costs, options),) = ray.get(evaluation.tables)
-                self._tables = {evaluation.tables_key: (frozen(lattice), frozen(costs), frozen(options))}
-            (target,) = ray.get(evaluation.target)
-            tables = Tables(*self._tables[evaluation.tables_key], frozen(evaluation.cluster))
-            self._evaluations[evaluation.key] = StateTables(tables, frozen(target))
-        return self._evaluations[evaluation.key]
-
-
-def narrow(states: LevelStates) -> LevelStates:
-    """The same figures, none negative, in the narrowest integers that hold them: as states travel."""
-    return LevelStates(*(array.astype(np.min_scalar_type(array.max(initial=0))) for array in states))
-
-
-def wide(states: LevelStates) -> LevelStates:
-    """As the kernels take them."""
-    return LevelStates(*(array.astype(np.int64) for array in states))
 
 
 def compile_kernels() -> None:
