@@ -12,6 +12,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from piper_ray.workloads.estimate import families
 from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
 from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
 from piper_ray.workloads.estimate.architectures.layers import (
@@ -26,16 +27,6 @@ from piper_ray.workloads.estimate.architectures.layers import (
 )
 from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
 from piper_ray.workloads.estimate.architectures.vision import patches_kind
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    key,
-    legend,
-)
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     LayerKind,
@@ -79,14 +70,14 @@ def _both(side: int | list[int]) -> tuple[int, int]:
 class VisionConfig(RowConfig):
     """``vision_config`` as the row of its tower describes it."""
 
-    hidden_size: Count = 768
-    num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
-    num_attention_heads: Count = key("num_attention_heads", "num_heads", default=12)
-    intermediate_size: Count | None = None
+    hidden_size: families.Count = 768
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", default=12)
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", default=12)
+    intermediate_size: families.Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
-    temporal_patch_size: Count = 1
-    num_channels: Count = key("num_channels", "in_channels", "in_chans", default=3)
+    temporal_patch_size: families.Count = 1
+    num_channels: families.Count = families.key("num_channels", "in_channels", "in_chans", default=3)
 
     @property
     def width(self) -> int:
@@ -189,7 +180,7 @@ def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
     return Projector(layers, merged=4, between=vision.named("projector_output_dim"))
 
 
-class VlmConfig(Config):
+class VlmConfig(families.Config):
     """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")  # Qwen2-VL's may hold the decoder's keys itself
@@ -197,14 +188,14 @@ class VlmConfig(Config):
     model_type: str = ""
     text_config: _Part = Field(default={}, description="an object")
     vision_config: _Part = Field(default={}, description="an object")
-    hidden_size: Count | None = None
-    projection_dim: Count | None = None
-    mm_tokens_per_image: Count = 256
-    multimodal_projector_bias: Flag | None = None
-    spatial_merge_size: Count = 2
+    hidden_size: families.Count | None = None
+    projection_dim: families.Count | None = None
+    mm_tokens_per_image: families.Count = 256
+    multimodal_projector_bias: families.Flag | None = None
+    spatial_merge_size: families.Count = 2
     downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
-    scale_factor: Count = 2
-    tie_word_embeddings: Flag | None = None
+    scale_factor: families.Count = 2
+    tie_word_embeddings: families.Flag | None = None
 
     @property
     def most_tokens(self) -> int:
@@ -266,7 +257,7 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     return decoder, tower
 
 
-def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """Tower, projector, decoder."""
     parts = _parts(config, Faults())
     assert parts is not None
@@ -278,14 +269,14 @@ def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
-    return Architecture(name, chain(*nodes), sample, legend("multimodal"))
+    return Architecture(name, chain(*nodes), sample, families.legend("multimodal"))
 
 
 def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
     return projector.tokens or max(1, vision.patches // projector.merged)
 
 
-def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode]:
+def _tower_nodes(config: VisionConfig, microbatch: families.Microbatch) -> list[LayerNode]:
     rules = config.rules()
     style = replace(rules, fused=microbatch.fused)
     heads = config.num_attention_heads
@@ -327,7 +318,7 @@ def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
 
 
 def _projector_kind(
-    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: Microbatch
+    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: families.Microbatch
 ) -> LayerKind:
     symbols: dict[str, float] = {
         "z": _image_tokens(projector, vision), "b": microbatch.samples, "h": text.hidden_size,
@@ -355,4 +346,4 @@ def _projector_kind(
     return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
 
 
-FAMILIES = {name: Family(VlmConfig, build) for name in _WRAPPERS}
+FAMILIES = {name: families.Family(VlmConfig, build) for name in _WRAPPERS}

@@ -16,22 +16,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from piper_ray.model.mode import CHEAP
-from piper_ray.workloads.estimate.architectures.layers import (
-    HIDDEN,
-    POSITIONS,
-    Attention,
-    BlockStyle,
-    Dense,
-    Symbols,
-    block,
-    block_symbols,
-    dropout,
-    embedding_kind,
-    layer_kind,
-    norm,
-    table,
-    undivided,
-)
+from piper_ray.workloads.estimate.architectures import layers
 from piper_ray.workloads.estimate.families import (
     Config,
     Count,
@@ -116,11 +101,11 @@ def image_projection(bias: bool) -> Operator:
 
 
 def patches_kind(
-    symbols: Symbols, *further: Operator, key: str, name: str, bias: bool, table_parameters: str = "s h + h"
+    symbols: layers.Symbols, *further: Operator, key: str, name: str, bias: bool, table_parameters: str = "s h + h"
 ) -> LayerKind:
     """Patches to tokens, whole on every device, with positions and a class token; ``further`` operators follow."""
-    operators = (image_projection(bias), table("position embedding and class token", table_parameters), *further)
-    return LayerKind(key, name, symbols, operators, HIDDEN)
+    operators = (image_projection(bias), layers.table("position embedding and class token", table_parameters), *further)
+    return LayerKind(key, name, symbols, operators, layers.HIDDEN)
 
 
 def images_text(microbatch: Microbatch, size: int) -> str:
@@ -131,21 +116,21 @@ def images_text(microbatch: Microbatch, size: int) -> str:
 def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Patches, layers, classifier."""
     width, heads, inner = config.hidden_size, config.num_attention_heads, config.intermediate_size
-    symbols = block_symbols(microbatch.samples, config.tokens, width, heads, inner)
+    symbols = layers.block_symbols(microbatch.samples, config.tokens, width, heads, inner)
     symbols |= {"p": config.patch_numbers, "c": config.classes}
-    style = BlockStyle(
+    style = layers.BlockStyle(
         fused=microbatch.fused,
         causal=False,
         query_bias=config.qkv_bias,
         dropout=config.hidden_dropout_prob > 0,
         query_norm="4 d" if config.parallel_layers else "0",
     )
-    layer = block("block", "encoder layer", symbols, style, parallel=config.parallel_layers)
+    layer = layers.block("block", "encoder layer", symbols, style, parallel=config.parallel_layers)
     products = (Product("b", "c", "h"),)
-    classifier = undivided("classifier", products, parameters="h c + c", saved="2 b h + 4 b c")
-    head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
+    classifier = layers.undivided("classifier", products, parameters="h c + c", saved="2 b h + 4 b c")
+    head = LayerKind("head", "classifier", symbols, (layers.norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(
-        symbols, *([dropout()] if style.dropout else []), key="patches", name="patch embedding", bias=True
+        symbols, *([layers.dropout()] if style.dropout else []), key="patches", name="patch embedding", bias=True
     )
     nodes = chain(
         LayerNode(patches, path="vit.embeddings"),
@@ -195,26 +180,26 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
 
 def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
     width, heads = tower.sizes.hidden_size, tower.sizes.num_attention_heads
-    symbols = block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
+    symbols = layers.block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
     symbols |= {"V": tower.vocabulary, "P": tower.tokens, "p": tower.patch, "j": joint}
-    style = BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
+    style = layers.BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
     if tower.vocabulary:
-        embedding = embedding_kind(symbols, style, tables=[POSITIONS], half=tower.name)
+        embedding = layers.embedding_kind(symbols, style, tables=[layers.POSITIONS], half=tower.name)
     else:
-        normed = [norm(style, "norm after embedding")] if tower.first_norm else []
+        normed = [layers.norm(style, "norm after embedding")] if tower.first_norm else []
         embedding = patches_kind(
             symbols, *normed, key=f"{tower.name}-embedding", name=f"{tower.name} embedding", bias=False
         )
-    layer = block(f"{tower.name}-block", f"{tower.name} layer", symbols, style)
-    projection = undivided("projection", (Product("b", "j", "h"),), parameters="h j", saved="2 b h")
-    operators = (norm(style, "last norm"), projection)
+    layer = layers.block(f"{tower.name}-block", f"{tower.name} layer", symbols, style)
+    projection = layers.undivided("projection", (Product("b", "j", "h"),), parameters="h j", saved="2 b h")
+    operators = (layers.norm(style, "last norm"), projection)
     end = LayerKind(f"{tower.name}-projection", f"{tower.name} projection", symbols, operators, output="2 b j")
     return embedding, layer, end
 
 
 def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
-    similarities = undivided(
+    similarities = layers.undivided(
         "similarities and loss",
         (Product("b", "b", "j", "w"),),
         forward_bytes="8 b b w",
@@ -393,16 +378,16 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         "s": tokens, "b": microbatch.samples, "h": width, "c": config.num_classes + 1, "e": _FREQUENCIES,
         "p": config.in_channels * config.patch_size**2, "o": config.channels_out * config.patch_size**2,
     }  # fmt: skip
-    style = BlockStyle(fused=microbatch.fused, causal=False, norm="0")
+    style = layers.BlockStyle(fused=microbatch.fused, causal=False, norm="0")
     conditions = (_conditions(),)
-    positions = table("position embedding", "0" if config.layers_embed else "s h")
+    positions = layers.table("position embedding", "0" if config.layers_embed else "s h")
     first = (image_projection(bias=True), positions, *(() if config.layers_embed else conditions))
-    embedding = LayerKind("embedding", "embedding", symbols, first, HIDDEN)
+    embedding = LayerKind("embedding", "embedding", symbols, first, layers.HIDDEN)
     parts = [
-        Attention(heads, heads, width // heads).part(style, symbols),
-        Dense(config.inner).part(style, symbols),
+        layers.Attention(heads, heads, width // heads).part(style, symbols),
+        layers.Dense(config.inner).part(style, symbols),
     ]
-    layer = layer_kind("block", "diffusion layer", symbols, style, parts)
+    layer = layers.layer_kind("block", "diffusion layer", symbols, style, parts)
     before = (*(conditions if config.layers_embed else ()), _modulation("6"))
     layer = replace(layer, operators=(*before, *layer.operators))
     noise = Operator(
@@ -415,7 +400,7 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         Split.WHOLE,
         (KeptBytes("2 s b h + 4 s b o", Split.SEQUENCE),),
     )
-    head = LayerKind("head", "patches of noise", symbols, (_modulation("2"), norm(style), noise), output="0")
+    head = LayerKind("head", "patches of noise", symbols, (_modulation("2"), layers.norm(style), noise), output="0")
     nodes = chain(
         LayerNode(embedding, path="x_embedder"),
         *stack([layer] * config.num_hidden_layers, "blocks"),
@@ -427,7 +412,9 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
 def _conditions() -> Operator:
     """Embeddings of the time step and of the class."""
     products = (Product("b", "h", "e"), Product("b", "h", "h"))
-    return undivided("time step and class", products, parameters="e h + h + h h + h + c h", saved="2 b e + 6 b h")
+    return layers.undivided(
+        "time step and class", products, parameters="e h + h + h h + h + c h", saved="2 b e + 6 b h"
+    )
 
 
 def _modulation(parts: str) -> Operator:
@@ -440,7 +427,7 @@ def _modulation(parts: str) -> Operator:
         Split.SEQUENCE,
         f"{parts} h h + {parts} h",
         Split.WHOLE,
-        (KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
+        (KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(layers.HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
     )
 
 
