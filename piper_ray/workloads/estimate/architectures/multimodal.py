@@ -6,7 +6,6 @@ image. Each rule is that of the tower's or the projector's class in Hugging Face
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -119,69 +118,21 @@ _USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
 @dataclass(frozen=True)
 class Projector:
     """From the tower's tokens to the decoder's. merged: tokens that become one. tokens: of an image, if it is a set
-    number. norm: parameters before, layers: (rows, columns, bias) of its matrices. others: numbers besides. between: q.
+    number, else 0. norm: parameters before, layers: (rows, columns, bias) of its matrices. others: numbers besides.
+    between: q. copies: further ones, with a wider norm each, of the layers that the decoder sees as well as the last.
     """
 
     layers: tuple[tuple[str, str, bool], ...]
-    merged: int = 1
-    tokens: int | None = None
-    norm: str = "0"
-    others: str = "0"
-    between: int = 0
-    copies: int = 0
+    merged: int
+    tokens: int
+    norm: str
+    others: str
+    between: int
+    copies: int
 
 
-def _llava(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    bias = config.multimodal_projector_bias is not False
-    return Projector((("j", "h", bias), ("h", "h", bias)))
-
-
-def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
-    return replace(_llava(config, vision), others="h")
-
-
-def _paligemma(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
-
-
-def _gemma3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
-
-
-def _mistral3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    bias = config.multimodal_projector_bias is True
-    layers = (("j", "w", False), ("w", "h", bias), ("h", "h", bias))
-    return Projector(layers, merged=config.spatial_merge_size**2, norm="w")
-
-
-def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
-    merge = config.vision_config.get("spatial_merge_size", 2)
-    merged = merge**2 if isinstance(merge, int) else 4
-    return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=vision.named("norm_before_merging"))
-
-
-def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
-    """Besides the last one, a projector with a wider norm for each of the layers that the decoder sees as well."""
-    deep = config.vision_config.get("deepstack_visual_indexes", [8, 16, 24])
-    return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
-
-
-def _internvl(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    merged = round(1 / config.downsample_ratio) ** 2
-    return Projector((("j", "h", True), ("h", "h", True)), merged=merged, norm="2 j")
-
-
-def _idefics3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "h", False),), merged=config.scale_factor**2)
-
-
-def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
-    layers = (("j", "q", False), ("q", "q", False), ("q", "h", False))
-    return Projector(layers, merged=4, between=vision.named("projector_output_dim"))
-
-
-class VlmConfig(families.Config):
-    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``."""
+class VlmConfig(RowConfig):
+    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``, as its row takes them."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")  # Qwen2-VL's may hold the decoder's keys itself
 
@@ -201,53 +152,33 @@ class VlmConfig(families.Config):
     def most_tokens(self) -> int:
         return 2**20
 
+    def projector(self, vision: VisionConfig) -> Projector:
+        """As the row says it; what it does not say of norm and width goes by the tower's row."""
+        matrices = [matrix.split() for matrix in self.named("projector").split(", ")]
+        return Projector(
+            tuple((rows, columns, bool(marks) and self.named("biased")) for rows, columns, *marks in matrices),
+            self.named("merged"),
+            self.named("image_tokens"),
+            self.named("norm") or vision.named("norm_before_merging"),
+            self.named("others"),
+            self.named("between") or vision.named("projector_output_dim"),
+            self.named("copies"),
+        )
+
     def check(self, faults: Faults, inside: str = "") -> None:  # noqa: ARG002
         """Both parts are sound."""
         _parts(self, faults)
 
 
-@dataclass(frozen=True)
-class _Wrapper:
-    """Which tower, which decoder and which projector a model has where its config does not say."""
-
-    vision: str
-    text: str
-    projector: Callable[[VlmConfig, VisionConfig], Projector]
-    tied: bool = False
-
-
-_WRAPPERS = {
-    "llava": _Wrapper("clip_vision_model", "llama", _llava),
-    "llava_next": _Wrapper("clip_vision_model", "llama", _newline),
-    "llava_onevision": _Wrapper("siglip_vision_model", "qwen2", _newline),
-    "paligemma": _Wrapper("siglip_vision_model", "gemma", _paligemma, tied=True),
-    "gemma3": _Wrapper("siglip_vision_model", "gemma3_text", _gemma3, tied=True),
-    "mistral3": _Wrapper("pixtral", "mistral", _mistral3),
-    "qwen2_vl": _Wrapper("qwen2_vl", "qwen2", _qwen),
-    "qwen2_5_vl": _Wrapper("qwen2_5_vl", "qwen2", _qwen),
-    "qwen3_vl": _Wrapper("qwen3_vl", "qwen3", _qwen3),
-    "qwen3_vl_moe": _Wrapper("qwen3_vl_moe", "qwen3_moe", _qwen3),
-    "internvl": _Wrapper("internvl_vision", "qwen2", _internvl),
-    "idefics3": _Wrapper("idefics3_vision", "llama", _idefics3),
-    "smolvlm": _Wrapper("smolvlm_vision", "llama", _idefics3),
-    "llama4": _Wrapper("llama4_vision_model", "llama4_text", _llama4),
-}
-_TEXT_TYPES = {
-    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
-    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
-}  # fmt: skip
-
-
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
-    wrapper = _WRAPPERS[config.model_type]
     text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
-    text_type = str(text.get("model_type") or wrapper.text)
-    text_type = _TEXT_TYPES.get(text_type, text_type)
+    text_type = str(text.get("model_type") or config.named("decoder"))
+    text_type = table()["text_types"].get(text_type, text_type)
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     text_config = DECODERS.get(text_type, USUAL).config
     decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
-    vision_type = str(config.vision_config.get("model_type") or wrapper.vision)
+    vision_type = str(config.vision_config.get("model_type") or config.named("tower"))
     tower_config = _TOWERS.get(vision_type, _USUAL_TOWER)
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
@@ -263,7 +194,7 @@ def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Arch
     assert parts is not None
     text, vision = parts
     decoder = decoder_of(text, microbatch)
-    projector = _WRAPPERS[config.model_type].projector(config, vision)
+    projector = config.projector(vision)
     nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
@@ -346,4 +277,4 @@ def _projector_kind(
     return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
 
 
-FAMILIES = {name: families.Family(VlmConfig, build) for name in _WRAPPERS}
+FAMILIES = {name: families.Family(config_of(VlmConfig, "wrappers", name), build) for name in table()["wrappers"]}

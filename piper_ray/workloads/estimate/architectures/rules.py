@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 LAYER_NORM = "2 h"
@@ -339,6 +339,40 @@ def _letter(layer: int, pattern: str) -> str:
 def _said(layer: int, types: Sequence[str] | None) -> str | None:
     """Of what kind a list of all layers says that one is; None where it says nothing of it."""
     return types[layer] if types and layer < len(types) else None
+
+
+# Projectors between a tower and a decoder: biases, and how many of the tower's tokens become one.
+
+
+def unless_said_false(multimodal_projector_bias: bool | None) -> bool:
+    return multimodal_projector_bias is not False
+
+
+def if_said_true(multimodal_projector_bias: bool | None) -> bool:
+    return multimodal_projector_bias is True
+
+
+def square_of_merged_side(spatial_merge_size: int) -> int:
+    return spatial_merge_size**2
+
+
+def square_of_towers_merged_side(vision_config: Mapping[str, object]) -> int:
+    side = vision_config.get("spatial_merge_size", 2)
+    return side**2 if isinstance(side, int) else 4
+
+
+def square_of_shuffled_side(downsample_ratio: float) -> int:
+    return round(1 / downsample_ratio) ** 2
+
+
+def square_of_scale(scale_factor: int) -> int:
+    return scale_factor**2
+
+
+def layers_seen_besides(vision_config: Mapping[str, object]) -> int:
+    """Layers of the tower that the decoder sees as well as the last one."""
+    seen = vision_config.get("deepstack_visual_indexes", [8, 16, 24])
+    return len(seen) if isinstance(seen, list) else 3
 
 
 # What the keys of an unknown family tell of it.
