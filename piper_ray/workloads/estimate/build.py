@@ -94,7 +94,7 @@ class Estimate:
 
     @property
     def peak_flop_per_s(self) -> float:
-        """Of all devices in bf16: what utilisation is measured against."""
+        """The peak of all devices in bf16, which utilisation is measured against."""
         return self.devices * self.setting.gpu.matrix_flop_per_s
 
     @property
@@ -247,13 +247,14 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMod
 
 
 _GATHERED = 0.25
-"""Of a device's memory: what may be set aside for the weights of a layer that are gathered, and its backward pass."""
+"""The share of a device's memory that may be set aside for a layer's gathered weights and its backward pass."""
 
 
 def _gathering_little(
     kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, gpu: Gpu
 ) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
-    """Without sharded weights at degrees at which a layer's would fill too much of a device, and what is said of it.
+    """The modes without sharded weights at degrees at which a layer's would fill too much of a device, and what is said
+    of it.
 
     What is set aside is set aside for plans without them, too.
     """

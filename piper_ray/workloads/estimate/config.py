@@ -37,7 +37,7 @@ class ModelConfig:
     notes: tuple[str, ...] = ()
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
-        """Its layers for that microbatch. Raises UsageError for a length that the model does not have."""
+        """The model's layers for that microbatch. Raises UsageError for a length that the model does not have."""
         most = self.config.most_tokens
         if most is None and microbatch.tokens is not None:
             raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has samples of one length; expected none")
@@ -144,7 +144,7 @@ _OTHER_WORK = re.compile(
     r"|cross_(attention|attn)|encoder|layer_types|per_layer|layer_group|layers_block_type|block_types|hc_mult|altup"
     r"|laurel|_cycles|num_hash|inner_group|n_heads_per|num_dense_layers|_sparse_step|_only_layers"
 )
-"""In a key's name: layers that mix tokens otherwise than by attention, or that are not all alike."""
+"""Words in a key's name that tell of layers that mix tokens otherwise than by attention, or that are not all alike."""
 
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 
@@ -162,7 +162,7 @@ def _of_other_layers(family: Family, document: Mapping[str, object]) -> Iterator
 
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
-"""Under these keys models of several parts have what writes text."""
+"""The keys under which models of several parts have the part that writes text."""
 
 
 @cache
@@ -173,7 +173,8 @@ def _counted(family: Family) -> frozenset[str]:
 
 
 def _family_of(document: Mapping[str, object]) -> str | None:
-    """Its key in ``FAMILIES``, by ``model_type`` in any spelling, else by the class that ``architectures`` names."""
+    """The document's key in ``FAMILIES``, by ``model_type`` in any spelling, or else by the class that
+    ``architectures`` names."""
     spelt = {_squeezed(name): name for name in reversed(list(FAMILIES))}
     named = [document.get("model_type"), document.get("_class_name")]
     listed = document.get("architectures")

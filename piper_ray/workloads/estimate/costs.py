@@ -34,7 +34,7 @@ _HALF = 1.5
 
 
 _INTERFERENCE = 0.25
-"""Of the time that a collective runs beside products, what these lose to it: it takes multiprocessors and memory
+"""The share of the time of a collective that products beside it lose to it: it takes multiprocessors and memory
 traffic."""
 
 

@@ -69,7 +69,7 @@ class Config(Open):
     given: frozenset[str] = frozenset()
 
     defaults: ClassVar[Mapping[str, object]] = {}
-    """Of its class in transformers, by names that a document may have."""
+    """The defaults of its class in transformers, by names that a document may have."""
 
     @classmethod
     def completed(cls, document: Mapping[str, object], *, part: bool = False) -> dict[str, object]:
@@ -97,7 +97,7 @@ class Config(Open):
 
     @property
     def most_tokens(self) -> int | None:
-        """Of a sample; None where all samples have one length."""
+        """The most tokens of a sample; None where all samples have one length."""
         return None
 
     multiples: ClassVar[Sequence[tuple[str, str]]] = ()

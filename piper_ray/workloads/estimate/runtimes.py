@@ -9,14 +9,15 @@ MIB = 2.0**20
 GIB = 2.0**30
 
 _PLANNED_GROUPS = 3
+"""The groups that a device is in: of tensor, data and pipeline parallelism."""
 _PASSING = 0.6
-"""Of a device: groups of tensor, data and pipeline parallelism, and the share that is no state of parameters."""
+"""The share of a device's memory that holds no state of parameters."""
 
 
 class Loss(Enum):
-    """Of logits in half precision. IN_PLACE: in fp32, whose softmax turns into their gradient, which is handed on in
-    half precision (Megatron). FUSED: their gradient takes their place (TransformerEngine's cross entropy). SEPARATE:
-    softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
+    """How the loss of logits in half precision is computed. IN_PLACE: in fp32, whose softmax turns into the gradient,
+    which is handed on in half precision (Megatron). FUSED: the gradient takes the logits' place (TransformerEngine's
+    cross entropy). SEPARATE: softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
     """
 
     IN_PLACE = "in place"

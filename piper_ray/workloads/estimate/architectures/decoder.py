@@ -108,7 +108,7 @@ class DecoderConfig(RowConfig):
 
     @property
     def inner(self) -> int:
-        """Of the dense feed-forward part."""
+        """The width of the dense feed-forward part."""
         return int(self.named("inner"))
 
     @property
@@ -117,7 +117,7 @@ class DecoderConfig(RowConfig):
         return bool(self.named("tied"))
 
     def rules(self) -> Rules:
-        """Those of all its layers."""
+        """The rules of all its layers."""
         return self.rules_of(Rules, paths=DecoderPaths(**self.row["paths"]))
 
     def mixing(self, layer: int) -> Described | None:
@@ -252,4 +252,4 @@ def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> operators
 FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
 
 USUAL = Family(config_of(DecoderConfig, "bases", "usual"), build)
-"""Of a ``model_type`` that we do not know."""
+"""The family of a ``model_type`` that we do not know."""

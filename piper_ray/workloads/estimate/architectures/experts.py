@@ -27,7 +27,7 @@ experts' activation function, all of it, and the shared experts."""
 
 
 _TO_EXPERTS = Exchange("experts", layers.HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
-"""To the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
+"""The way of tokens to the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ HIDDEN = "2 s b h"
 Symbols = Mapping[str, float]
 
 Norms = Literal["before", "after", "both"]
-"""Of a part: before it, as most have; after it (OLMo 2); both (Gemma 2)."""
+"""Where the norms of a part stand: before it, as in most models; after it (OLMo 2); or both (Gemma 2)."""
 
 
 @dataclass(frozen=True)
@@ -407,7 +407,8 @@ def activation(
 
 
 def all_reduce(name: str, again: tuple[str, ...] = ()) -> Exchange:
-    """After a part whose last product is divided by depth forwards, and before its first one backwards."""
+    """The all-reduce after a part whose last product is divided by depth forwards, and before its first one
+    backwards."""
     return Exchange(name, HIDDEN, again=again)
 
 

@@ -88,7 +88,7 @@ class VisionConfig(RowConfig):
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """The number of patches of an image."""
         image, patch = _both(self.image_size), _both(self.patch_size)
         return max(1, (image[0] // patch[0]) * (image[1] // patch[1]))
 
@@ -98,7 +98,7 @@ class VisionConfig(RowConfig):
         return self.num_channels * height * width * self.temporal_patch_size
 
     def rules(self) -> TowerRules:
-        """Of all its layers."""
+        """The rules of all its layers."""
         return self.rules_of(TowerRules)
 
     def check(self, faults: Faults, inside: str = "") -> None:
@@ -117,9 +117,10 @@ _USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
 
 @dataclass(frozen=True)
 class Projector:
-    """From the tower's tokens to the decoder's. merged: tokens that become one. tokens: of an image, if it is a set
-    number, else 0. norm: parameters before, layers: (rows, columns, bias) of its matrices. others: numbers besides.
-    between: q. copies: further ones, with a wider norm each, of the layers that the decoder sees as well as the last.
+    """What takes the tower's tokens to the decoder's. merged: the tokens that become one. tokens: the tokens of an
+    image, if it is a set number, else 0. norm: the parameters before the layers. layers: (rows, columns, bias) of its
+    matrices. others: further numbers. between: q. copies: further projectors, each with a wider norm, for the layers
+    that the decoder sees beside the last.
     """
 
     layers: tuple[tuple[str, str, bool], ...]
@@ -153,7 +154,8 @@ class VlmConfig(RowConfig):
         return 2**20
 
     def projector(self, vision: VisionConfig) -> Projector:
-        """As the row says it; what it does not say of norm and width goes by the tower's row."""
+        """The projector as the row describes it. What the row does not say of norm and width goes by the tower's
+        row."""
         matrices = [matrix.split() for matrix in self.named("projector").split(", ")]
         return Projector(
             tuple((rows, columns, bool(marks) and self.named("biased")) for rows, columns, *marks in matrices),

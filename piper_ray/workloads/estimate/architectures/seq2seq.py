@@ -324,7 +324,7 @@ def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Archite
 
 
 def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:
-    """Of three neighbours."""
+    """A convolution over three neighbours."""
     return undivided(
         name,
         (Product(rows, "h", f"3 {depth}"),),

@@ -289,7 +289,7 @@ class TowersConfig(Config):
 
 
 def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """As many towers as the config lists; feed-forward parts are four times as wide."""
+    """The model has as many towers as the config lists. Feed-forward parts are four times as wide."""
     towers = [
         Tower(
             tower.name, tower, 4 * tower.hidden_size, tower.tokens, tower.vocab_size or 0, tower.patch_numbers or 0
@@ -363,7 +363,7 @@ class DiffusersDitConfig(Config):
         return self.out_channels or self.in_channels
 
     def check(self, faults: Faults, inside: str = "") -> None:
-        """Its norms are DiT's, and patches divide the picture."""
+        """Checks that the norms are DiT's and that patches divide the picture."""
         if self.norm_type != "ada_norm_zero":
             text = "expected ada_norm_zero, as DiT has it; other transformers of diffusers are not known"
             faults.at(f"{inside}norm_type", text)
@@ -441,4 +441,4 @@ FAMILIES = {
     "DiTTransformer2DModel": _DIFFUSERS,
     "Transformer2DModel": _DIFFUSERS,
 }
-"""By ``model_type`` or, of diffusers, ``_class_name``."""
+"""The families by ``model_type`` or, for configs of diffusers, by ``_class_name``."""
