@@ -48,12 +48,12 @@ class Batch:
 
     @property
     def samples(self) -> int | None:
-        """Of the whole batch; None where nobody says."""
+        """The samples of the whole batch; None where nobody says."""
         return None if self.samples_per_microbatch is None else self.microbatches * self.samples_per_microbatch
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """None where nobody says, and where samples have none."""
+        """The tokens of a microbatch; None where nobody says, and where samples have none."""
         if self.samples_per_microbatch is None or self.tokens_per_sample is None:
             return None
         return self.samples_per_microbatch * self.tokens_per_sample
@@ -382,7 +382,7 @@ class Instance:
         return _CHECKED in vars(self)
 
     def mark_checked(self) -> None:
-        """For who has found that it keeps all rules."""
+        """Marks it as checked; called by who has found that it keeps all rules."""
         vars(self)[_CHECKED] = True
 
     def checked_as(self, other: Instance) -> Instance:
@@ -393,7 +393,7 @@ class Instance:
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:
-        """Its layers by their ids."""
+        """The layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
     @cached_property
@@ -493,7 +493,7 @@ def _comparable(tmpc: Tmpc) -> dict[str, object]:
 
 
 def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> list[object]:
-    """With 0.0 as 0.0 and not as -0.0, and a figure for every neighbour."""
+    """The figures of a TMPC, with 0.0 as 0.0 and not as -0.0, and with a figure for every neighbour."""
     return [
         tmpc.id,
         tmpc.time_per_sample_s + 0.0,

@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Of all stages together."""
+        """The number of devices of all stages together."""
         return sum(stage.devices for stage in self.stages)
 
     @property
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def data_parallel_sum(self) -> int:
-        """Of the data-parallel degrees of all stages."""
+        """The sum of the data-parallel degrees of all stages."""
         return sum(stage.data_parallel_degree for stage in self.stages)
 
     @property

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Pass = tuple[ActionKind, int, int]
-"""Its kind, its stage, and its microbatch among those of a replica."""
+"""One pass: its kind, its stage, and its microbatch among those of a replica."""
 
 _DEVICES = ("cpu", "cuda")
 
@@ -137,8 +137,8 @@ class Job(JobOptions):
 
     @property
     def steps_before(self) -> int:
-        """Those that are not measured: the optimizer makes its state in the first one, memory is followed until the end
-        of the second, and then there are those of the warm-up."""
+        """The steps that are not measured: the optimizer makes its state in the first one, memory is followed until the
+        end of the second, and then come those of the warm-up."""
         return 2 + self.warm_up
 
     @property
@@ -261,13 +261,14 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
 
 
 def _threads(plan: PlannedDocument, ranks: int) -> int:
-    """As many as its times were measured with, if the ranks can have them; else their share of the cores."""
+    """The number of threads with which the times were measured, if the ranks can have so many; else their share of the
+    cores."""
     share = share_of_cores(ranks)
     return share if plan.measured_threads is None else min(plan.measured_threads, share)
 
 
 def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
-    """Those of each stage. Layers of one module are its calls, in the order of their ids."""
+    """The layers of each stage. Layers of one module are its calls, in the order of their ids."""
     calls: dict[str, list[int]] = defaultdict(list)
     for layer in sorted((layer for stage in plan.stages for layer in stage.layers), key=lambda layer: layer.id):
         calls[layer.path].append(layer.id)
@@ -297,7 +298,7 @@ class Stretch:
 
     @property
     def duration_s(self) -> float:
-        """From its start to its end."""
+        """The time from its start to its end."""
         return self.end_s - self.start_s
 
 
@@ -373,7 +374,7 @@ class Run:
 
     @property
     def spread_s(self) -> float:
-        """From the first to the third quartile of the measured steps."""
+        """The time from the first to the third quartile of the measured steps."""
         if len(self.steps_s) == 1:
             return 0.0
         low, _, high = quantiles(self.steps_s, n=4, method="inclusive")

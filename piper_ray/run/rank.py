@@ -41,7 +41,7 @@ from piper_ray.workloads.measure.factory import find_factory, parse_input, place
 
 
 class _AllocatedBytes:
-    """As the allocator of a GPU tells them."""
+    """Memory as the allocator of a GPU tells it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,8 +64,8 @@ class _AllocatedBytes:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Of the storages of what operations give, from then until nobody has them any more: not what an operation needs
-    inside. Operations take longer meanwhile."""
+    """The bytes of the storages that operations give, from then until nobody has them any more; what an operation needs
+    inside is not counted. Operations take longer meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class RankTraining:
 
 @dataclass(frozen=True)
 class _RankStep:
-    """Of one rank. losses: their sum, and their number, where the last stage is."""
+    """What one rank did in a step. losses: their sum and their number, where the last stage is."""
 
     stretches: list[Stretch]
     losses: tuple[float, int]

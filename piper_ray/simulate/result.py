@@ -92,7 +92,7 @@ class PathPart:
 
     @property
     def duration_s(self) -> float:
-        """From its start to its end."""
+        """The time from its start to its end."""
         return self.end_s - self.start_s
 
 
@@ -167,12 +167,14 @@ class Simulation:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of the whole batch, in the time of a step; None where nobody says how many samples a microbatch holds."""
+        """The samples of the whole batch over the time of a step; None where it is not known how many samples a
+        microbatch holds."""
         return None if self.batch.samples is None else self._rate(self.batch.samples)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None where nobody says how many tokens a microbatch holds."""
+        """The tokens of the whole batch over the time of a step; None where it is not known how many tokens a
+        microbatch holds."""
         tokens = self.batch.tokens_per_microbatch
         return None if tokens is None else self._rate(tokens * self.microbatches)
 
@@ -181,22 +183,22 @@ class Simulation:
 
     @property
     def devices(self) -> int:
-        """That the plan uses; chunks of a rank share theirs."""
+        """The number of devices that the plan uses; chunks of a rank share theirs."""
         return self.pipelines * sum(rank.devices for rank in self.ranks)
 
     @property
     def peak_memory_bytes(self) -> float:
-        """On a device of the fullest rank."""
+        """The peak memory of a device of the fullest rank."""
         return max(rank.peak_memory_bytes for rank in self.ranks)
 
     @property
     def length_s(self) -> float:
-        """Of the time that the ranks' shares are of."""
+        """The length of the time that the ranks' shares are of."""
         return self.window_s[1] - self.window_s[0]
 
     @property
     def bubble_share(self) -> float:
-        """Of all ranks' time, weighted by their devices: what is spent idle."""
+        """The share of all ranks' time, weighted by their devices, that they are idle."""
         length_s = self.length_s
         devices = sum(rank.devices for rank in self.ranks)
         idle_s = sum((rank.bubble_s + rank.waiting_s) * rank.devices for rank in self.ranks)

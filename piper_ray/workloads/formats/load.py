@@ -251,7 +251,8 @@ def planned(source: Source) -> plans.PlannedDocument:
 
 
 def _json_document(source: Source, what: str) -> tuple[str, Mapping[str, object]]:
-    """With where it comes from. what: it should be, by the name that a plan or a solution has in errors."""
+    """The document, and the text that says where it comes from. what: what it should be, by the name that a plan or a
+    solution has in errors."""
     if isinstance(source, Mapping):
         return what, documents.as_document(what, source)
     path = _path_text(source)
@@ -385,7 +386,8 @@ def _checked(source: str, read: T | None, faults: Faults) -> T:
 
 
 def _checked_instance(source: str, read: Instance | None, faults: Faults) -> Instance:
-    """With the reader's notes, and looked through as any other: what no reader may let pass is said in one place."""
+    """The instance with its reader's notes, looked through as any other: what no reader may let pass is said in one
+    place."""
     instance = _checked(source, read, faults)
     return instance_of(replace(instance, notes=(*instance.notes, *map(str, faults.notes))))
 

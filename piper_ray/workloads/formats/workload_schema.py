@@ -86,7 +86,7 @@ PATHS = {
     "chunks": "batch.chunks",
     "group": "batch.group",
 }
-"""Where a workload says what it has beside its graph."""
+"""The places where a workload says what it has beside its graph."""
 
 KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
