@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 _Made = TypeVar("_Made")
 
 REQUIRED: Any = MISSING
-"""As the default of an option that has to be given."""
+"""The default of an option that has to be given."""
 
 _DECLARED = "typer"
 _UNIT = re.compile("_(bytes_per_s|bytes|s)$")

@@ -173,7 +173,7 @@ def told(listener: Listener, stop: Stop[Solution]) -> Listener:
 
 
 def tell_of(solution: Solution) -> None:
-    """To the parent, without what takes long to count."""
+    """Tells the parent of the solution, without what takes long to count."""
     if outliving.has_parent():
         outliving.tell(replace(solution, stats=replace(solution.stats, pairs=None)))
 

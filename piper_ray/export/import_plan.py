@@ -151,7 +151,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
 
 
 def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Sequence[int]:
-    """Of each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
+    """For each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
     given = run_as.recomputed_layers
     blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
     if given is None:

@@ -36,7 +36,7 @@ _ANY_RUNTIME = Runtime(
 
 
 def _any_model(model: TrainedModel) -> None:
-    """For forms that say nothing of the model."""
+    """Takes any model, for forms that say nothing of the model."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ _MIB = 2.0**20
 
 
 def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
-    """Of ranks that a plan fills no further than they go, and the runtime does."""
+    """Sentences about ranks that fit by the plan, and that the runtime fills beyond their memory."""
     limit_bytes = simulation.memory_limit_bytes
     for rank in simulation.ranks:
         room = limit_bytes - rank.peak_memory_bytes

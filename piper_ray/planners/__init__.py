@@ -147,7 +147,7 @@ PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
         "piper-published": PiperPublished,
     }
 )
-"""To compare the exact one with; by name, with default parameters."""
+"""The planners to compare the exact one with, by name, with default parameters."""
 
 ALL_NAMES = (EXACT, *PLANNERS)
 
@@ -205,4 +205,4 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[str], object]]] = {
     "megatron": {"devices-per-node": int},
     "pipedream": {"states": States, "levels": _levels, "activation-compression-ratio": _ratio},
 }
-"""Of each planner, by its field's name with hyphens: how the value is read that a user writes (ValueError: none)."""
+"""For each planner, by its field's name with hyphens, how the value is read that a user writes (ValueError: none)."""

@@ -112,7 +112,8 @@ def best_point(
 
 
 def _lower_s(schedule: Schedule, forward_s: Floats, backward_s: Floats, sync_s: Floats, microbatches: int) -> float:
-    """Of a batch, of which a replica runs so many microbatches. Without a flush the slowest stage's passes and sums.
+    """The least time of a batch of which a replica runs so many microbatches. Without a flush it is that of the slowest
+    stage's passes and sums.
 
     Else each rank waits for one forward pass of all stages before its first, does all its passes, and sums gradients.
     Or its last backward pass goes back through the stages before it.
@@ -136,7 +137,8 @@ def _stages_of_ranks(schedule: Schedule, stages: int) -> list[list[int]]:
 
 
 def peak_bytes(schedule: Schedule, point: GridPoint, microbatches: int) -> float:
-    """Of the rank that holds most at a time: its list of passes alone says how much of each chunk it holds when."""
+    """The bytes of the rank that holds most at a time: its list of passes alone says how much of each chunk it holds
+    when."""
     own, ranks = microbatches // point.degree, len(point.starts) // schedule.v
     if schedule.asynchronous or schedule.name in (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B):
         behind = np.full(ranks, own) if schedule.name is ScheduleName.GPIPE else np.arange(ranks, 0, -1)
@@ -191,7 +193,7 @@ class EqualRuns(Light):
                 object.__setattr__(self, name, arguments.whole_numbers(name, getattr(self, name)))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
-        """Of equally fast plans the one on the fewest devices, then of the fewest stages.
+        """Proposes of equally fast plans the one on the fewest devices, then of the fewest stages.
 
         Under a schedule that flushes each batch stages are numbers of chunks, and what counts is the simulated step.
         """

@@ -99,7 +99,7 @@ class SolverLog(LiveLog):
             self.line(head, "bold")
 
     def line(self, text: str, style: str = "") -> None:
-        """As it is."""
+        """Prints the line as it is."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def live_line(self) -> Text:

@@ -48,7 +48,7 @@ class PaperTableResult:
 
 
 def bytes_per_downset(devices: int, data_parallel_limit: int) -> int:
-    """Of the table: dp[I], a number for each k and s."""
+    """The bytes of the table: dp[I], a number for each k and s."""
     return 8 * (devices + 1) * (data_parallel_limit + 1)
 
 

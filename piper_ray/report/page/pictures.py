@@ -245,7 +245,7 @@ _LITTLE = 0.25
 """Share of a device's memory below which the peaks are drawn at a scale of their own."""
 
 _COLUMNS = 240
-"""Of a lane; each shows the most that is held within it."""
+"""The columns of a lane; each shows the most that is held within it."""
 
 _Height = Callable[[float], float]
 
@@ -265,7 +265,7 @@ class MemoryPicture:
 
 
 def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPicture:
-    """Of each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
+    """For each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
     highest peak where that is more, or far less."""
     until_s = simulation.window_s[1]
     limit_bytes = simulation.memory_limit_bytes
@@ -302,7 +302,7 @@ def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64
 
 
 def _name(simulation: Simulation, group: Group) -> str:
-    """Of a lane, with the stages of its ranks where they are the same."""
+    """The name of a lane, with the stages of its ranks where they are the same."""
     stages = {simulation.ranks[rank].stages for rank in group}
     if len(stages) > 1:
         return ranks_text(group)

@@ -21,7 +21,7 @@ _SAME_TIME = 1e-9
 
 
 COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-parallel", "pipedream")
-"""Those that answer at once whatever the workload, which leaves out the paper's own table."""
+"""The planners that answer at once whatever the workload, which leaves out the paper's own table."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def valued(instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms =
 
 
 def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]) -> Subject:
-    """With the bound of the plan's document, if that is one on this plan."""
+    """What the page is of, with the bound of the plan's document, if that is one on this plan."""
     bound_s, notes = claims.lower_bound_s, []
     if bound_s is not None:
         why = None
@@ -132,7 +132,7 @@ def compare(
     planners: Sequence[str] = COMPARED,
     on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
 ) -> tuple[Compared, ...]:
-    """In the order of ``planners``. step: the terms of a step that all are simulated with."""
+    """The other planners' plans in the order of ``planners``. step: the terms of a step that all are simulated with."""
     found = []
     for done, name in enumerate(planners):
         on_planner(done, len(planners), name)
