@@ -96,7 +96,7 @@ class PublishedRun(Open):
 
     @property
     def measured_step_s(self) -> float | None:
-        """As published, or from tokens a second; None where neither is there."""
+        """The time of a step as published, or from tokens a second; None where neither is there."""
         if self.step_s is not None:
             return self.step_s
         known = self.tokens_per_s_per_gpu and self.gpus and self.global_batch and self.seq

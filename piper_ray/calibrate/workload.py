@@ -13,7 +13,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
-"""Of functions that estimate, by the command's options where these have other names."""
+"""The parameters of functions that estimate, by the command's options where these have other names."""
 
 
 MODEL_WORDS = "the path of a config.json, or the name of a known model, such as 'llama3-70b'"

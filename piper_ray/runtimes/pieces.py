@@ -33,7 +33,7 @@ class ModelPieces:
 
     @property
     def blocks(self) -> int:
-        """Their number."""
+        """The number of blocks."""
         return self.head - (2 if self.predictors else 1)
 
     @property
@@ -43,7 +43,7 @@ class ModelPieces:
 
     @cached_property
     def of_layer(self) -> dict[int, int]:
-        """For each layer id its piece."""
+        """For each layer id the piece that the layer is in."""
         return {layer: piece for piece, members in enumerate(self.members) for layer in members}
 
     def is_block(self, piece: int) -> bool:
@@ -67,7 +67,7 @@ class ModelPieces:
         return stages
 
     def name(self, piece: int) -> str:
-        """For people; blocks are counted from 0, as runtimes do."""
+        """The piece's name for people; blocks are counted from 0, as runtimes do."""
         if self.is_block(piece):
             return f"block {piece - 1}"
         if self.is_predictor(piece):

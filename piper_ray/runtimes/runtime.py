@@ -38,11 +38,11 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.runtimes.pieces import pieces_of, require_chain
 
 USUAL_GPUS_PER_NODE = 8
-"""Where the workload knows one link alone, and so no nodes."""
+"""The number where the workload knows one link alone, and so no nodes."""
 
 
 class RuntimeName(str, Enum):
-    """Those that a plan can be made for."""
+    """The runtimes that a plan can be made for."""
 
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
@@ -85,7 +85,7 @@ class Runtime:
     shares_state: bool = True
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
-        """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
+        """The schedule that is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
 
         Raises UsageError for one that it has not got.
         """
@@ -171,7 +171,7 @@ class Runtime:
 
 
 def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
-    """As given, else as the workload's links say, else the usual number; never more than there are."""
+    """The number as given, else as the workload's links say, else the usual one; never more than there are devices."""
     inner = instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
     found = given or inner or USUAL_GPUS_PER_NODE
     if found < 1:
@@ -281,7 +281,8 @@ class RankPlace(NamedTuple):
 
 
 def rank_places(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> Iterator[RankPlace]:
-    """Of every rank that the plan uses, in their order. context: groups that share the plan's t devices."""
+    """The place of every rank that the plan uses, in the order of ranks. context: groups that share the plan's t
+    devices."""
     d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
     pipeline_ranks = len(plan.stages) // schedule.v
     for rank in range(pipeline_ranks * d * t):

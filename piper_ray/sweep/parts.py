@@ -67,7 +67,7 @@ class DatasetPart(NamedTuple):
 
 
 def among(names: Iterable[str]) -> list[DatasetPart]:
-    """Those among names of files."""
+    """The parts among names of files."""
     matches = [match for name in names if (match := _PART.fullmatch(name))]
     return [part for m in matches if (part := DatasetPart(int(m[1]), int(m[2]), int(m[3]), m[4])).name == m[0]]
 
@@ -183,7 +183,7 @@ class Contents:
 
     @property
     def manifest_damage(self) -> list[str]:
-        """Without any manifest nobody knows which parts there were."""
+        """Damage of the manifests. Without any manifest nobody knows which parts there were."""
         if self.found.manifest is None and not self.found.damaged and any(self.of_label.values()):
             return [f"{CONTROL}/parts.* is missing, the list of all parts"]
         return [f"{CONTROL}/{file.name} is damaged, a list of parts" for file in self.found.damaged]
@@ -227,7 +227,7 @@ def read_contents(filesystem: fs.FileSystem, root: str, columns: list[str] | Non
 
 
 def folders(filesystem: fs.FileSystem, root: str) -> dict[str, Folder]:
-    """Of workloads, by label, in alphabetical order."""
+    """The folders of workloads, by label, in alphabetical order."""
     infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     labels = sorted(
         info.base_name.removeprefix(FOLDER)

@@ -91,8 +91,9 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def threads_of_a_rank(request: ProfileRequest) -> Iterator[None]:
-    """On a CPU torch computes with as many threads as a rank of ``run`` gets: the cores are shared out among the
-    devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module says."""
+    """A context in which torch computes on a CPU with as many threads as a rank of ``run`` gets: the cores are shared
+    out among the devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module
+    says."""
     before = torch.get_num_threads()
     if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(before, share_of_cores(request.devices or 1)))

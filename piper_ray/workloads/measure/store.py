@@ -95,7 +95,7 @@ def _line(signature: str, figures: LayerFigures) -> str:
 
 
 def _read(line: str) -> tuple[str, LayerFigures] | None:
-    """None for a line that was cut short."""
+    """The entry of a line; None for a line that was cut short."""
     from pydantic import TypeAdapter
 
     try:
