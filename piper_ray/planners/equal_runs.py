@@ -240,46 +240,35 @@ class EqualRuns(Light):
                 yield np.concatenate([ends[0], [order.before], inner, ends[1]]).astype(np.int64)
 
 
-class _PartOfGrid(Light):
-    """A planner that looks at a part of the grid."""
-
-    def grid(self) -> EqualRuns:
-        """That part."""
-        raise NotImplementedError
-
-    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
-        return self.grid().propose(instance, restrictions)
-
-
 @dataclass(frozen=True)
-class DataParallel(_PartOfGrid):
+class DataParallel(Light):
     """One stage, t = 1, the best d that divides N: each replica holds the whole model."""
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(runs=(1,), tensor_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(runs=(1,), tensor_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class TensorParallel(_PartOfGrid):
+class TensorParallel(Light):
     """One stage, d = 1, the best t: the whole model sharded over the devices."""
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(runs=(1,), data_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(runs=(1,), data_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class GPipe(_PartOfGrid):
+class GPipe(Light):
     """Equal stages on one device each: d = 1, t = 1, as GPipe cuts them (Huang et al., NeurIPS 2019).
 
     Valued under the schedule asked for, which need not be GPipe's.
     """
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class Megatron(_PartOfGrid):
+class Megatron(Light):
     """Best of one t, one d and a number of stages that divides the repeated layers, as Megatron-LM runs them.
 
     Narayanan et al., SC 2021. t divides ``devices_per_node``, so that no tensor-parallel group leaves its node. Where
@@ -292,12 +281,14 @@ class Megatron(_PartOfGrid):
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices_per_node", arguments.positive("devices_per_node", self.devices_per_node))
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node)))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node))).propose(
+            instance, restrictions
+        )
 
 
 @dataclass(frozen=True)
-class PipeDream2BW(_PartOfGrid):
+class PipeDream2BW(Light):
     """The whole grid: PipeDream-2BW's planner (Narayanan et al., ICML 2021), the "equi" baseline of Piper.
 
     NeurIPS 2021, section 5. separate: try the layers before and after the repeated ones as own stages too.
@@ -310,8 +301,8 @@ class PipeDream2BW(_PartOfGrid):
     def __post_init__(self) -> None:
         object.__setattr__(self, "separate", arguments.flag("separate", self.separate))
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(separate=self.separate)
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(separate=self.separate).propose(instance, restrictions)
 
 
 def _why_none(instance: Instance, restrictions: Restrictions, tried: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
@@ -122,22 +122,11 @@ def report_subject(
     """
     step = claims.step_under(schedule)
     found = valued(instance, plan, schedule, step)
-    return subject_of(found, claims, compare(instance, schedule, step, on_planner=on_planner))
-
-
-def compare(
-    instance: Instance,
-    schedule: Schedule,
-    step: StepTerms = StepTerms(),
-    planners: Sequence[str] = COMPARED,
-    on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
-) -> tuple[Compared, ...]:
-    """The other planners' plans in the order of ``planners``. step: the terms of a step that all are simulated with."""
-    found = []
-    for done, name in enumerate(planners):
-        on_planner(done, len(planners), name)
-        found.append(_compared(instance, schedule, step, name))
-    return tuple(found)
+    compared = []
+    for done, name in enumerate(COMPARED):
+        on_planner(done, len(COMPARED), name)
+        compared.append(_compared(instance, schedule, step, name))
+    return subject_of(found, claims, tuple(compared))
 
 
 def _compared(instance: Instance, schedule: Schedule, step: StepTerms, planner: str) -> Compared:
