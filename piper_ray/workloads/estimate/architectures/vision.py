@@ -16,20 +16,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from piper_ray.model.mode import CHEAP
+from piper_ray.workloads.estimate import families
 from piper_ray.workloads.estimate.architectures import layers
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    Ratio,
-    Share,
-    Text,
-    key,
-    legend,
-)
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -45,27 +33,27 @@ from piper_ray.workloads.estimate.operators import (
 from piper_ray.workloads.formats.faults import Faults
 
 
-class Labelled(Config):
+class Labelled(families.Config):
     """A classifier: of as many classes as the config labels, or of num_labels."""
 
     id2label: Annotated[Mapping[str, object], Field(description="an object with a label for each class")] | None = None
-    num_labels: Count = 1000
+    num_labels: families.Count = 1000
 
     @property
     def classes(self) -> int:
         return len(self.id2label) if self.id2label else self.num_labels
 
 
-class PatchesConfig(Config):
+class PatchesConfig(families.Config):
     """What reads square images by patches. The sizes are CLIP's."""
 
-    hidden_size: Count = 768
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Count = 12
-    intermediate_size: Count = 3072
-    num_channels: Count = 3
-    image_size: Count = 224
-    patch_size: Count = 32
+    hidden_size: families.Count = 768
+    num_hidden_layers: families.Layers = 12
+    num_attention_heads: families.Count = 12
+    intermediate_size: families.Count = 3072
+    num_channels: families.Count = 3
+    image_size: families.Count = 224
+    patch_size: families.Count = 32
 
     multiples = (("hidden_size", "num_attention_heads"), ("image_size", "patch_size"))
 
@@ -84,14 +72,14 @@ class VitConfig(PatchesConfig, Labelled):
     and feed-forward part side by side, norms of queries and keys.
     """
 
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    intermediate_size: Count
-    patch_size: Count = 16
-    qkv_bias: Flag = True
-    hidden_dropout_prob: Share = 0.0
-    parallel_layers: Flag = False
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers
+    num_attention_heads: families.Count
+    intermediate_size: families.Count
+    patch_size: families.Count = 16
+    qkv_bias: families.Flag = True
+    hidden_dropout_prob: families.Share = 0.0
+    parallel_layers: families.Flag = False
 
 
 def image_projection(bias: bool) -> Operator:
@@ -108,12 +96,12 @@ def patches_kind(
     return LayerKind(key, name, symbols, operators, layers.HIDDEN)
 
 
-def images_text(microbatch: Microbatch, size: int) -> str:
+def images_text(microbatch: families.Microbatch, size: int) -> str:
     """A microbatch in words."""
     return f"{microbatch.samples:,} image{'s' if microbatch.samples > 1 else ''} of {size} x {size}"
 
 
-def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build_vit(config: VitConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """Patches, layers, classifier."""
     width, heads, inner = config.hidden_size, config.num_attention_heads, config.intermediate_size
     symbols = layers.block_symbols(microbatch.samples, config.tokens, width, heads, inner)
@@ -137,7 +125,7 @@ def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architect
         *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
         LayerNode(head, path="classifier"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.image_size), legend("vit"))
+    return Architecture(name, nodes, images_text(microbatch, config.image_size), families.legend("vit"))
 
 
 _PART_WORDS = "an object of whole numbers >= 1"
@@ -162,7 +150,9 @@ class Tower:
     projection: str = ""
 
 
-def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: str, sample: str) -> Architecture:
+def build_towers(
+    towers: list[Tower], joint: int, microbatch: families.Microbatch, name: str, sample: str
+) -> Architecture:
     """The towers one after the other in the list of layers, side by side in the graph, and the loss that reads all."""
     nodes: list[LayerNode] = []
     ends: list[int] = []
@@ -175,10 +165,10 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
         nodes.append(LayerNode(projection, (len(nodes) - 1,), tower.projection))
         ends.append(len(nodes) - 1)
     nodes.append(LayerNode(_loss(len(towers), joint, microbatch), tuple(ends)))
-    return Architecture(name, tuple(nodes), sample, legend("towers"))
+    return Architecture(name, tuple(nodes), sample, families.legend("towers"))
 
 
-def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
+def _kinds(tower: Tower, joint: int, microbatch: families.Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
     width, heads = tower.sizes.hidden_size, tower.sizes.num_attention_heads
     symbols = layers.block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
     symbols |= {"V": tower.vocabulary, "P": tower.tokens, "p": tower.patch, "j": joint}
@@ -197,7 +187,7 @@ def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind,
     return embedding, layer, end
 
 
-def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
+def _loss(towers: int, joint: int, microbatch: families.Microbatch) -> LayerKind:
     """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
     similarities = layers.undivided(
         "similarities and loss",
@@ -211,25 +201,25 @@ def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     return LayerKind("loss", "contrastive loss", symbols, (similarities,), output="0")
 
 
-class ClipText(Config):
+class ClipText(families.Config):
     """``text_config`` of ``clip``, with its defaults."""
 
-    hidden_size: Count = 512
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Count = 8
-    intermediate_size: Count = 2048
-    vocab_size: Count = 49408
-    max_position_embeddings: Count = 77
+    hidden_size: families.Count = 512
+    num_hidden_layers: families.Layers = 12
+    num_attention_heads: families.Count = 8
+    intermediate_size: families.Count = 2048
+    vocab_size: families.Count = 49408
+    max_position_embeddings: families.Count = 77
 
     multiples = (("hidden_size", "num_attention_heads"),)
 
 
-class ClipConfig(Config):
+class ClipConfig(families.Config):
     """``clip``: an image and its caption."""
 
     text_config: Annotated[ClipText, Field(description=_PART_WORDS)] = ClipText()
     vision_config: Annotated[PatchesConfig, Field(description=_PART_WORDS)] = PatchesConfig()
-    projection_dim: Count = 512
+    projection_dim: families.Count = 512
 
     def check(self, faults: Faults, inside: str = "") -> None:
         """Both towers are sound."""
@@ -237,7 +227,7 @@ class ClipConfig(Config):
         self.vision_config.check(faults, f"{inside}vision_config.")
 
 
-def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build_clip(config: ClipConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """Two towers."""
     image, text = config.vision_config, config.text_config
     positions = text.max_position_embeddings
@@ -256,25 +246,25 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
     return build_towers(towers, config.projection_dim, microbatch, name, sample)
 
 
-class TowerConfig(Config):
+class TowerConfig(families.Config):
     """One tower of a model of many. vocab_size: of a tower of text; patch_numbers: of a patch of any other."""
 
     name: Annotated[str, Field(min_length=1, description="a text")]
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    tokens: Count
-    vocab_size: Count | None = None
-    patch_numbers: Count | None = None
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers
+    num_attention_heads: families.Count
+    tokens: families.Count
+    vocab_size: families.Count | None = None
+    patch_numbers: families.Count | None = None
 
     multiples = (("hidden_size", "num_attention_heads"),)
 
 
-class TowersConfig(Config):
+class TowersConfig(families.Config):
     """``towers``, a form of our own: any number of towers and the width of their joint space."""
 
     towers: Annotated[list[TowerConfig], Field(min_length=2, max_length=20, description=_TOWERS_WORDS)]
-    projection_dim: Count
+    projection_dim: families.Count
 
     def check(self, faults: Faults, inside: str = "") -> None:
         """Names are unique, and each tower is sound, and of text or of patches."""
@@ -288,7 +278,7 @@ class TowersConfig(Config):
                 faults.at(path, "expected either vocab_size or patch_numbers")
 
 
-def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build_many(config: TowersConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """The model has as many towers as the config lists. Feed-forward parts are four times as wide."""
     towers = [
         Tower(
@@ -303,18 +293,18 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
 _FREQUENCIES = 256
 
 
-class DitConfig(Config):
+class DitConfig(families.Config):
     """``dit``: the keys of DiT's own code."""
 
-    hidden_size: Count
-    num_hidden_layers: Layers = key("num_hidden_layers", "depth", "num_layers")
-    num_attention_heads: Count = key("num_attention_heads", "num_heads")
-    input_size: Count = key("input_size", "sample_size", default=32)
-    patch_size: Count = 2
-    in_channels: Count = 4
-    num_classes: Count = 1000
-    mlp_ratio: Ratio = 4.0
-    learn_sigma: Flag = True
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", "num_layers")
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads")
+    input_size: families.Count = families.key("input_size", "sample_size", default=32)
+    patch_size: families.Count = 2
+    in_channels: families.Count = 4
+    num_classes: families.Count = 1000
+    mlp_ratio: families.Ratio = 4.0
+    learn_sigma: families.Flag = True
 
     multiples = (("hidden_size", "num_attention_heads"), ("input_size", "patch_size"))
     layers_embed: ClassVar[bool] = False
@@ -334,18 +324,18 @@ class DitConfig(Config):
         return self.in_channels * (2 if self.learn_sigma else 1)
 
 
-class DiffusersDitConfig(Config):
+class DiffusersDitConfig(families.Config):
     """Diffusers' ``DiTTransformer2DModel``, and ``Transformer2DModel`` with norms of the kind ``ada_norm_zero``."""
 
-    num_attention_heads: Count = 16
-    attention_head_dim: Count = 72
-    num_hidden_layers: Layers = key("num_layers", default=28)
-    input_size: Count = key("sample_size", default=32)
-    patch_size: Count = 2
-    in_channels: Count = 4
-    out_channels: Count | None = None
-    num_classes: Count = key("num_embeds_ada_norm", default=1000)
-    norm_type: Text = "ada_norm_zero"
+    num_attention_heads: families.Count = 16
+    attention_head_dim: families.Count = 72
+    num_hidden_layers: families.Layers = families.key("num_layers", default=28)
+    input_size: families.Count = families.key("sample_size", default=32)
+    patch_size: families.Count = 2
+    in_channels: families.Count = 4
+    out_channels: families.Count | None = None
+    num_classes: families.Count = families.key("num_embeds_ada_norm", default=1000)
+    norm_type: families.Text = "ada_norm_zero"
 
     multiples = (("input_size", "patch_size"),)
     layers_embed: ClassVar[bool] = True
@@ -370,7 +360,7 @@ class DiffusersDitConfig(Config):
         super().check(faults, inside)
 
 
-def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """Patches and what modulates, layers, patches of noise and its variance."""
     heads, width = config.num_attention_heads, config.width
     tokens = (config.input_size // config.patch_size) ** 2
@@ -406,7 +396,7 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         *stack([layer] * config.num_hidden_layers, "blocks"),
         LayerNode(head, path="final_layer"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.input_size), legend("dit"))
+    return Architecture(name, nodes, images_text(microbatch, config.input_size), families.legend("dit"))
 
 
 def _conditions() -> Operator:
@@ -431,13 +421,13 @@ def _modulation(parts: str) -> Operator:
     )
 
 
-_DIFFUSERS = Family(DiffusersDitConfig, build_dit, samples=16, batch=256)
+_DIFFUSERS = families.Family(DiffusersDitConfig, build_dit, samples=16, batch=256)
 
 FAMILIES = {
-    "vit": Family(VitConfig, build_vit, samples=16, batch=16384),
-    "clip": Family(ClipConfig, build_clip, samples=32, batch=32768),
-    "towers": Family(TowersConfig, build_many, samples=8, batch=4096),
-    "dit": Family(DitConfig, build_dit, samples=16, batch=256),
+    "vit": families.Family(VitConfig, build_vit, samples=16, batch=16384),
+    "clip": families.Family(ClipConfig, build_clip, samples=32, batch=32768),
+    "towers": families.Family(TowersConfig, build_many, samples=8, batch=4096),
+    "dit": families.Family(DitConfig, build_dit, samples=16, batch=256),
     "DiTTransformer2DModel": _DIFFUSERS,
     "Transformer2DModel": _DIFFUSERS,
 }
