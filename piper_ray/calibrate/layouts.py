@@ -46,7 +46,7 @@ class Untold:
 
 @dataclass(frozen=True)
 class Laid:
-    """A run in the estimator's words. software: its generation's key. assumed: what it does not say."""
+    """A run in the estimator's words. software: the key of its generation. assumed: what the run does not say."""
 
     model: ModelConfig
     software: str

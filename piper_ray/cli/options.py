@@ -36,8 +36,8 @@ def option(
     **more: Any,
 ) -> Any:
     """A field that an option gives. metavar: None for a flag, and for a choice whose help is to list all there is.
-    text: its help. names: ``option_name``'s if none are given. parse: its UsageError becomes a complaint that names the
-    option. more: of ``typer.Option``."""
+    text: the option's help. names: those of ``option_name`` if none are given. parse: its UsageError becomes a
+    complaint that names the option. more: of ``typer.Option``."""
     own = typer.Option(*names, metavar=metavar, help=text, parser=parse and option_value(parse), **more)
     return field(default=default, kw_only=True, metadata={_DECLARED: own})
 

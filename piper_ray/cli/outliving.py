@@ -39,7 +39,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Left:
-    """What a child has left that was ended from outside. cause: in words; exit_code: what to end with."""
+    """What a child has left that was ended from outside. cause: what ended it, in words. exit_code: what to end
+    with."""
 
     def __init__(self, told: Mapping[str, bytes], cause: str, exit_code: int) -> None:
         self.cause, self.exit_code = cause, exit_code

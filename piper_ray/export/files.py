@@ -32,9 +32,9 @@ RANKS = "ranks.csv"
 @dataclass(frozen=True)
 class Export:
     """files: texts by file name. command: what starts the training. notes: what the form could not hold, and what was
-    assumed, a sentence each. excess: of each rank that needs more memory than a device has, which notes tell too.
-    usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of each
-    pipeline rank beyond the plan's figures; empty where nothing is known of it."""
+    assumed, a sentence each. excess: a sentence on each rank that needs more memory than a device has; notes tell it
+    too. usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of
+    each pipeline rank beyond the plan's figures; empty where nothing is known of it."""
 
     files: Mapping[str, str]
     command: str

@@ -259,7 +259,7 @@ _OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimat
 def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
     """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
 
-    replicas: of a weight.
+    replicas: the replicas of a weight.
     """
     asked = replicas if run_as.optimizer_shards == ALL_REPLICAS else run_as.optimizer_shards or 1
     what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
@@ -293,7 +293,7 @@ def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[s
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
-    """microbatches: of a replica."""
+    """microbatches: the number of a replica."""
     usual = ScheduleName.INTERLEAVED if chunks > 1 else ScheduleName.ONE_F_ONE_B
     name, group = run_as.schedule or usual, run_as.group
     if name is not ScheduleName.INTERLEAVED or group == group_size(ranks, microbatches, None):

@@ -75,7 +75,7 @@ def read_values(
 ) -> ReadLayout:
     """The layout of flags by their names in Python, as configurations have them: ``tensor_model_parallel_size``.
 
-    letters: of each stage, such as ``Ett``, where no flag says which layers it has.
+    letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has.
     """
     known = {name: value for name, value in values.items() if name in READ_FLAGS}
     words = [_words(READ_FLAGS[name], value) for name, value in known.items() if value is not None]

@@ -36,7 +36,8 @@ class _Module(Open):
 
 
 class _StageRow(Open):
-    """A row of a stage. Its modules are read one by one. calls: which of its module's calls each is."""
+    """A row of a stage, whose modules are read one by one. calls: for each of them which of its module's calls it
+    is."""
 
     modules: list[Any] = Field(min_length=1, description="a list of modules")
     recomputed: list[bool] | None = Field(default=None, description="a list of true or false for each module")

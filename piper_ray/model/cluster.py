@@ -33,7 +33,8 @@ Bytes = TypeVar("Bytes", float, "npt.NDArray[np.float64]")
 class Link:
     """What each device has to the others of its group.
 
-    bandwidth_bytes_per_s: what goes out and what comes in, together. devices: in a group (of a node, say); None: all.
+    bandwidth_bytes_per_s: what goes out and what comes in, together. devices: the devices in a group (of a node, say);
+    None: all.
 
     >>> Link("900GB/s", devices=8).transfer_s(9e9)
     0.01
@@ -62,8 +63,8 @@ class Link:
 class Cluster:
     """The devices, and the links between them.
 
-    devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
-    last one joins all devices, and is all that the paper's model knows.
+    devices: K. memory_bytes: M, the memory of each. links: the smallest groups first (within a node, then between
+    nodes); the last one joins all devices, and is all that the paper's model knows.
 
     packed: a plan that fits into one node lies in one.
 

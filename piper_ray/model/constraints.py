@@ -238,7 +238,7 @@ class _SomeDegrees(_DegreeRule):
 class TensorParallelDegrees(_SomeDegrees):
     """The tensor-parallel degrees that stages may have.
 
-    degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
+    degrees: the values that t may have, ascending. Raises UsageError unless there are some, positive and rising.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -255,7 +255,7 @@ class TensorParallelDegrees(_SomeDegrees):
 
 @dataclass(frozen=True)
 class DataParallelDegrees(_SomeDegrees):
-    """degrees: those that d may be, ascending. Raises UsageError unless there are some, positive and rising."""
+    """degrees: the values that d may have, ascending. Raises UsageError unless there are some, positive and rising."""
 
     _kind = "data"
 

@@ -224,7 +224,8 @@ class Mode:
 def mode_of(tmpc_id: str, recompute: bool) -> Mode:
     """The mode that an id's words name, joined by + as ``Mode.id`` writes them.
 
-    Other words say nothing. recompute: of the TMPC; where no word says what is computed again, that is the whole layer.
+    Other words say nothing. recompute: whether the TMPC recomputes; where no word says what is computed again, that is
+    the whole layer.
 
     >>> mode_of("sp+zero8", recompute=False) == Mode(sequence_parallel=True, optimizer_shards=8)
     True

@@ -196,8 +196,9 @@ class BlockStats:
 class Forecast:
     """What a solve will take, known before it starts; None where a figure could not be had cheaply.
 
-    downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of one thread on this machine; where
-    downsets are too many to list them all, of a solve that lists those alone that plans as good as the best can use.
+    downsets, pairs: the numbers of the lattice. memory_bytes: the peak of the process. seconds: the time of one thread
+    on this machine; where downsets are too many to list them all, that of a solve that lists those alone that plans as
+    good as the best can use.
 
     >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
     83
@@ -230,15 +231,14 @@ class Infeasibility:
 class Solution:
     """What a solve found, and what it proved.
 
-    time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
+    time_per_sample_s: the time of ``plan`` as ``evaluate`` computes it; None without a plan.
 
-    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s.
-    stopped_by: what ended the search before a proof; None when it ended by itself.
-    blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
-    and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
-    schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
-    bound one on every plan's. step: the terms of such a step.
-    An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
+    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s. stopped_by: what
+    ended the search before a proof; None when it ended by itself. blocks: what was given up when layers were merged
+    into blocks; None if they were not. Its plans are of the layers, and ``lower_bound_s`` holds for all plans of these,
+    whole blocks or not. schedule: the schedule that value and bound are for. Under a flush the value is the simulated
+    time of a batch over N, and the bound one on every plan's. step: the terms of such a step. An OPTIMAL plan that was
+    stopped is the best in time, but perhaps not the one of fewest devices and stages.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

@@ -58,7 +58,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """name: for people."""
+    """name: its name for people."""
 
     name: str
     plan: Plan

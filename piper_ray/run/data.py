@@ -19,7 +19,7 @@ _NO_TENSORS = "without tensors"
 
 @dataclass(frozen=True)
 class PassInputs:
-    """inputs: of a call of the model. tensors: those in it, by the names that stages know."""
+    """inputs: the inputs of a call of the model. tensors: the tensors in it, by the names that stages know."""
 
     inputs: Inputs
     tensors: Mapping[str, torch.Tensor]

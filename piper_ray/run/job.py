@@ -44,7 +44,7 @@ class Replicas(str, Enum):
 class LayerJob:
     """A layer of a stage, as a run finds it in the model.
 
-    path: of its module; call: of that module's calls in a forward pass, from 0.
+    path: the path of its module. call: which of that module's calls in a forward pass it is, from 0.
 
     >>> LayerJob("blocks.3", call=0, recompute=True).path
     'blocks.3'
@@ -111,7 +111,7 @@ class Job(JobOptions):
     stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
 
     model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
-    others, of which ``warm_up`` are the warm-up's. threads: of each rank, on a CPU.
+    others, of which ``warm_up`` are the warm-up's. threads: the threads of each rank, on a CPU.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -282,8 +282,8 @@ def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
 class Stretch:
     """A stretch of a rank's time, in seconds since the step began.
 
-    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: of the plan and of the batch, from 0; None
-    where it is of none.
+    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: their numbers in the plan
+    and in the batch, from 0; None where it is of none.
 
     >>> stretch = Stretch("forward", 0, 3, 0.5, 0.75)
     >>> stretch.end_s - stretch.start_s
@@ -306,7 +306,8 @@ class Stretch:
 class RankRun:
     """What one rank did in the step that is shown, and held at most in any.
 
-    stretches: one after the other. border_bytes: of the peak, what torch keeps of all microbatches to receive into.
+    stretches: one after the other. border_bytes: the part of the peak that torch keeps of all microbatches to receive
+    into.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -343,12 +344,12 @@ class RankRun:
 class Run:
     """A plan that was trained.
 
-    steps_s: of each measured step, from its common start until the last rank has updated its weights. losses: of each
-    step, those before included: the mean over its microbatches.
-    shown: number of the measured step that the ranks' figures are of: one of median length.
-    promised_s: of a step, by the plan's document or its simulation; None: nobody promised anything. simulation: of the
-    plan, where its instance is at hand. threads, measured_threads: of each rank; and those that the plan's times were
-    measured with, None where nobody says. load: of the machine, as ``os.getloadavg`` has it, before the ranks began.
+    steps_s: the time of each measured step, from its common start until the last rank has updated its weights. losses:
+    the loss of each step, those before included: the mean over its microbatches. shown: number of the measured step
+    that the ranks' figures are of: one of median length. promised_s: the time of a step by the plan's document or its
+    simulation; None: nobody promised anything. simulation: that of the plan, where its instance is at hand. threads:
+    the threads of each rank. measured_threads: those that the plan's times were measured with, None where nobody says.
+    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP

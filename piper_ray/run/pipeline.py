@@ -142,7 +142,7 @@ class TableSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(torch_table(plan.passes))
 
     def run(self, inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[object]) -> list[torch.Tensor]:
-        """Works through a batch. inputs: of each microbatch; targets: what the loss gets beside the output.
+        """Works through a batch. inputs: the inputs of each microbatch. targets: what the loss gets beside the output.
 
         Returns the losses, in the order of the passes, on the rank that has the last stage, else nothing.
         """
@@ -156,8 +156,8 @@ class TableSchedule(_PipelineScheduleRuntime):
 
 
 class Pipeline:
-    """modules: of this rank's stages, by stage. border_bytes: what torch keeps to receive into. reads_inputs: whether
-    they read inputs of the model. has_loss: whether the last stage is here."""
+    """modules: the modules of this rank's stages, by stage. border_bytes: the bytes that torch keeps to receive into.
+    reads_inputs: whether they read inputs of the model. has_loss: whether the last stage is here."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
 
 @dataclass(frozen=True)
 class Cut:
-    """Of one stage. layers: numbers of the traced layers, ascending; recompute: those that do.
+    """Of one stage. layers: numbers of the traced layers, ascending; recompute: the layers that recompute.
 
     received, sent: the tensors that cross its borders; the last stage sends the model's outputs.
     """

@@ -164,7 +164,7 @@ def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
 
 
 def require_chain(instance: Instance, title: str) -> None:
-    """Raises UsageError, with the first layer that is at odds. title: of the runtime that asks for it."""
+    """Raises UsageError, with the first layer that is at odds. title: the title of the runtime that asks for it."""
     order = layers_in_order(instance)
     for before, layer in zip((None, *order), order, strict=False):
         sources = instance.neighbours[layer][0]

@@ -53,18 +53,18 @@ class RuntimeName(str, Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """title: for people. schedules: those that it has, its usual one first.
+    """title: its name for people. schedules: the schedules that it has, its usual one first.
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
     tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
-    rank_order: of parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages in
-    Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
+    rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
+    in Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
     training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on one pipeline rank gradients
     are reduced in the backward pass of every microbatch, and what is shared out is all of a weight's state; with
-    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
-    chain: it hands each layer what the one before it makes, and nothing else.
+    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state. chain: it hands each
+    layer what the one before it makes, and nothing else.
     """
 
     name: RuntimeName
@@ -267,8 +267,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
 
 
 class RankPlace(NamedTuple):
-    """All from 0. stages: of the plan, its chunk nearest the input first. replica: of d. context: of the groups
-    that share a sequence. shard: of a group's t."""
+    """All from 0. stages: the stages of the plan that it has, its chunk nearest the input first. replica: which of the
+    d replicas it is in. context: which of the groups that share a sequence. shard: which of a group's t devices it
+    is."""
 
     rank: int
     node: int

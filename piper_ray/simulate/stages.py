@@ -46,7 +46,8 @@ def pass_times(tmpc: Tmpc) -> PassTimes:
 class StageLoad:
     """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
 
-    activation_bytes: for each microbatch in flight. fixed_bytes: whatever is in flight; the weights are among them.
+    activation_bytes: the bytes for each microbatch in flight. fixed_bytes: the bytes whatever is in flight; the weights
+    are among them.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

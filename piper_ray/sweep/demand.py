@@ -116,7 +116,7 @@ _UNKNOWN_S = 1.0
 
 @dataclass(frozen=True)
 class Demand:
-    """lattices: by kind, whoever plans; as of its point of most devices. planners: by name."""
+    """lattices: by kind, whoever plans; as of its point of most devices. planners: the planners by name."""
 
     lattices: Mapping[PointKind, Forecast]
     planners: Mapping[str, NamedPlanner]

@@ -92,7 +92,8 @@ BEFORE_MANIFESTS = "sweep.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """made_by: the version of piper_ray. name: of the sweep. rows: of each part, by the workload's label."""
+    """made_by: the version of piper_ray. name: the name of the sweep. rows: the rows of each part, by the workload's
+    label."""
 
     made_by: str
     name: str
@@ -145,7 +146,8 @@ def read_manifest(control: Folder) -> FoundManifest:
 def write_manifest(
     control: Folder, names: Iterable[str], manifest: Manifest, epoch: int, sequence: int, damaged: Iterable[StateFile]
 ) -> None:
-    """Durable when it returns. names: of all files there. The manifest before is kept; earlier ones and damaged go."""
+    """Durable when it returns. names: the names of all files there. The manifest before is kept; earlier ones and
+    damaged go."""
     file = write(control, PARTS, epoch, sequence, manifest.encode())
     others = [other for other in state_files(names) if other.kind == PARTS]
     bad = set(damaged)
@@ -158,7 +160,8 @@ FOLDER = f"{PARTITION.name}="
 
 @dataclass
 class OfLabel:
-    """Parts of one workload. whole: with their rows; what they replace is obsolete. damaged: not as it was written."""
+    """Parts of one workload. whole: parts with their rows; what they replace is obsolete. damaged: parts that are not
+    as they were written."""
 
     folder: Folder
     whole: dict[DatasetPart, pa.Table] = field(default_factory=dict)

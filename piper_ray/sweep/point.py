@@ -20,8 +20,8 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 class Point:
     """One solve of a sweep.
 
-    workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B. schedule: that its
-    plan is for, and is valued under.
+    workload: its label. devices, microbatches: K, N. memory_bytes, bandwidth_bytes_per_s: M, B. schedule: the schedule
+    that its plan is for, and is valued under.
 
     >>> Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()).devices
     64
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Points with the graphs that they name. graph_hashes: of each graph's figures, whatever its cluster."""
+    """Points with the graphs that they name. graph_hashes: the hash of each graph's figures, whatever its cluster."""
 
     name: str
     points: tuple[Point, ...]

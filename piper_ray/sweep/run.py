@@ -60,7 +60,8 @@ def run_sweep(
     """Solves every point of the sweep in ``source`` (TOML, see ``read``) that ``storage`` does not hold.
 
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
-    address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
+    address: the address of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that
+    is quicker.
 
     stop: ends it early; the progress tells how much is left. What that, an error or KeyboardInterrupt ends can be
     resumed. Raises InputError for a file that is no sweep, UsageError for arguments that make no sense,

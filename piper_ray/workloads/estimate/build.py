@@ -41,13 +41,13 @@ from piper_ray.workloads.estimate.software import (
 class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
-    nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
+    nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over all
+    replicas. fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
     offer: further ways to run layers; recomputations: besides those that suit the software. context_exchange: how
     context parallelism attends to all tokens (``software.ContextExchange``); expert_imbalance: tokens of the busiest
     experts' device over the average. lora: rank of adapters that are trained in the model's place; 0: the model itself
-    is. reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
-    ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
+    is. reserve_bytes: the bytes of each GPU for CUDA's context, communicators and what is stuck in the allocator; None:
+    as ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
     """
 
     nodes: int

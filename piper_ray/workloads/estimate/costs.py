@@ -30,9 +30,9 @@ traffic."""
 class Setting:
     """What the costs depend on besides layer and mode.
 
-    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for
-    one layer's backward pass; reserve_bytes: left free of it. largest_degree: of the whole workload; an edge's own cost
-    is its share at that degree.
+    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for one
+    layer's backward pass; reserve_bytes: left free of it. largest_degree: that of the whole workload; an edge's own
+    cost is its share at that degree.
     """
 
     stack: Stack
@@ -57,11 +57,12 @@ class Setting:
 class LayerCosts:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
-    idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
+    idle_forward_s, idle_backward_s: the time that the GPU waits while the host launches what is next. gather_forward_s,
     gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
-    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s,
-    products that give gradients of weights. shared_bytes: of state, in all replicas together. updated: parameters whose
-    optimizer state is here. unsaid_s: of synchronisation, what w does not say at any d (``synchronisation``).
+    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: the part of
+    backward_s of products that give gradients of weights. shared_bytes: the bytes of state that all replicas together
+    hold once. updated: parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w does not
+    say at any d (``synchronisation``).
     """
 
     forward_s: float

@@ -19,7 +19,8 @@ _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
 
 @dataclass(frozen=True)
 class Rotary:
-    """base: of the angles. share: of a head's size that is turned. scaling: for longer contexts, as configs say it."""
+    """base: the base of the angles. share: the share of a head's size that is turned. scaling: the table for longer
+    contexts, as configs have it."""
 
     base: float
     share: float

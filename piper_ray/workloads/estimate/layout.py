@@ -31,11 +31,12 @@ from piper_ray.workloads.estimate.synchronisation import reduced
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: on each rank.
+    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: the chunks on
+    each rank.
 
-    samples, tokens: of a microbatch; batch: samples of a batch, over all replicas. stages: transformer layers of each
-    rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether gradients and
-    what stages hand over run beside passes; None: as the software does.
+    samples, tokens: those of a microbatch. batch: the samples of a batch, over all replicas. stages: transformer layers
+    of each rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether
+    gradients and what stages hand over run beside passes; None: as the software does.
     """
 
     tensor: int

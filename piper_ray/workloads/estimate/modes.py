@@ -78,7 +78,7 @@ class Offer:
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
-    recomputations: of the whole model, each of which a layer follows with the parts that it has. sharded_devices:
+    recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_devices:
     weights are shared by all replicas of a plan with one pipeline rank on so many devices, another number for each t;
     0: not offered.
     """

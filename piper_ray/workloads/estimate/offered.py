@@ -62,7 +62,7 @@ _LEAST_SAVED = 0.01
 
 @dataclass(frozen=True)
 class _Part:
-    """saved_bytes, again_s: of a microbatch in all layers on one device."""
+    """saved_bytes, again_s: the time of a microbatch in all layers on one device."""
 
     name: str
     saved_bytes: float

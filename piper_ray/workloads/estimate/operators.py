@@ -99,11 +99,11 @@ class KeptBytes:
 class Operator:
     """One step of a layer. forward_bytes, backward_bytes: through the device's memory, besides the products'.
 
-    parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
-    products is done in the backward pass: twice, for the gradients of both operands.
-    matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
-    again: parts whose recomputation does it again. on_chip: operands and results of its products do not go through the
-    device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
+    parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the products
+    is done in the backward pass: twice, for the gradients of both operands. matrices: how many matrices of the model
+    its product multiplies by at once. frozen: its parameters are not trained. again: parts whose recomputation does it
+    again. on_chip: operands and results of its products do not go through the device's memory, so that
+    ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
 
     name: str

@@ -29,10 +29,11 @@ class Loss(Enum):
 class Traits:
     """What differs between runtimes. The defaults are Megatron's.
 
-    loss: how it is computed here. fp8: products of layers keep their inputs in a byte a number. context_all_to_all:
-    context parallelism sends heads about, not keys and values around a ring. workspace_bytes: of matrix products.
-    context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks that exchange
-    something. stuck: what the allocator cannot give back when memory runs out, as a share of all that is no state.
+    loss: how the runtime computes the loss. fp8: products of layers keep their inputs in a byte a number.
+    context_all_to_all: context parallelism sends heads about, not keys and values around a ring. workspace_bytes: the
+    workspace of matrix products. context_bytes: the bytes of the GPU for CUDA's context and kernels.
+    communicator_bytes: the bytes for each group of ranks that exchange something. stuck: what the allocator cannot give
+    back when memory runs out, as a share of all that is no state.
     """
 
     loss: Loss = Loss.IN_PLACE

@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.software import Stack
 class Reduced:
     """size_bytes: on each device, once a batch, as half of what is scattered and what is gathered around a ring.
 
-    replicas: that it goes around, for each replica of a stage (g); stride: ranks between two of them.
+    replicas: those that it goes around, for each replica of a stage (g); stride: ranks between two of them.
     """
 
     size_bytes: float

@@ -333,7 +333,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """path: of its module in the user's model."""
+    """path: the path of its module in the user's model."""
 
     id: int
     path: str

@@ -187,9 +187,9 @@ PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
 class Chain:
     """What one entry of [layers] stands for: ``count`` layers of one type, with the ids from ``first_id`` on.
 
-    length: of the whole chain, with what it continues. last_id: of the chain's last layer. before_id: of the
-    layer that it continues; None for a single layer. path: of each layer, or one for all, with {n} for n, n + 1, ...
-    tied: of each layer.
+    length: that of the whole chain, with what it continues. last_id: the id of the chain's last layer. before_id: the
+    id of the layer that it continues; None for a single layer. path: the path of each layer, or one for all, with {n}
+    for n, n + 1, ... tied: the name of each layer's tied weights.
     """
 
     label: str

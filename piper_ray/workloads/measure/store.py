@@ -18,9 +18,9 @@ _VERSION = 1
 class LayerFigures:
     """All that is measured of one layer.
 
-    recomputed: None where recomputation saves nothing or the layer overwrites its inputs. output_gradients: which of
-    its outputs have gradients. output_bytes: the bytes of each output. input_gradient_bytes: the bytes of all inputs
-    that have gradients together.
+    recomputed: None where recomputation saves nothing or the layer overwrites its inputs. output_gradients: whether
+    each of its outputs has a gradient. output_bytes: the bytes of each output. input_gradient_bytes: the bytes of all
+    inputs that have gradients together.
     """
 
     plain: MeasuredPasses

@@ -46,8 +46,9 @@ class DecoderPaths:
 class Rules(BlockStyle):
     """What is the same in all layers of a decoder, and what is around them. Defaults are Llama's.
 
-    parallel_norms: of a layer that runs attention and feed-forward part side by side; 0 for one after the other.
-    positions: learned ones, 0 for none. head_bias: of the vocabulary projection. embedding_norm: after the embedding.
+    parallel_norms: the norms of a layer that runs attention and feed-forward part side by side; 0: one runs after the
+    other. positions: learned ones, 0 for none. head_bias: whether the vocabulary projection has a bias. embedding_norm:
+    whether a norm follows the embedding.
     """
 
     norm: str = "h"

@@ -45,9 +45,9 @@ _Part = dict[str, object]
 class TowerRules(BlockStyle):
     """What is the same in all layers of a tower, and what is around them.
 
-    positions: learned for each token; class_token: one more token. patch_bias: of what makes tokens of patches.
-    first_norm, last_norm: around the layers. scales: parameters beside a layer's parts. pooling: a last layer of
-    attention that makes one token of all (SigLIP).
+    positions: learned for each token; class_token: one more token. patch_bias: whether what makes tokens of patches has
+    a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters beside a layer's parts.
+    pooling: a last layer of attention that makes one token of all (SigLIP).
     """
 
     causal: bool = False

@@ -91,7 +91,7 @@ TARGETS_PER_TOKEN = 114 / 512
 
 
 class T5Config(Config):
-    """``t5`` and ``mt5``. n_positions: of the published training; relative positions know no end."""
+    """``t5`` and ``mt5``. n_positions: the positions of the published training; relative positions know no end."""
 
     d_model: Count
     d_kv: Count

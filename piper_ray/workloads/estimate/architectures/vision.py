@@ -34,7 +34,7 @@ from piper_ray.workloads.formats.faults import Faults
 
 
 class Labelled(families.Config):
-    """A classifier: of as many classes as the config labels, or of num_labels."""
+    """A classifier with as many classes as the config labels, or with num_labels."""
 
     id2label: Annotated[Mapping[str, object], Field(description="an object with a label for each class")] | None = None
     num_labels: families.Count = 1000
@@ -134,7 +134,8 @@ _TOWERS_WORDS = "a list of 2 to 20 towers, each with a name, whole numbers >= 1,
 
 @dataclass(frozen=True)
 class Tower:
-    """One tower. vocabulary: of a tower of text; otherwise 0, and a patch has so many numbers.
+    """One tower. vocabulary: the size of a tower of text's. patch: the numbers of a patch of any other tower. One of
+    them is 0.
 
     module, projection: names of the modules; empty where there is none.
     """
@@ -247,7 +248,8 @@ def build_clip(config: ClipConfig, microbatch: families.Microbatch, name: str) -
 
 
 class TowerConfig(families.Config):
-    """One tower of a model of many. vocab_size: of a tower of text; patch_numbers: of a patch of any other."""
+    """One tower of a model of many. vocab_size: the vocabulary of a tower of text. patch_numbers: the numbers of a
+    patch of any other tower."""
 
     name: Annotated[str, Field(min_length=1, description="a text")]
     hidden_size: families.Count
