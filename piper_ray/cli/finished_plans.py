@@ -211,7 +211,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """What is compared."""
+    """The plans that are compared."""
 
     plan_files: list[Path] = argument(
         "PLAN...", "Plans, yours first: upstream's JSON, or what solve or import-plan wrote."

@@ -276,6 +276,6 @@ def listening() -> Iterator[Interrupts]:
 
 
 def current() -> Interrupts:
-    """Inside ``listening``."""
+    """The interrupts of this process, inside ``listening``."""
     assert _current is not None
     return _current

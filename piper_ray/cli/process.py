@@ -93,7 +93,7 @@ class _Descriptor(io.RawIOBase):
         self._fault = fault
 
     def write(self, data: Any, /) -> int:
-        """data: of bytes."""
+        """Writes data, which are bytes."""
         if self._output.is_closed:
             return len(data)
         if self._fault is not None:

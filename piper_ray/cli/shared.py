@@ -63,7 +63,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True)
 class PlannedOptions(WorkloadOptions):
-    """INPUT and PLAN."""
+    """The options INPUT and PLAN."""
 
     plan_file: Path = argument("PLAN", "The plan: upstream's JSON, or what solve wrote with --out or --json.")
 

@@ -189,7 +189,7 @@ def left_solution(heritage: outliving.Left, checkpoint: str | None) -> Solution:
 
 
 def going_on(checkpoint: str | None) -> str:
-    """How, in words."""
+    """Words that say how to go on."""
     return "" if checkpoint is None else "; the same command goes on from the checkpoint"
 
 

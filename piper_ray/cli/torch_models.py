@@ -48,7 +48,7 @@ class FactoryOptions:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """Raises UsageError."""
+        """The factory's arguments. Raises UsageError."""
         from piper_ray.workloads.measure.arguments import parse_argument
 
         return dict(parse_argument(text) for text in self.arg or ())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """Who compiles."""
+    """How many processes compile."""
 
     processes: int | None = option("COUNT", "Side by side. As many as cores if not given.", min=1)
 

@@ -17,7 +17,7 @@ Settings = dict[str, Value]
 
 
 class PlanFlag(Closed):
-    """See ``flags.toml``."""
+    """A flag, as ``flags.toml`` has it."""
 
     name: str
     says: str = ""

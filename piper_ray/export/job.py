@@ -126,7 +126,7 @@ class ExportJob:
 
     @property
     def pipeline_ranks(self) -> int:
-        """p."""
+        """p: the ranks of a pipeline."""
         return len(self.plan.stages) // self.schedule.v
 
     @property

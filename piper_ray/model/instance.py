@@ -333,7 +333,7 @@ class Instance:
 
     @property
     def devices(self) -> int:
-        """K."""
+        """K: the number of devices."""
         return self.cluster.devices
 
     @property

@@ -184,7 +184,7 @@ class Mode:
 
     @property
     def spread(self) -> tuple[int | None, int]:
-        """How experts lie."""
+        """How experts lie: over how many ranks, and on how many devices each."""
         return self.experts, self.expert_tensor
 
     @property

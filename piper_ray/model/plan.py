@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def devices(self) -> int:
-        """d t."""
+        """The number of devices: d t."""
         return self.data_parallel_degree * self.tensor_parallel_degree
 
 

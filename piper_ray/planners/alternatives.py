@@ -162,7 +162,7 @@ def best_plans(
 
 @dataclass
 class _Search:
-    """looked_at: solves."""
+    """A search over shapes. looked_at: the solves so far."""
 
     instance: Instance
     restrictions: Restrictions

@@ -215,7 +215,7 @@ class EqualRuns(Light):
         return Proposal(_plan(instance, order, best), len(points), f"{plural(len(best.starts), 'stage')}, {at}")
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
-        """int64[...], ascending."""
+        """The degrees to try, ascending: int64[...]."""
         degrees = filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches))
         wanted = self.data_parallel_degrees
         return np.array([d for d in degrees if wanted is None or d in wanted], np.int64)

@@ -98,7 +98,8 @@ def evaluated(instance: Instance, proposal: Proposal) -> tuple[Proposal, Evaluat
 
 @dataclass(frozen=True)
 class Needs:
-    """What proposing takes, as a guess. memory_bytes: of the process. can_spread: a cluster can share the work."""
+    """What proposing takes, as a guess. memory_bytes: the memory of the process. can_spread: whether a cluster can
+    share the work."""
 
     memory_bytes: float = _PROCESS_BYTES
     seconds: float = _QUICK_S

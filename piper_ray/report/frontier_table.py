@@ -72,8 +72,8 @@ def frontier_table(
     plans: Mapping[int, PlanEntry] | None = None,
     schedule: Schedule = PAPERS_SCHEDULE,
 ) -> pa.Table:
-    """points: of each curve, by its name. plans: of steps along the devices, by number of devices. schedule: that of
-    all points.
+    """points: the points of each curve, by its name. plans: those of steps along the devices, by the number of devices.
+    schedule: the schedule of all points.
 
     Times in s, of a microbatch. The throughput is in samples where the batch says how many a microbatch holds, else in
     microbatches. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.

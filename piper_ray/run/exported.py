@@ -93,7 +93,7 @@ def build(
 
 
 def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for a mesh that is not the plan's."""
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     if (sizes.get("pp"), sizes.get("dp")) != (plan.places, plan.replicas):
         found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no names"
@@ -101,7 +101,7 @@ def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
 
 
 def _check_model(plan: PipelinePlan, model: nn.Module) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for what is no whole model on the CPU."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"build: the model is a {type(model).__name__}; expected a torch.nn.Module")
     held = [*model.named_parameters(), *model.named_buffers()]

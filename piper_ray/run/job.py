@@ -326,17 +326,17 @@ class RankRun:
 
     @property
     def compute_s(self) -> float:
-        """Passes."""
+        """The time of passes."""
         return self._sum_s("F", "B", "I", "W")
 
     @property
     def all_reduce_s(self) -> float:
-        """Sums of gradients that are not part of a backward pass."""
+        """The time of sums of gradients that are not part of a backward pass."""
         return self._sum_s("all-reduce")
 
     @property
     def optimizer_s(self) -> float:
-        """The optimizer's step."""
+        """The time of the optimizer's step."""
         return self._sum_s("optimizer")
 
 
@@ -370,7 +370,7 @@ class Run:
 
     @property
     def step_s(self) -> float:
-        """The median."""
+        """The median of the measured steps."""
         return median(self.steps_s)
 
     @property

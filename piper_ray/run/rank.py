@@ -81,7 +81,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def held(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are there."""
+        """Notes that these tensors are there."""
         for tensor in tensors:
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local()
@@ -307,7 +307,7 @@ def _end_with_launcher() -> None:
 
 
 def main(folder: Path) -> int:
-    """The process."""
+    """The process of a rank."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
     job: Job = pickle.loads((folder / "job.pickle").read_bytes())

@@ -26,14 +26,14 @@ def number(value: float) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
-    """style: its class."""
+    """A rectangle. style: its class."""
     return Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}"/>').format(
         number(x), number(y), number(width), number(height), style
     )
 
 
 def label(x: float, y: float, text: str, style: str) -> Markup:
-    """x, y: where the text begins, or its middle or end, as its class says; y of its base line."""
+    """A text. x, y: where it begins, or its middle or end, as its class says; y is that of its base line."""
     return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(number(x), number(y), style, text)
 
 
@@ -110,7 +110,8 @@ def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...
 
 
 def node_devices(instance: Instance) -> int | None:
-    """Devices of a node: of the smallest group with a link of its own; None where the input knows no groups."""
+    """The devices of a node, which is the smallest group with a link of its own; None where the input knows no
+    groups."""
     inner = instance.cluster.links[:-1]
     return inner[0].devices if inner else None
 

@@ -26,9 +26,10 @@ COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-paral
 
 @dataclass(frozen=True)
 class Compared:
-    """planner: its name. note: its own words on its plan, or why there is none that fits and runs so.
+    """A planner beside the exact one, and what it found. planner: its name. note: its own words on its plan, or why
+    there is none that fits and runs so.
 
-    simulation: of its plan; None where there is none.
+    simulation: that of its plan; None where there is none.
     """
 
     planner: str

@@ -102,7 +102,8 @@ def _spreads(
 ) -> Callable[[Group], Cell]:
     """Cells of a figure: one, or from the least to the largest of a group.
 
-    largest: of the column, where its figures are drawn as bars. over: numbers of those that warn.
+    largest: the largest figure of the column, where its figures are drawn as bars. over: the numbers of those that
+    warn.
     """
 
     def cell(group: Group) -> Cell:

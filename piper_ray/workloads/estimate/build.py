@@ -78,9 +78,9 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key.
+    """An instance with what it was made from. modes: the modes of each kind, by key.
 
-    model_flop, hardware_flop: of a step (see ``roofline``), the latter if all layers are recomputed in full.
+    model_flop, hardware_flop: the FLOP of a step (see ``roofline``), the latter if all layers are recomputed in full.
     """
 
     instance: Instance

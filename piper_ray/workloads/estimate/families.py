@@ -137,8 +137,9 @@ class Microbatch:
 class Family:
     """A family of models by its Hugging Face ``model_type``.
 
-    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: of a sample, a microbatch
-    and a batch where neither user nor model says; tokens at most what the model has.
+    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: the tokens of a sample, the
+    samples of a microbatch and those of a batch where neither user nor model says; a sample has no more tokens than the
+    model.
     """
 
     config: type[Config]

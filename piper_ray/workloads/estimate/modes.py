@@ -107,7 +107,7 @@ class Offer:
 
 
 PLAIN = Offer()
-"""Nothing further."""
+"""An offer of nothing further."""
 
 
 def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tuple[int, ...]]:

@@ -151,7 +151,7 @@ class Calibration:
     told: tuple[str, ...] = ()
 
     def factor(self, constant: Constant) -> float:
-        """Above 1: faster."""
+        """The factor of a constant; above 1 it is faster."""
         return self.factors.get(constant, 1.0)
 
     def applied(self, stack: Stack) -> Stack:

@@ -110,5 +110,5 @@ def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
 
 
 def synchronised_bytes(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> float:
-    """w."""
+    """w: the bytes that replicas synchronise."""
     return sum(one.size_bytes for one in reduced(kind, mode, stack, training))

@@ -143,7 +143,7 @@ TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
 
 
 class LayerType(fields.Closed):
-    """A layer type."""
+    """A type of layers, which layers name."""
 
     name: str | None = Field(default=None, description="a text")
     inputs: _Sizes = Field(default=0.0, description=fields.SIZE_WORDS + ", or a list of one for each input")

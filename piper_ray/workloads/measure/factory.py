@@ -44,7 +44,7 @@ class Declared:
 
 
 def parse_input(text: str) -> Declared:
-    """Raises UsageError."""
+    """The input that a text declares. Raises UsageError."""
     shape, _, rest = text.partition(":")
     dtype, _, limit = rest.partition(":")
     dtypes = _FLOATS | _INTEGERS

@@ -191,7 +191,7 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
 
 
 def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Architecture:
-    """Tower, projector, decoder."""
+    """The layers of tower, projector and decoder."""
     parts = _parts(config, Faults())
     assert parts is not None
     text, vision = parts

@@ -102,7 +102,7 @@ def images_text(microbatch: families.Microbatch, size: int) -> str:
 
 
 def build_vit(config: VitConfig, microbatch: families.Microbatch, name: str) -> Architecture:
-    """Patches, layers, classifier."""
+    """The patches, the layers and the classifier."""
     width, heads, inner = config.hidden_size, config.num_attention_heads, config.intermediate_size
     symbols = layers.block_symbols(microbatch.samples, config.tokens, width, heads, inner)
     symbols |= {"p": config.patch_numbers, "c": config.classes}
@@ -229,7 +229,7 @@ class ClipConfig(families.Config):
 
 
 def build_clip(config: ClipConfig, microbatch: families.Microbatch, name: str) -> Architecture:
-    """Two towers."""
+    """The towers of image and text."""
     image, text = config.vision_config, config.text_config
     positions = text.max_position_embeddings
     towers = [
