@@ -12,11 +12,11 @@ import pytest
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.architectures.decoder import PARTS, DecoderConfig, DecoderPaths, Rules
 from piper_ray.workloads.estimate.architectures.multimodal import TowerRules, VisionConfig, VlmConfig
-from piper_ray.workloads.estimate.architectures.rows import TABLES, row_of, table
+from piper_ray.workloads.estimate.architectures.rows import TABLES, RowConfig, row_of, table
 from piper_ray.workloads.estimate.families import KINDS
 
 KNOWN = {name: rule for name, rule in getmembers(rules, isfunction) if not name.startswith("_")}
-SECTIONS = {"decoders": DecoderConfig, "towers": VisionConfig, "wrappers": VlmConfig}
+SECTIONS: dict[str, type[RowConfig]] = {"decoders": DecoderConfig, "towers": VisionConfig, "wrappers": VlmConfig}
 ROWS = [(section, name) for section in SECTIONS for name in table()[section]] + [("bases", "usual")]
 ASKED = {
     "width", "inner", "key_heads", "head_size", "tied", "predictors", "mixing", "feeding", "heads_checked",
