@@ -94,7 +94,8 @@ def noted(number: int, frame: FrameType | None) -> None:
 class Interrupts:
     """The interrupts of this process, while the context lasts. In any other than the main thread there are none.
 
-    number: of the first signal that came, after which others change nothing; but a closed pipe gives way to any.
+    number: the number of the first signal that came, after which others change nothing; but a closed pipe gives way to
+    any.
     """
 
     def __init__(self) -> None:

@@ -62,7 +62,8 @@ class RunAs:
 class ReadLayout:
     """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each.
 
-    names: of all options that were read, as they stand in the layout, in Python (``tensor_model_parallel_size``).
+    names: the names of all options that were read, as they stand in the layout, in Python
+    (``tensor_model_parallel_size``).
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -193,8 +194,8 @@ def _hidden(words: Sequence[str], assigned: Collection[str], switches: Collectio
 def require_understood(text: str, read: Collection[str], known: Collection[str], harmless: Collection[str]) -> None:
     """Raises UsageError where the text has an option that says how a model is divided and that was not read.
 
-    read: names of what was; known: of all that can be; harmless: further ones that decide nothing of a plan. All are
-    names in Python (``tensor_model_parallel_size``).
+    read: the names of options that were read. known: those of all that can be read. harmless: further ones that decide
+    nothing of a plan. All are names in Python (``tensor_model_parallel_size``).
     """
     values: dict[str, set[str]] = {}
     for shown, name, value in _options(_COMMENT.sub("", text)):

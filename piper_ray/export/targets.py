@@ -41,7 +41,8 @@ def _any_model(model: TrainedModel) -> None:
 
 @dataclass(frozen=True)
 class _Form:
-    """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say.
+    """How a form of export says a plan. runtime: the one whose rules a plan keeps. require: raises UsageError for a
+    model that it cannot say.
 
     groups: whether some replicas can share the optimizer's state; elsewhere all do, or none."""
 

@@ -136,7 +136,7 @@ def answer(
 
 
 class Report(NamedTuple):
-    """seconds: of all the work, but for getting ready."""
+    """The rows of a batch. seconds: the time of all the work, without that of getting ready."""
 
     rows: tuple[Row, ...]
     seconds: float

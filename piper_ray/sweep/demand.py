@@ -116,7 +116,8 @@ _UNKNOWN_S = 1.0
 
 @dataclass(frozen=True)
 class Demand:
-    """lattices: by kind, whoever plans; as of its point of most devices. planners: the planners by name."""
+    """What points need. lattices: the forecast of each kind's lattice, whoever plans, for its point of most devices.
+    planners: the planners by name."""
 
     lattices: Mapping[PointKind, Forecast]
     planners: Mapping[str, NamedPlanner]

@@ -120,11 +120,12 @@ class Best:
 class Progress:
     """How far a sweep is.
 
-    points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
+    points: the points of the sweep. recorded: those that were recorded before it started. done: those done since then.
+    infeasible: those of them without a plan.
 
-    solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
-    reading and starting Ray. workers: at the moment. best: by workload and schedule, see
-    ``point.scene_name``. errors: how many of each kind.
+    solving_s: the time that all points took on their workers. run_s: the time since the first was handed out. start_s:
+    the time before, of reading and of starting Ray. workers: the workers at the moment. best: the best plans by
+    workload and schedule, see ``point.scene_name``. errors: how many points failed, by kind.
 
     >>> Progress(points=12, recorded=3, done=4).left
     5

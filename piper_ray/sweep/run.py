@@ -109,7 +109,7 @@ def run_sweep(
 
 @dataclass
 class _Run:
-    """The driver's loop. _deaths: of workers since a batch was last answered."""
+    """The driver's loop. _deaths: the deaths of workers since a batch was last answered."""
 
     _sweep: Sweep
     _dataset: Dataset
