@@ -19,15 +19,16 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.software import Calibration, Constant
 
 _PRIOR = 0.3
-"""Of a factor's logarithm: what the tables may well be off by."""
+"""The deviation of a factor's logarithm: what the tables may well be off by."""
 
 _NOISE = 0.04
-"""Of a time's logarithm: what a formula with the right constants is good to, for one layout among others."""
+"""The deviation of a time's logarithm: what a formula with the right constants is good to, for one layout among
+others."""
 
 _HOLD = (_NOISE / _PRIOR) ** 2
 
 _WORTH = 0.05
-"""Of what is left: what a further constant must take off."""
+"""The share of what is left that a further constant must take off."""
 
 _STEP = 0.05
 _LARGEST_STEP = 0.5

@@ -46,7 +46,7 @@ class Untold:
 
 @dataclass(frozen=True)
 class Laid:
-    """A run in the estimator's words. software: its generation's key. assumed: what it does not say."""
+    """A run in the estimator's words. software: the key of its generation. assumed: what the run does not say."""
 
     model: ModelConfig
     software: str
@@ -91,7 +91,7 @@ _SHARDINGS = {
     "zero2": Sharding.GRADIENTS,
     "fsdp": Sharding.WEIGHTS,
 }
-"""By what runs call them."""
+"""The shardings by what runs call them."""
 
 
 def _sharding(run: PublishedRun) -> Sharding:
@@ -140,7 +140,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
 
 
 def _changed(table: _Table, **figures: object) -> _Table:
-    """With figures in place of its own; None: its own."""
+    """The table with figures in place of its own; None: its own."""
     return table.model_copy(update={name: value for name, value in figures.items() if value is not None})
 
 

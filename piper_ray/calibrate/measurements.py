@@ -66,8 +66,8 @@ def _errors_text(errors: Sequence[float]) -> str:
 
 
 def measurements_in(path: str, estimated: Estimated) -> list[Measurement]:
-    """Of a file of runs, or of a workload that was profiled. Raises InputError and UsageError for what is no
-    measurement of that GPU and software."""
+    """The measurements of a file of runs, or of a workload that was profiled. Raises InputError and UsageError for what
+    is no measurement of that GPU and software."""
     if _holds_runs(path):
         return [_of_run(path, run, estimated) for run in read_runs(path)]
     return list(_of_layers(path, load(path), estimated))

@@ -46,14 +46,15 @@ class RunModel(Open):
 
 
 class PublishedRun(Open):
-    """A run as it is published; what is not said is None. step_s: of a whole batch (``global_batch`` sequences).
+    """A run as it is published; what is not said is None. step_s: the time of a whole batch (``global_batch``
+    sequences).
 
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
     precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlapped: whether gradients and
-    transfers are exchanged while passes run. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that
-    is not as sold.
+    transfers are exchanged while passes run. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: the rates of a
+    machine that is not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -96,7 +97,7 @@ class PublishedRun(Open):
 
     @property
     def measured_step_s(self) -> float | None:
-        """As published, or from tokens a second; None where neither is there."""
+        """The time of a step as published, or from tokens a second; None where neither is there."""
         if self.step_s is not None:
             return self.step_s
         known = self.tokens_per_s_per_gpu and self.gpus and self.global_batch and self.seq

@@ -13,7 +13,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
-"""Of functions that estimate, by the command's options where these have other names."""
+"""The parameters of functions that estimate, by the command's options where these have other names."""
 
 
 MODEL_WORDS = "the path of a config.json, or the name of a known model, such as 'llama3-70b'"
@@ -59,11 +59,11 @@ def estimate(
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
 
-    model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: of the table of hardware,
-    such as "H100-SXM"; hardware: the path of a TOML file over that table. tokens: of a sample; microbatch, batch: in
-    samples. None: what the model's own training or the GPU's node has. precision: of matrix products, "bf16", "fp16" or
-    "fp8". software: the generation of training software, such as "megatron-core", "nemo" or "fsdp". lora:
-    rank of adapters that are trained in the model's place (LoRA).
+    model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: an entry of the table of
+    hardware, such as "H100-SXM". hardware: the path of a TOML file over that table. tokens: the tokens of a sample.
+    microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision: the precision
+    of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core",
+    "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
@@ -73,8 +73,8 @@ def estimate(
     that suit the software. keep_gathered: what sequence parallelism would gather again. offload: activations in host
     memory.
 
-    reserve_bytes: of each GPU, left free for CUDA's context, communicators and what is stuck in the allocator, in place
-    of what is usual.
+    reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
+    allocator, in place of what is usual.
 
     calibrate: a file of measured runs in their layouts, or of a profiled workload of this model; the few constants that
     these tell apart are fitted, and the instance's ``notes`` say what was changed and how far.

@@ -24,7 +24,7 @@ UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
 """What typer raises for arguments that it does not understand; it prints them itself and gives them exit code 2."""
 
 PLAIN: dict[str, Any] = {"rich_markup_mode": None, "pretty_exceptions_enable": False}
-"""For ``typer.Typer``: help and complaints are plain text, which is drawn without loading rich."""
+"""Settings for ``typer.Typer``: help and complaints are plain text, which is drawn without loading rich."""
 
 FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
     "solve": {"resume": "checkpoint"},
@@ -51,16 +51,16 @@ _NO_CHOICE = re.compile(r"(?:Value error, )?(?P<given>'[^']*' is not one of) (?P
 
 
 def understood(command: str) -> Callable[[str], str]:
-    """For ``token_normalize_func``: an option's name of today for one of before."""
+    """For ``token_normalize_func``: gives an option's name of today for one of before."""
     former = FORMER_NAMES.get(command, {})
     return lambda name: former.get(name, name)
 
 
 class FlagsAsFlags:
-    """Of a command or a group of them: the help gives flags no type."""
+    """A command, or a group of commands, whose help gives flags no type."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Its arguments and options, as typer asks for them."""
+        """The arguments and options, as typer asks for them."""
         parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for parameter in parameters:
             parameter.process_value = partial(_processed, parameter)
@@ -70,8 +70,8 @@ class FlagsAsFlags:
 
 
 def _processed(parameter: Any, ctx: Any, value: object) -> object:
-    """As typer does, but what is not given is not looked at, and nothing in completion: typer would load pydantic for
-    it, and make an adapter of each option."""
+    """The value as typer processes it, but what is not given is not looked at, and nothing in completion: typer would
+    load pydantic for it, and make an adapter of each option."""
     if ctx.resilient_parsing or (value is None and not parameter.required):
         return value
     return type(parameter).process_value(parameter, ctx, value)
@@ -90,8 +90,8 @@ class Command(FlagsAsFlags, TyperCommand):
         return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click does, but for texts of several options that are one argument: with a blank in front they are none of
-        ours."""
+        """Parses as click does, but for texts of several options that are one argument: with a blank in front they are
+        none of ours."""
         if self.name in TAKES_OPTIONS_AS_TEXT:
             args = [f" {word}" if _OPTIONS_IN_A_TEXT.match(word) else word for word in args]
         return super().parse_args(ctx, args)
@@ -155,14 +155,14 @@ _MODULES = {
     **dict.fromkeys(("profile", "run"), "torch_models"),
     "sweep-report": "sweep",
 }
-"""Of piper_ray.cli, where they are not called as the command is."""
+"""The modules in piper_ray.cli of the commands whose module has another name."""
 
 
 class _Listed(Command):
     """A command that is loaded once it is to run, to show its help, or to complete its options."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
-        """Of the command itself."""
+        """The context of the command itself."""
         assert self.name is not None
         return _load(self.name).make_context(info_name, args, parent, **extra)
 

@@ -115,7 +115,7 @@ def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Sc
 
 
 def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> list[str]:
-    """In words, a line each. silent_on: why nothing is said of the plan."""
+    """What was certified in words, a line each. silent_on: why nothing is said of the plan."""
     kept = found.restrictions.constraints
     which = f" that keeps {', '.join(map(repr, kept))}" if kept else ""
     if found.bound_s < float("inf"):
@@ -131,8 +131,8 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
 
 
 def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> Mapping[str, object]:
-    """For ``--json``; a bound of null: there is no plan; a gap of null: nothing is said of the plan, for these
-    reasons."""
+    """What was certified, for ``--json``. A bound of null: there is no plan. A gap of null: nothing is said of the
+    plan, for these reasons."""
     return {
         "certificate": {
             "bound_s": found.bound_s if found.bound_s < float("inf") else None,

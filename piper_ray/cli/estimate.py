@@ -33,7 +33,7 @@ def parse_replicas(text: str) -> int:
 
 
 def parse_some_replicas(text: str) -> int:
-    """``8``. Raises UsageError."""
+    """The number of a text such as ``8``. Raises UsageError."""
     try:
         number = int(text)
     except ValueError:

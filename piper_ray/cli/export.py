@@ -115,7 +115,7 @@ _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
-"""Of an exported folder: the one that says the plan."""
+"""The file of an exported folder that says the plan is one of these."""
 
 _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
 """Both are of one export, and the first one says the plan."""

@@ -99,7 +99,8 @@ def verify(
 def _valued(
     instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms, *, simulated: bool
 ) -> tuple[Evaluation, Simulation | None]:
-    """By Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule that is broken."""
+    """Values the plan by Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule
+    that is broken."""
     if schedule == PAPERS_SCHEDULE:
         evaluation = evaluate(instance, plan, schedule=schedule, step=step)
         return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
@@ -210,7 +211,7 @@ def simulate(planned: PlannedOptions, asked: SimulateOptions, charged: StepOptio
 
 @dataclass(frozen=True)
 class PlanFiles:
-    """What is compared."""
+    """The plans that are compared."""
 
     plan_files: list[Path] = argument(
         "PLAN...", "Plans, yours first: upstream's JSON, or what solve or import-plan wrote."
@@ -261,7 +262,7 @@ def _compared(
 
 
 def _names(plan_files: list[Path]) -> list[str]:
-    """Their names without folders where these tell them apart."""
+    """The names of the files without folders, where these tell them apart."""
     stems = [path.stem for path in plan_files]
     return stems if len(set(stems)) == len(stems) else [str(path) for path in plan_files]
 

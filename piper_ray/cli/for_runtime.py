@@ -66,7 +66,8 @@ _FREE_GAP = 5e-4
 """How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
 
 _FREE_LEAST_S = 5.0
-"""It is looked for at least so long; and no longer than the runtime's own plan, unless that was given a limit."""
+"""The free plan is looked for at least so long; and no longer than the runtime's own plan, unless that was given a
+limit."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ class RuntimeSolve:
         return f"{_percent(least)} slower than {rules}{bound}: {time_text(free_s)}/microbatch with {_differs(free)}"
 
     def document(self, solution: Solution, free: Solution) -> dict[str, object]:
-        """For ``solve --json``. The runtime's own plan is one without its rules, too."""
+        """The document for ``solve --json``. The runtime's own plan is one without its rules, too."""
         known_s = [s for s in (solution.time_per_sample_s, free.time_per_sample_s) if s is not None]
         return {
             "name": self.runtime.name.value,
@@ -186,7 +187,7 @@ class RuntimeSolve:
         }
 
     def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
-        """Where each rank of the plan is."""
+        """The lines that say where each rank of the plan is."""
         if solution.plan is None:
             return []
         context = context_of(instance, solution.plan)
@@ -298,7 +299,7 @@ def print_alternatives(
 
 
 def alternatives_document(instance: Instance, found: Alternatives) -> list[dict[str, object]]:
-    """For ``solve --json``: their figures and stages."""
+    """The alternatives' figures and stages, for ``solve --json``."""
     from piper_ray.report.comparison import ComparedPlan, comparison_document
     from piper_ray.workloads.formats.plans import stage_documents
 

@@ -35,7 +35,7 @@ _NOTHING_WITHIN_S = 0.3
 """The same, as long as it has nothing to answer with."""
 
 END_WITHIN_S = 2.6
-"""After a signal, whatever is left undone then."""
+"""The time after a signal at which whatever is left is left undone."""
 
 _POLL_S = 0.05
 _WORDS: dict[int | None, str] = {signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
@@ -87,14 +87,15 @@ class Signals:
 
 
 def noted(number: int, frame: FrameType | None) -> None:
-    """For ``Signals``: the byte in the pipe is all there is to do."""
+    """The handler for ``Signals``: the byte in the pipe is all there is to do."""
 
 
 @final
 class Interrupts:
-    """Of this process, while the context lasts; in any other than the main thread there are none.
+    """The interrupts of this process, while the context lasts. In any other than the main thread there are none.
 
-    number: of the first signal that came, after which others change nothing; but a closed pipe gives way to any.
+    number: the number of the first signal that came, after which others change nothing; but a closed pipe gives way to
+    any.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class Interrupts:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """After a signal all stays as it is: the process has to end, and in time."""
+        """Leaves all as it is after a signal: the process has to end, and in time."""
         if not self._listens or self.number in self._signals.handlers:
             return
         sys.unraisablehook = self._unraisable_before
@@ -127,7 +128,8 @@ class Interrupts:
 
     @contextlib.contextmanager
     def raising(self) -> Iterator[None]:
-        """Within, until ``run``, a signal raises KeyboardInterrupt on the main thread: there is nothing to lose yet.
+        """A context in which a signal, until ``run``, raises KeyboardInterrupt on the main thread: there is nothing to
+        lose yet.
 
         What is being loaded then may make another error of it, as a descriptor's ``__set_name__`` does, which is told
         as what it comes from.
@@ -150,11 +152,11 @@ class Interrupts:
 
     @property
     def exit_code(self) -> int | None:
-        """As shells have it; None if there was no signal."""
+        """The exit code as shells have it; None if there was no signal."""
         return None if self.number is None else 128 + self.number
 
     def stop(self, number: int) -> None:
-        """As if the signal had come, but that nothing is raised."""
+        """Does what the signal would do, but raises nothing."""
         if self.number in (None, signal.SIGPIPE):
             self._came_at_s = time.monotonic()
             self.number = number
@@ -211,12 +213,12 @@ class Interrupts:
         end.start()
 
     def finish(self) -> None:
-        """Once the answer is written: waits for the end of what was given up, but not for long."""
+        """Waits, once the answer is written, for the end of what was given up, but not for long."""
         for end in self._ends:
             end.join(ANSWER_WITHIN_S)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """On the main thread, whenever it comes by."""
+        """Handles a signal on the main thread, whenever it comes by."""
         self.stop(number)
         if self._raising:
             self._raising = False
@@ -262,7 +264,7 @@ _current: Interrupts | None = None
 
 @contextlib.contextmanager
 def listening() -> Iterator[Interrupts]:
-    """Those of this process, from the outermost of such contexts on."""
+    """The interrupts of this process, from the outermost of such contexts on."""
     global _current  # noqa: PLW0603 - signals are the process's
     if _current is not None:
         yield _current
@@ -275,6 +277,6 @@ def listening() -> Iterator[Interrupts]:
 
 
 def current() -> Interrupts:
-    """Inside ``listening``."""
+    """The interrupts of this process, inside ``listening``."""
     assert _current is not None
     return _current

@@ -21,7 +21,7 @@ Value = TypeVar("Value")
 _Made = TypeVar("_Made")
 
 REQUIRED: Any = MISSING
-"""As the default of an option that has to be given."""
+"""The default of an option that has to be given."""
 
 _DECLARED = "typer"
 _UNIT = re.compile("_(bytes_per_s|bytes|s)$")
@@ -36,8 +36,8 @@ def option(
     **more: Any,
 ) -> Any:
     """A field that an option gives. metavar: None for a flag, and for a choice whose help is to list all there is.
-    text: its help. names: ``option_name``'s if none are given. parse: its UsageError becomes a complaint that names the
-    option. more: of ``typer.Option``."""
+    text: the option's help. names: those of ``option_name`` if none are given. parse: its UsageError becomes a
+    complaint that names the option. more: other arguments of ``typer.Option``."""
     own = typer.Option(*names, metavar=metavar, help=text, parser=parse and option_value(parse), **more)
     return field(default=default, kw_only=True, metadata={_DECLARED: own})
 
@@ -59,8 +59,8 @@ def option_name(field_name: str) -> str:
 
 
 def of_options(kind: type[_Made], *groups: object, **more: object) -> _Made:
-    """One of the library's dataclasses. groups: of options, of which it takes those with the names of its fields. more:
-    fields that no option gives as it is."""
+    """One of the library's dataclasses. groups: groups of options, of which it takes those with the names of its
+    fields. more: fields that no option gives as it is."""
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     found = {name: value for group in groups for name, value in vars(group).items() if name in names}
     return kind(**found | more)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from piper_ray.engine.backends.ray.session import Services
 
 SUPERVISED = "PIPER_RAY_SUPERVISED"
-"""In the environment of a child that is started again when it dies: its answer is in its checkpoint."""
+"""The variable in the environment of a child that is started again when it dies: its answer is in its checkpoint."""
 
 _ANSWER, _INPUT, _SERVICES, _WHOLE = "answer", "input", "services", "whole"
 """Kinds of messages from the child to its parent."""
@@ -39,7 +39,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Left:
-    """What a child has left that was ended from outside. cause: in words; exit_code: what to end with."""
+    """What a child has left that was ended from outside. cause: what ended it, in words. exit_code: what to end
+    with."""
 
     def __init__(self, told: Mapping[str, bytes], cause: str, exit_code: int) -> None:
         self.cause, self.exit_code = cause, exit_code
@@ -63,12 +64,12 @@ _lock = threading.Lock()
 
 
 def left() -> Left | None:
-    """Of the child, in whose place this process now is."""
+    """What is left of the child, in whose place this process now is."""
     return _left
 
 
 def tell(answer: object) -> None:
-    """This is what there is from now on, should the process be ended. Does nothing without a parent."""
+    """Says that this is what there is from now on, should the process be ended. Does nothing without a parent."""
     _tell(_ANSWER, answer)
 
 
@@ -218,7 +219,7 @@ def _end_like(status: int) -> NoReturn:
 
 
 def _explained(told: Mapping[str, bytes], ended: list[str], status: int) -> tuple[str, int]:
-    """In words what ended the child, and the exit code for that."""
+    """Words that say what ended the child, and the exit code for that."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         how, code = f"was killed by {signal.Signals(number).name}", 128 + number

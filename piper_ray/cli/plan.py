@@ -35,7 +35,7 @@ WORKLOAD, PLAN = "workload.toml", "plan.json"
 
 @dataclass(frozen=True)
 class PlanOfferOptions(OfferOptions):
-    """With the optimizer's state over all replicas, if nothing else is asked for."""
+    """The offered ways with the optimizer's state over all replicas, if nothing else is asked for."""
 
     zero: int = option(
         "SHARDS",
@@ -188,7 +188,7 @@ def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
 
 
 def _on_whole_gpus(found: FoundPlans) -> Instance:
-    """With the memory that was set aside."""
+    """The instance with the memory that was set aside."""
     instance = found.best.instance
     return instance.replace(memory_bytes=instance.memory_bytes + found.demand.set_aside_bytes)
 
@@ -225,7 +225,7 @@ def _write(found: FoundPlans, launch: Export, out: Path, command: str) -> list[P
 
 
 def _write_page(found: FoundPlans, out: Path) -> list[Path]:
-    """None after an interrupt; raises KeyboardInterrupt for one meanwhile."""
+    """The files written; none after an interrupt. Raises KeyboardInterrupt for one meanwhile."""
     if current().number is not None:
         return []
 

@@ -25,8 +25,9 @@ from typing import Any, TextIO, cast, final
 
 
 def open_standard_streams() -> None:
-    """To nowhere, where the process was started with closed ones: before any other file, which would take their place
-    and get what is printed. As all are opened in turn, each gets its own descriptor, the lowest that is free."""
+    """Opens standard streams to nowhere, where the process was started with closed ones: before any other file, which
+    would take their place and get what is printed. As all are opened in turn, each gets its own descriptor, the lowest
+    that is free."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
@@ -64,7 +65,7 @@ class Stdout:
         self._closed = closed
 
     def close(self) -> None:
-        """Its reader is gone."""
+        """Marks that its reader is gone."""
         if not self.is_closed:
             self.is_closed = True
             self._closed()
@@ -92,7 +93,7 @@ class _Descriptor(io.RawIOBase):
         self._fault = fault
 
     def write(self, data: Any, /) -> int:
-        """data: of bytes."""
+        """Writes data, which are bytes."""
         if self._output.is_closed:
             return len(data)
         if self._fault is not None:
@@ -143,7 +144,7 @@ _at_end = ExitStack()
 
 
 def begin_loading() -> None:
-    """For a process that runs one command and ends."""
+    """Begins the loading of a process that runs one command and ends."""
     for name, value in _VARIABLES.items():
         if name not in os.environ:
             os.environ[name] = value
@@ -155,5 +156,5 @@ def begin_loading() -> None:
 
 
 def end_loading() -> None:
-    """Before whatever may take long. Does nothing in another process, or a second time."""
+    """Ends the loading before whatever may take long. Does nothing in another process, or a second time."""
     _at_end.close()

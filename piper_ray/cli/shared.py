@@ -63,7 +63,7 @@ class WorkloadOptions:
 
 @dataclass(frozen=True)
 class PlannedOptions(WorkloadOptions):
-    """INPUT and PLAN."""
+    """The options INPUT and PLAN."""
 
     plan_file: Path = argument("PLAN", "The plan: upstream's JSON, or what solve wrote with --out or --json.")
 
@@ -108,7 +108,7 @@ class ScheduleOptions:
         return self.schedule or known or PAPERS_SCHEDULE
 
     def valued(self, known: Schedule | None) -> Schedule:
-        """That under which a finished plan is valued: a name alone keeps the chunks that are known."""
+        """The schedule under which a finished plan is valued: a name alone keeps the chunks that are known."""
         asked = self.asked(known)
         return known if known is not None and asked == known.name else Schedule.of(asked)
 

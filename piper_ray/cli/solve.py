@@ -173,7 +173,7 @@ def told(listener: Listener, stop: Stop[Solution]) -> Listener:
 
 
 def tell_of(solution: Solution) -> None:
-    """To the parent, without what takes long to count."""
+    """Tells the parent of the solution, without what takes long to count."""
     if outliving.has_parent():
         outliving.tell(replace(solution, stats=replace(solution.stats, pairs=None)))
 
@@ -189,7 +189,7 @@ def left_solution(heritage: outliving.Left, checkpoint: str | None) -> Solution:
 
 
 def going_on(checkpoint: str | None) -> str:
-    """How, in words."""
+    """Words that say how to go on."""
     return "" if checkpoint is None else "; the same command goes on from the checkpoint"
 
 

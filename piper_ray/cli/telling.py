@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """On stderr, above a live line if there is one: ``typer.echo`` goes past the stream that looks after the line."""
+    """Writes to stderr, above a live line if there is one: ``typer.echo`` goes past the stream that looks after the
+    line."""
     print(f"piper-ray: {text}", file=sys.stderr)  # noqa: T201 - the reason above
 
 
@@ -70,8 +71,8 @@ class Unwritten:
 
 @contextmanager
 def judged(plan_file: Path, instance: Instance, heading: str | None = None) -> Iterator[None]:
-    """Of a plan for another workload one line says so, in place of each rule that it breaks; one for another cluster or
-    batch is told beside these. heading: of the complaint; None: as it is."""
+    """A context in which one line tells that a plan is for another workload, in place of each rule that it breaks; that
+    it is for another cluster or batch is told beside these. heading: the complaint's; None: as it is."""
     try:
         yield
     except InvalidPlan as error:

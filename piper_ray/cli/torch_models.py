@@ -48,7 +48,7 @@ class FactoryOptions:
 
     @property
     def arguments(self) -> dict[str, object]:
-        """Raises UsageError."""
+        """The factory's arguments. Raises UsageError."""
         from piper_ray.workloads.measure.arguments import parse_argument
 
         return dict(parse_argument(text) for text in self.arg or ())
@@ -129,7 +129,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
 
 
 def _measured(store: Store, run: Callable[[Progress], Profile]) -> Profile:
-    """With a live line. What was measured before an interruption stays in the store."""
+    """The profile, with a live line. What was measured before an interruption stays in the store."""
     try:
         with working("measuring") as show:
 
@@ -245,7 +245,7 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
 
 
 def _rank_of_torchrun(job: Job) -> Run | None:
-    """This process as a rank: the run on the first one. Raises what went wrong here."""
+    """Runs this process as a rank and gives the run on the first one. Raises what went wrong here."""
     from piper_ray.run.rank import told, work
 
     try:

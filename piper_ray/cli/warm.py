@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WarmOptions:
-    """Who compiles."""
+    """How many processes compile."""
 
     processes: int | None = option("COUNT", "Side by side. As many as cores if not given.", min=1)
 
@@ -128,11 +128,11 @@ PARTS: dict[str, Callable[[], None]] = {
     "certificates": _certificates,
     "baselines": _baselines,
 }
-"""Those that take longest first."""
+"""The parts to warm, those that take longest first."""
 
 
 def _chain(size: int, with_tensor: bool = False) -> Instance:
-    """Of layers that may recompute, with too little memory for none to do so."""
+    """A chain of layers that may recompute, with too little memory for none to do so."""
     layers = []
     for layer in range(size):
         tmpcs = {

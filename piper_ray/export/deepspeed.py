@@ -68,7 +68,8 @@ def _buffer_bytes(job: ExportJob) -> tuple[float, ...]:
 
 
 def _border_bytes(job: ExportJob, stage: int) -> float:
-    """Of the tensor that comes into a stage, whole, for a microbatch: what one device without others receives."""
+    """The bytes of the whole tensor that comes into a stage, for a microbatch: what one device without others
+    receives."""
     first = job.in_order(job.plan.stages[stage].layers)[0]
     row = job.instance.layer_by_id[first].tmpcs
     plain = row.get(1, row[job.replica_devices])[0]
@@ -89,7 +90,7 @@ _OPTIMIZER = {
 
 
 def deepspeed_config(job: ExportJob) -> dict[str, object]:
-    """Without precision and optimizer where nobody knows how the model is trained."""
+    """The configuration, without precision and optimizer where nobody knows how the model is trained."""
     model = job.instance.model
     batch: dict[str, object] = {
         "train_batch_size": job.global_batch_samples,
@@ -119,7 +120,7 @@ def _precision(job: ExportJob, model: TrainedModel) -> dict[str, object]:
 
 
 def reduced_bytes(job: ExportJob, model: TrainedModel) -> float:
-    """Of a gradient on its way to the other replicas, as the plan's times have it."""
+    """The bytes of a gradient on its way to the other replicas, as the plan's times have it."""
     software = job.software
     if software is None:
         return model.gradient_bytes
@@ -130,7 +131,8 @@ def reduced_bytes(job: ExportJob, model: TrainedModel) -> float:
 
 
 def trained_parameters(job: ExportJob) -> dict[int, int] | None:
-    """On a rank, of each layer id, by what replicas exchange of it; None where nobody knows the bytes of each."""
+    """The parameters on a rank that are trained, of each layer id, by what replicas exchange of it; None where nobody
+    knows the bytes of each."""
     model = job.instance.model
     if model is None:
         return None

@@ -14,7 +14,7 @@ from piper_ray.storage.files import write_atomically
 
 
 class Target(str, Enum):
-    """As ``export --to`` knows them."""
+    """The targets as ``export --to`` knows them."""
 
     MEGATRON = "megatron"
     MEGATRON_BRIDGE = "megatron-bridge"
@@ -26,15 +26,15 @@ class Target(str, Enum):
 
 
 RANKS = "ranks.csv"
-"""Which rank is which, a line for each below the columns' names."""
+"""The file that says which rank is which, a line for each below the columns' names."""
 
 
 @dataclass(frozen=True)
 class Export:
     """files: texts by file name. command: what starts the training. notes: what the form could not hold, and what was
-    assumed, a sentence each. excess: of each rank that needs more memory than a device has, which notes tell too.
-    usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of each
-    pipeline rank beyond the plan's figures; empty where nothing is known of it."""
+    assumed, a sentence each. excess: a sentence on each rank that needs more memory than a device has; notes tell it
+    too. usage: how the files are used, Markdown for the README. beyond_bytes: what the runtime holds on a device of
+    each pipeline rank beyond the plan's figures; empty where nothing is known of it."""
 
     files: Mapping[str, str]
     command: str
@@ -45,7 +45,7 @@ class Export:
 
     @property
     def missing_bytes(self) -> float:
-        """To be set aside of each device so that the launch fits; 0 where it does, or where that is not why."""
+        """The bytes to set aside of each device so that the launch fits; 0 where it does, or where that is not why."""
         return max(self.beyond_bytes, default=0.0) if self.excess else 0.0
 
     def write(self, folder: Path) -> list[Path]:
@@ -67,7 +67,7 @@ def json_text(document: object) -> str:
 
 
 def yaml_text(document: object) -> str:
-    """In the document's order, short lists in a line."""
+    """The document as YAML in its order, with short lists in a line."""
     import yaml  # what --help shows of the forms does not need it
 
     return str(yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120))

@@ -17,7 +17,7 @@ Settings = dict[str, Value]
 
 
 class PlanFlag(Closed):
-    """See ``flags.toml``."""
+    """A flag, as ``flags.toml`` has it."""
 
     name: str
     says: str = ""
@@ -57,7 +57,7 @@ _TABLES = _Tables.model_validate(parse_toml("flags.toml", files(__package__).joi
 MEGATRON, TITAN, TORCH = _TABLES.megatron, _TABLES.torchtitan, _TABLES.torch
 
 READ_FLAGS = {flag.name: flag for flag in (*MEGATRON.written, *MEGATRON.older)}
-"""Of Megatron, by name."""
+"""Megatron's flags by name."""
 
 RENAMED_FIELDS = {
     field.rpartition(".")[2]: flag.name
@@ -68,11 +68,11 @@ RENAMED_FIELDS = {
 """Names of Megatron's arguments by those of fields that are called otherwise."""
 
 READ_FIELDS = frozenset(flag.name for flag in (*TITAN.written, *TITAN.older))
-"""Of torchtitan's table of parallelism."""
+"""The fields of torchtitan's table of parallelism."""
 
 
 TORCH_NAMES = {ScheduleName(name): torchs for name, torchs in TORCH.schedules.items()}
-"""Of schedules, as torch knows them."""
+"""The names of schedules, as torch knows them."""
 
 
 def flag_of(name: str) -> str:
@@ -81,5 +81,5 @@ def flag_of(name: str) -> str:
 
 
 def true_ones(settings: Settings) -> Settings:
-    """Without switches that are off."""
+    """The settings without switches that are off."""
     return {name: value for name, value in settings.items() if value is not False}

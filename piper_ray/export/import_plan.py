@@ -9,14 +9,8 @@ from dataclasses import dataclass, replace
 
 import yaml
 
+from piper_ray.export import megatron_arguments
 from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, TITAN
-from piper_ray.export.megatron_arguments import (
-    are_arguments,
-    is_recipe,
-    read_arguments,
-    read_recipe,
-    read_sections,
-)
 from piper_ray.export.megatron_layout import read_string
 from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
@@ -66,14 +60,14 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
         return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
     read = _read(text, document, pieces, instance, run_as)
-    if document is not None or are_arguments(text) or is_recipe(text):
+    if document is not None or megatron_arguments.are_arguments(text) or megatron_arguments.is_recipe(text):
         require_understood(text, read.names.union(MEGATRON.compared), _KNOWN, _HARMLESS)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 
 def _document(text: str) -> object:
     """What JSON, YAML or TOML says; None for a text that is none of these."""
-    if are_arguments(text) or is_recipe(text):
+    if megatron_arguments.are_arguments(text) or megatron_arguments.is_recipe(text):
         return None
     if text.startswith(("[", "{")):
         try:
@@ -100,10 +94,10 @@ def _document(text: str) -> object:
 
 
 def _read(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
-    if are_arguments(text):
-        return read_arguments(text, pieces, instance)
-    if is_recipe(text):
-        return read_recipe(text, pieces, instance)
+    if megatron_arguments.are_arguments(text):
+        return megatron_arguments.read_arguments(text, pieces, instance)
+    if megatron_arguments.is_recipe(text):
+        return megatron_arguments.read_recipe(text, pieces, instance)
     if document is None:
         if "\n" in text:
             raise UsageError(f"layout: several lines that are no layout; expected {FORMS}")
@@ -114,7 +108,7 @@ def _read(text: str, document: object, pieces: ModelPieces, instance: Instance, 
         raise UsageError(f"layout: no layout; expected {FORMS}")
     if "parallelism" in document:
         return read_config(document, pieces, instance)
-    if (found := read_sections(document, pieces, instance)) is not None:
+    if (found := megatron_arguments.read_sections(document, pieces, instance)) is not None:
         return found
     kind = advice(document)
     what = "parallelism is missing" if kind is None else f"not a layout but {kind}"
@@ -157,7 +151,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
 
 
 def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Sequence[int]:
-    """Of each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
+    """For each stage how many first blocks recompute, if any do. Raises UsageError for more than any stage has."""
     given = run_as.recomputed_layers
     blocks = [sum(map(pieces.is_block, stage)) for stage in stages]
     if given is None:
@@ -265,7 +259,7 @@ _OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimat
 def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
     """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
 
-    replicas: of a weight.
+    replicas: the replicas of a weight.
     """
     asked = replicas if run_as.optimizer_shards == ALL_REPLICAS else run_as.optimizer_shards or 1
     what = Sharding.WEIGHTS if run_as.weights_sharded else Sharding.OPTIMIZER
@@ -299,7 +293,7 @@ def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[s
 
 
 def _schedule(run_as: RunAs, chunks: int, ranks: int, microbatches: int) -> Schedule:
-    """microbatches: of a replica."""
+    """microbatches: the number of a replica."""
     usual = ScheduleName.INTERLEAVED if chunks > 1 else ScheduleName.ONE_F_ONE_B
     name, group = run_as.schedule or usual, run_as.group
     if name is not ScheduleName.INTERLEAVED or group == group_size(ranks, microbatches, None):

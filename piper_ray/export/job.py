@@ -41,7 +41,7 @@ class ExportJob:
 
     @property
     def replica_devices(self) -> int:
-        """Of a stage's replica: t, times the groups that share a sequence."""
+        """The devices of a stage's replica: t, times the groups that share a sequence."""
         return self.plan.stages[0].tensor_parallel_degree
 
     @property
@@ -61,7 +61,7 @@ class ExportJob:
 
     @property
     def sequence_parallel(self) -> bool:
-        """Of all layers that have the choice."""
+        """Whether all layers that have the choice run with sequence parallelism."""
         return self.setting.sequence_parallel
 
     @property
@@ -71,12 +71,13 @@ class ExportJob:
 
     @cached_property
     def experts(self) -> int:
-        """Of a layer whose tokens are routed to some; 0 where none is."""
+        """The experts of a layer whose tokens are routed to some; 0 where there is no such layer."""
         return max(layer.experts for layer in self.instance.layers)
 
     @property
     def expert_parallel(self) -> int | None:
-        """That experts are spread over, apart from t or over just these devices; None where nobody knows of any."""
+        """The ranks that experts are spread over, apart from t or over just these devices; None where nobody knows of
+        any."""
         if self.setting.experts is not None:
             return self.setting.experts
         return self.tensor_parallel if self.experts else None
@@ -88,7 +89,7 @@ class ExportJob:
 
     @property
     def blocks(self) -> int:
-        """Of the model. Raises UsageError for a model that is no embedding, blocks and head."""
+        """The number of the model's blocks. Raises UsageError for a model that is no embedding, blocks and head."""
         return self.pieces.blocks
 
     @property
@@ -98,7 +99,7 @@ class ExportJob:
 
     @property
     def tokens_per_sample(self) -> int | None:
-        """None where the workload does not say."""
+        """The tokens of a sample; None where the workload does not say."""
         return self.instance.batch.tokens_per_sample
 
     @property
@@ -125,12 +126,12 @@ class ExportJob:
 
     @property
     def pipeline_ranks(self) -> int:
-        """p."""
+        """p: the ranks of a pipeline."""
         return len(self.plan.stages) // self.schedule.v
 
     @property
     def ranks(self) -> int:
-        """Of the whole job: d t c p."""
+        """The number of ranks of the whole job: d t c p."""
         return self.data_parallel * self.replica_devices * self.pipeline_ranks
 
     @property
@@ -145,17 +146,17 @@ class ExportJob:
 
     @property
     def global_batch_samples(self) -> int:
-        """Of a step, over all replicas."""
+        """The samples of a step, over all replicas."""
         return self.instance.microbatches * self.microbatch_samples
 
     @property
     def processes_per_node(self) -> int:
-        """As many as a node has GPUs; the last one may have fewer."""
+        """The processes of a node: as many as it has GPUs; the last node may have fewer."""
         return min(self.gpus_per_node, self.ranks)
 
     @property
     def nodes(self) -> int:
-        """That the ranks fill one after the other."""
+        """The number of nodes that the ranks fill one after the other."""
         return -(-self.ranks // self.processes_per_node)
 
     @property
@@ -182,7 +183,7 @@ class ExportJob:
 
     @cached_property
     def tmpcs(self) -> dict[int, Tmpc]:
-        """By layer id, stage after stage, as these list their layers."""
+        """The TMPCs by layer id, stage after stage, as these list their layers."""
         return {layer: tmpc for stage in self.plan.stages for layer, _, tmpc in choices_made(self.instance, stage)}
 
     @cached_property
@@ -214,7 +215,7 @@ class ExportJob:
         return {layer: index for index, layer in enumerate(layers_in_order(self.instance))}
 
     def recomputation_of(self, layer: int) -> Recomputation:
-        """Of a layer, by its id."""
+        """The recomputation of a layer, by the layer's id."""
         return self.tmpcs[layer].mode.recomputation
 
     def _choices(self, layer: int) -> list[Recomputation]:
@@ -223,7 +224,7 @@ class ExportJob:
 
     @cached_property
     def recomputed(self) -> tuple[tuple[Recomputation, ...], ...]:
-        """Of each stage, for its layers that have the choice, in the model's order."""
+        """The recomputation of each stage, for its layers that have the choice, in the model's order."""
         return tuple(
             tuple(
                 self.recomputation_of(layer)
@@ -235,7 +236,8 @@ class ExportJob:
 
     @cached_property
     def recomputation(self) -> Recomputation | None:
-        """Of all layers that have the choice, each with the parts of it that it has; None where they differ."""
+        """The recomputation of all layers that have the choice, each with the parts of it that it has; None where they
+        differ."""
         kinds = {kind for stage in self.recomputed for kind in stage} or {Recomputation.NONE}
         if len(kinds) == 1:
             return kinds.pop()
@@ -310,7 +312,7 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
 
 
 def _unsupported(job: ExportJob) -> Iterator[str]:
-    """Of a plan with one d and one t."""
+    """What is not supported of a plan with one d and one t."""
     instance, plan, runtime = job.instance, job.plan, job.runtime
     t, ranks = job.replica_devices, job.pipeline_ranks
     for constraint in runtime.constraints(instance, job.schedule.name, job.gpus_per_node):

@@ -1,6 +1,6 @@
-"""For Megatron: what a plan asks of it, as arguments by their names in Python (parallelism, batch, recomputation,
-precision), and the files that say so: to Megatron-LM's ``pretrain_gpt.py``; to a Megatron-Bridge recipe, as a module
-whose ``apply`` sets its fields and refuses another model; and to FlagScale, as meshes, layers and recomputation of each
+"""What a plan asks of Megatron, as arguments by their names in Python (parallelism, batch, recomputation, precision),
+and the files that say so: to Megatron-LM's ``pretrain_gpt.py``; to a Megatron-Bridge recipe, as a module whose
+``apply`` sets its fields and refuses another model; and to FlagScale, as meshes, layers and recomputation of each
 stage.
 
 FlagScale's names were read in the source of FlagScale 1.0, whose Megatron-LM is 0.15 (third_party/Megatron-LM): all
@@ -175,7 +175,7 @@ _OPTIMIZERS: dict[float, Settings] = {
     12.0: {},
     8.0: {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
 }
-"""By bytes a parameter: fp32 weights and moments; moments in bf16."""
+"""The settings of optimizers by bytes a parameter: fp32 weights and moments; moments in bf16."""
 
 
 _PRECISIONS = {
@@ -225,7 +225,7 @@ def require_bridge_model(model: TrainedModel) -> DecoderShape:
 
 
 def _bridge_fields(job: ExportJob) -> dict[str, object]:
-    """Of the config, with what the plan does not ask for: a recipe may have that of another layout."""
+    """The fields of the config, with what the plan does not ask for: a recipe may have that of another layout."""
     settings = _plan_settings(job) | _overlap_settings(job)
     usual: dict[str, object] = {
         "expert_model_parallel_size": 1,

@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def read_arguments(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """Of a command's text. Flags that say nothing of the plan are left aside. Raises UsageError."""
+    """The layout of a command's text. Flags that say nothing of the plan are left aside. Raises UsageError."""
     read = _read(command_words(text, _SOURCE, _SWITCHES), pieces, instance)
     started, said = ranks_started(text), read.run_as
     each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
@@ -73,9 +73,9 @@ def read_arguments(text: str, pieces: ModelPieces, instance: Instance) -> ReadLa
 def read_values(
     values: Mapping[str, object], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
 ) -> ReadLayout:
-    """Of flags by their names in Python, as configurations have them: ``tensor_model_parallel_size``.
+    """The layout of flags by their names in Python, as configurations have them: ``tensor_model_parallel_size``.
 
-    letters: of each stage, such as ``Ett``, where no flag says which layers it has.
+    letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has.
     """
     known = {name: value for name, value in values.items() if name in READ_FLAGS}
     words = [_words(READ_FLAGS[name], value) for name, value in known.items() if value is not None]
@@ -241,7 +241,7 @@ def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> 
 
 
 _LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
-"""Of a layout string, by a Bridge layout's words."""
+"""The letters of a layout string, by a Bridge layout's words."""
 
 _SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
 _CHANGED = re.compile(r"cfg\.[\w.]+ *[-+*/|%]+=.*")
@@ -253,7 +253,7 @@ def is_recipe(text: str) -> bool:
 
 
 def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """Of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
+    """The layout of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
     values: dict[str, object] = {}
     if (changed := _CHANGED.search(text)) is not None:
         raise UsageError(f"{changed[0]}: expected a value that need not be worked out")
@@ -266,7 +266,7 @@ def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayou
 
 
 def _value(text: str) -> object:
-    """None for what has to be worked out."""
+    """The value of a literal; None for what has to be worked out."""
     try:
         return ast.literal_eval(text.partition("#")[0] if '"' not in text and "'" not in text else text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -274,7 +274,7 @@ def _value(text: str) -> object:
 
 
 def read_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """Of a config's fields by their own names, without those of its sections. Raises UsageError."""
+    """The layout of a config's fields by their own names, without those of its sections. Raises UsageError."""
     named = {_argument(name): value for name, value in values.items()}
     layout = named.get("pipeline_model_parallel_layout")
     if isinstance(layout, list):
@@ -286,7 +286,7 @@ def read_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Ins
 
 
 def _argument(field: str) -> str:
-    """Its name among Megatron-LM's arguments."""
+    """A field's name among Megatron-LM's arguments."""
     return RENAMED_FIELDS.get(field, field)
 
 
@@ -309,7 +309,8 @@ _SECTIONS_DEEP = 4
 
 
 def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:
-    """Of a YAML whose sections have Megatron's names: FlagScale's, or a Megatron-Bridge config's. None for another."""
+    """The layout of a YAML whose sections have Megatron's names: FlagScale's, or a Megatron-Bridge config's. None for
+    another."""
     values = _flat(document)
     if not values.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size"}:
         return None

@@ -37,7 +37,7 @@ _Fault = Callable[[int, str], UsageError]
 
 
 def _unrolled(bare: str, begin: int, end: int, fault: _Fault) -> str:
-    """Its items from one place to another, each as often as it says."""
+    """The items of a layout from one place to another, each as often as it says."""
     found = ""
     at = begin
     while at < end:
@@ -141,7 +141,7 @@ def with_ends(counts: list[int], predictors: int, *, embedding: bool = False, lo
 
 
 def pieces_of_letters(letters: Sequence[str], pieces: ModelPieces) -> tuple[tuple[int, ...], ...]:
-    """Of each stage, from a text such as ``Ett``."""
+    """The pieces of each stage, from a text such as ``Ett``."""
     block, stages = 0, []
     for stage in letters:
         found = []

@@ -66,11 +66,11 @@ def require_divided(shape: DecoderShape, t: int, each: int) -> None:
 
 _BIASES = {(False, False, False): ("disable_bias_linear",), (True, True, True): (),
            (True, False, False): ("disable_bias_linear", "add_qkv_bias")}  # fmt: skip
-"""Of queries, keys and values, of attention's output, of the feed-forward part: the switches that say so."""
+"""The switches for biases: of queries, keys and values, of attention's output, and of the feed-forward part."""
 
 
 def _biases(shape: DecoderShape) -> tuple[bool, bool, bool]:
-    """Of queries, keys and values, of attention's output, and of what feeds forward."""
+    """Whether there are biases of queries, keys and values, of attention's output, and of what feeds forward."""
     rules, experts = shape.rules, shape.experts
     return rules.query_bias, rules.output_bias, rules.inner_bias if experts is None else experts.bias
 

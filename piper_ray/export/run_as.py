@@ -49,7 +49,7 @@ class RunAs:
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RunAs:
-        """Of figures by their names here; further ones are no part of it."""
+        """What the figures say by their names here; further ones are no part of it."""
         return cls(**{field.name: said[field.name] for field in fields(cls) if field.name in said})
 
     def over(self, other: RunAs) -> RunAs:
@@ -62,7 +62,8 @@ class RunAs:
 class ReadLayout:
     """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each.
 
-    names: of all options that were read, as they stand in the layout, in Python (``tensor_model_parallel_size``).
+    names: the names of all options that were read, as they stand in the layout, in Python
+    (``tensor_model_parallel_size``).
     """
 
     stages: tuple[tuple[int, ...], ...]
@@ -126,7 +127,7 @@ _OLDER_RECOMPUTATION = ("activations_checkpoint", "checkpoint_activations", "che
 
 _LONG = ("parallel", "pipeline")
 _ALIKE = 0.85
-"""Of difflib's ratio, from which on a name is a known one misspelt."""
+"""The ratio of difflib from which on a name is a known one misspelt."""
 
 
 def command_words(text: str, source: str, switches: Collection[str]) -> list[str]:
@@ -148,13 +149,13 @@ def command_words(text: str, source: str, switches: Collection[str]) -> list[str
 
 
 def ranks_started(text: str) -> int | None:
-    """As torchrun is told; None where it is not, or not with numbers."""
+    """The number of ranks that torchrun is told to start; None where it is not told, or not with numbers."""
     said = {match["name"][:5]: int(match["count"]) for match in _STARTED.finditer(text)}
     return said["nproc"] * said["nnode"] if len(said) == len({"nproc", "nnode"}) else None
 
 
 def _of_training(words: Sequence[str]) -> Iterator[str]:
-    """Without commands that stand beside or behind the training's own."""
+    """The training's own words, without commands that stand beside or behind it."""
     beside = False
     for word in words:
         if word in _SEPARATORS or word.startswith((">", "2>", "&>")):
@@ -167,7 +168,7 @@ def _of_training(words: Sequence[str]) -> Iterator[str]:
 
 
 def _bare(word: str) -> str:
-    """Without what begins or ends a list, or ends a command."""
+    """The word without what begins or ends a list, or ends a command."""
     word = _LIST.sub("", word)
     return word if "(" in word else word.rstrip(";)")
 
@@ -193,8 +194,8 @@ def _hidden(words: Sequence[str], assigned: Collection[str], switches: Collectio
 def require_understood(text: str, read: Collection[str], known: Collection[str], harmless: Collection[str]) -> None:
     """Raises UsageError where the text has an option that says how a model is divided and that was not read.
 
-    read: names of what was; known: of all that can be; harmless: further ones that decide nothing of a plan. All are
-    names in Python (``tensor_model_parallel_size``).
+    read: the names of options that were read. known: those of all that can be read. harmless: further ones that decide
+    nothing of a plan. All are names in Python (``tensor_model_parallel_size``).
     """
     values: dict[str, set[str]] = {}
     for shown, name, value in _options(_COMMENT.sub("", text)):

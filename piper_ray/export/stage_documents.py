@@ -36,7 +36,8 @@ class _Module(Open):
 
 
 class _StageRow(Open):
-    """Its modules are read one by one. calls: which of its module's calls each is."""
+    """A row of a stage, whose modules are read one by one. calls: for each of them which of its module's calls it
+    is."""
 
     modules: list[Any] = Field(min_length=1, description="a list of modules")
     recomputed: list[bool] | None = Field(default=None, description="a list of true or false for each module")
@@ -135,12 +136,12 @@ def stages_text(job: ExportJob, further: Mapping[str, object]) -> str:
 
 
 def _module_of(layer: Layer) -> str:
-    """Its path; of a layer without one, by which it can be told."""
+    """The layer's path; for a layer without one, a name by which it can be told."""
     return layer.path or f"layer {layer.id}"
 
 
 def calls_of(instance: Instance) -> dict[int, int]:
-    """Of each layer, which of its module's calls it is: layers of one module are these, in the order of their ids."""
+    """For each layer which of its module's calls it is: layers of one module are these, in the order of their ids."""
     seen: Counter[str] = Counter()
     calls = {}
     for layer in sorted(instance.layers, key=lambda layer: layer.id):
@@ -201,7 +202,7 @@ def read_stage_document(source: str, document: Mapping[str, object], instance: I
 
 
 def _known_shards(row: tuple[Tmpc, ...], shards: int, replicas: int) -> int:
-    """As the TMPCs have it: a number, or all replicas."""
+    """The shards as the TMPCs have them: a number, or all replicas."""
     of_state = {tmpc.mode.shares for tmpc in row}
     over_all = shards == replicas > 1 and (Sharding.OPTIMIZER, shards) not in of_state
     return ALL_REPLICAS if over_all else shards
@@ -215,7 +216,7 @@ def _tmpc(row: tuple[Tmpc, ...], wanted: str | None, setting: Mode) -> Tmpc | No
 
 
 _WHOLE_BYTES = 4.0
-"""Of a weight in fp32."""
+"""The bytes of a weight in fp32."""
 
 ONE_STAGE = frozenset({ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B})
 """Schedules that torch runs without a list: one stage on each rank."""

@@ -36,12 +36,13 @@ _ANY_RUNTIME = Runtime(
 
 
 def _any_model(model: TrainedModel) -> None:
-    """For forms that say nothing of the model."""
+    """Takes any model, for forms that say nothing of the model."""
 
 
 @dataclass(frozen=True)
 class _Form:
-    """runtime: whose rules a plan keeps. require: raises UsageError for a model that it cannot say.
+    """How a form of export says a plan. runtime: the one whose rules a plan keeps. require: raises UsageError for a
+    model that it cannot say.
 
     groups: whether some replicas can share the optimizer's state; elsewhere all do, or none."""
 
@@ -102,7 +103,7 @@ _MIB = 2.0**20
 
 
 def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
-    """Of ranks that a plan fills no further than they go, and the runtime does."""
+    """Sentences about ranks that fit by the plan, and that the runtime fills beyond their memory."""
     limit_bytes = simulation.memory_limit_bytes
     for rank in simulation.ranks:
         room = limit_bytes - rank.peak_memory_bytes

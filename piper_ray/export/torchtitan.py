@@ -99,7 +99,7 @@ def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = ""
 _SOURCE = "torchtitan layout"
 _ALL_THAT_ARE_LEFT = -1
 _BUILDER = "builder"
-"""Of a table of the model as we export it; torchtitan's own names a flavor."""
+"""The key of a table of the model as we export it; torchtitan's own table names a flavor."""
 
 _FIGURES = {flag.name: flag.says for flag in TITAN.written if flag.says}
 _BATCH = {flag.name: flag.says for flag in TITAN.training}
@@ -194,17 +194,17 @@ def _compile(job: ExportJob, model: TrainedModel) -> dict[str, object]:
 
 
 def compiles_blocks(job: ExportJob, model: TrainedModel) -> bool:
-    """Or the loss alone."""
+    """Whether blocks are compiled, or the loss alone."""
     return not job.experts or model.precision == "fp8"
 
 
 def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
-    """Of a list of lists of module names. Raises InputError."""
+    """The layout of a list of lists of module names. Raises InputError."""
     return ReadLayout(read_modules(_SOURCE, parts, pieces), RunAs())
 
 
 def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """Of the JSON that we export, or torchtitan's TOML of before. Raises UsageError or InputError."""
+    """The layout of the JSON that we export, or of torchtitan's TOML of before. Raises UsageError or InputError."""
     parallelism, training = document.get("parallelism"), document.get("training")
     if not isinstance(parallelism, Mapping):
         raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
@@ -247,7 +247,7 @@ def _same_model(given: Mapping[str, object], instance: Instance) -> frozenset[st
 
 
 def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
-    """By names such as ``layers.n_heads``."""
+    """The table's values by names such as ``layers.n_heads``."""
     found: dict[str, object] = {}
     for name, value in table.items():
         found |= _flat(value, f"{within}{name}.") if isinstance(value, Mapping) else {f"{within}{name}": value}
@@ -262,7 +262,7 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
 
 
 def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:
-    """Where no part names its modules."""
+    """The division that torchtitan makes itself, where no part names its modules."""
     if said.pipeline_ranks in (None, 1):
         return (tuple(range(pieces.head + 1)),)
     given = parallelism.get("pipeline_parallel_layers_per_stage")

@@ -24,9 +24,9 @@ _LATENT = frozenset({"deepseek_v2", "deepseek_v3", "kimi_k2"})
 _GPT_OSS = "gpt_oss"
 _GPT_OSS_WINDOW = 128
 _GPT_OSS_HEADS = 64, 8, 64
-"""Of queries, of keys and values, and their size."""
+"""The heads of queries, those of keys and values, and their size."""
 _USUAL_EPSILON = {"mixtral": 1e-5, _GPT_OSS: 1e-5}
-"""Where the config says none; of all others 1e-6."""
+"""The epsilon of families whose config says none; for all others it is 1e-6."""
 _ADAPTED = ("wq", "wkv", "wo", "w1", "w2", "w3")
 """Linear layers of a dense block, by torchtitan's names."""
 

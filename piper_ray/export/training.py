@@ -51,7 +51,7 @@ TRAINING = {
     Target(name): rules
     for name, rules in TypeAdapter(dict[str, TrainingRules]).validate_python(parse_toml("training.toml", _TEXT)).items()
 }
-"""By form."""
+"""The training of each form."""
 
 
 def require_decoder(

@@ -140,7 +140,7 @@ def size(name: str, value: object) -> float:
 
 
 class ClusterFigures(TypedDict, total=False):
-    """Those of K, N, M and B that were given."""
+    """Those of the figures K, N, M and B that were given."""
 
     devices: int
     microbatches: int
@@ -197,8 +197,8 @@ _OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[
 
 @contextmanager
 def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
-    """For functions that share their work with a command: complaints name its options; these are named as parameters.
-    UsageError and LimitError are raised anew.
+    """A context for functions that share their work with a command: complaints name the command's options, and these
+    are named as parameters. UsageError and LimitError are raised anew.
 
     others: parameters by options that have another name, such as ``{"global-batch": "batch"}``.
     """

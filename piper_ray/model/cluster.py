@@ -33,7 +33,8 @@ Bytes = TypeVar("Bytes", float, "npt.NDArray[np.float64]")
 class Link:
     """What each device has to the others of its group.
 
-    bandwidth_bytes_per_s: what goes out and what comes in, together. devices: in a group (of a node, say); None: all.
+    bandwidth_bytes_per_s: what goes out and what comes in, together. devices: the devices in a group (of a node, say);
+    None: all.
 
     >>> Link("900GB/s", devices=8).transfer_s(9e9)
     0.01
@@ -62,8 +63,8 @@ class Link:
 class Cluster:
     """The devices, and the links between them.
 
-    devices: K. memory_bytes: M, of each. links: the smallest groups first (within a node, then between nodes); the
-    last one joins all devices, and is all that the paper's model knows.
+    devices: K. memory_bytes: M, the memory of each. links: the smallest groups first (within a node, then between
+    nodes); the last one joins all devices, and is all that the paper's model knows.
 
     packed: a plan that fits into one node lies in one.
 
@@ -138,8 +139,8 @@ class Cluster:
         return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
-        """With those of devices, memory_bytes and bandwidth_bytes_per_s that are given; one link takes the place of all
-        where another bandwidth is."""
+        """The cluster with those of devices, memory_bytes and bandwidth_bytes_per_s that are given. Where another
+        bandwidth is given, one link takes the place of all."""
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
         changed = replace(self, **own) if own else self  # type: ignore[arg-type]
         if figures.get("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s) != self.bandwidth_bytes_per_s:
@@ -147,7 +148,7 @@ class Cluster:
         return changed
 
     def _within(self, level: int) -> Cluster:
-        """With the links up to that level alone, the last of which then joins all."""
+        """The cluster with the links up to that level alone, of which the last then joins all devices."""
         return replace(self, links=(*self.links[:level], Link(self._bytes_per_s(level))))
 
     def _bytes_per_s(self, level: int) -> float:
@@ -155,7 +156,7 @@ class Cluster:
         return max(link.bandwidth_bytes_per_s for link in self.links[level:])
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
-        """Within a group of that level."""
+        """The bandwidth of a ring within a group of that level."""
         own = self._bytes_per_s(level)
         if level == 0:
             return own
@@ -168,7 +169,7 @@ class Cluster:
         return max((size // t for size in self.shared_blocks(d, t) if size <= devices), default=1)
 
     def shared_blocks(self, data_parallel_degree: int, tensor_parallel_degree: int) -> list[int]:
-        """Those that the d replicas of a stage, t devices each, can be put into whole, none left over."""
+        """The blocks that the d replicas of a stage, t devices each, can be put into whole, with none left over."""
         d, t = data_parallel_degree, tensor_parallel_degree
         return [size for size in self.blocks if size % t == 0 and d % (size // t) == 0]
 
@@ -192,7 +193,8 @@ def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_by
 
 @lru_cache(maxsize=256)
 def _blocks(groups: tuple[int, ...]) -> tuple[int, ...]:
-    """Of nodes of 12 devices: 1, 2, 4 and 12. groups: devices of each level's, each a multiple of the one before."""
+    """The sizes of blocks: of nodes of 12 devices 1, 2, 4 and 12. groups: the devices of each level's groups, each a
+    multiple of the one before."""
     found = [1]
     for devices in groups:
         factor = 2

@@ -165,7 +165,7 @@ class RecomputeRule(Constraint):
 
     @property
     def roles(self) -> tuple[bool | None, ...]:
-        """Under FIRST_K those of whole stages: others are in between."""
+        """The roles of stages. Under FIRST_K they are those of whole stages: others are in between."""
         return (_ONE_ROLE[self.rule],) if self.rule in _ONE_ROLE else (False, True)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
@@ -196,7 +196,7 @@ class RecomputeRule(Constraint):
 
 
 def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[Tmpc, ...], Tmpc]]:
-    """Of the stage's layers that have made a choice: the id, the TMPCs to choose from, and the chosen one."""
+    """The layers of a stage that have made a choice: the id, the TMPCs to choose from, and the chosen one."""
     for layer_id in stage.layers:
         layer = instance.layer_by_id.get(layer_id)
         row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
@@ -206,7 +206,7 @@ def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[
 
 
 def _recomputation_made(instance: Instance, stage: Stage) -> dict[int, bool]:
-    """Of the stage's layers that have the choice, and have made it: whether they recompute."""
+    """Whether a layer recomputes, for the stage's layers that have the choice and have made it."""
     return {
         layer_id: chosen.recompute
         for layer_id, row, chosen in choices_made(instance, stage)
@@ -238,7 +238,7 @@ class _SomeDegrees(_DegreeRule):
 class TensorParallelDegrees(_SomeDegrees):
     """The tensor-parallel degrees that stages may have.
 
-    degrees: those that t may be, ascending. Raises UsageError unless there are some, positive and rising.
+    degrees: the values that t may have, ascending. Raises UsageError unless there are some, positive and rising.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -255,7 +255,7 @@ class TensorParallelDegrees(_SomeDegrees):
 
 @dataclass(frozen=True)
 class DataParallelDegrees(_SomeDegrees):
-    """degrees: those that d may be, ascending. Raises UsageError unless there are some, positive and rising."""
+    """degrees: the values that d may have, ascending. Raises UsageError unless there are some, positive and rising."""
 
     _kind = "data"
 
@@ -284,7 +284,7 @@ class SameDegrees(Constraint):
 
 @dataclass(frozen=True)
 class StageCount(Constraint):
-    """So many stages.
+    """A plan has exactly so many stages.
 
     stages: p. Raises UsageError unless it is a positive number.
 
@@ -391,8 +391,9 @@ class KeepOrder(Constraint):
 
 @dataclass(frozen=True)
 class SustainedRate(Constraint):
-    """Of asynchronous plans: each stage keeps as many microbatches in flight as keep the slowest one busy when replicas
-    take turns, and has the memory for them. The plan says how many; whether they do is ``evaluate``'s to simulate.
+    """Each stage of an asynchronous plan keeps as many microbatches in flight as keep the slowest one busy when
+    replicas take turns, and has the memory for them. The plan says how many; whether they do is ``evaluate``'s to
+    simulate.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

@@ -199,7 +199,7 @@ class CheckpointLost(ClusterError):
 
 
 EXTRAS = {"ray": "ray", "matplotlib": "plot", "pygraphviz": "plot", "torch": "torch"}
-"""By a package's module, which of our extras brings it."""
+"""The extra of ours that brings a package, by the package's module."""
 
 
 def require(module: str, what: str) -> None:

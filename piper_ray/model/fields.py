@@ -21,7 +21,8 @@ def when_asked(find: Callable[[], T]) -> T:
 
 
 def on_demand(*names: str) -> Callable[[type[T]], type[T]]:
-    """Of a dataclass: these fields may be ``when_asked``. Whoever reads, compares or pickles one has its value."""
+    """Makes a dataclass of which these fields may be ``when_asked``. Whoever reads, compares or pickles such a field
+    has its value."""
 
     def decorate(of: type[T]) -> type[T]:
         for name in names:
@@ -55,7 +56,7 @@ def _found(instance: object) -> dict[str, Any]:
 
 
 def renamed(old: str, new: str) -> property:
-    """For one version: a property ``old`` that gives the field ``new`` with a DeprecationWarning."""
+    """A property ``old`` that gives the field ``new`` with a DeprecationWarning, for one version."""
 
     def read(instance: object) -> object:
         warnings.warn(f"{type(instance).__name__}.{old} is now {new}", DeprecationWarning, stacklevel=2)

@@ -69,7 +69,7 @@ def _size_text(units: tuple[tuple[str, float], ...], size_bytes: float, digits: 
 
 
 def given_size_text(size_bytes: float) -> str:
-    """In powers of 1000 or 1024, as is shorter: as it was probably given (``80 GB``, ``8 GiB``)."""
+    """The size in powers of 1000 or 1024, whichever is shorter, as it was probably given (``80 GB``, ``8 GiB``)."""
     return min((_size_text(units, size_bytes, 4) for units in (_SIZES, _DECIMAL_SIZES)), key=len)
 
 
@@ -164,7 +164,7 @@ def relative_gap(time_s: float, lower_bound_s: float) -> float:
 
 
 MOST_ROWS = 12
-"""Of a small table. Of more rows the first and the last few are shown."""
+"""The rows of a small table. Of more rows the first and the last few are shown."""
 
 
 def html_table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
@@ -185,7 +185,7 @@ def html_table(caption: str, rows: Iterable[Sequence[str]], head: Sequence[str] 
 
 
 def shortened(rows: Sequence[Sequence[str]]) -> list[Sequence[str] | None]:
-    """At most ``MOST_ROWS``; None in place of those left out."""
+    """At most ``MOST_ROWS`` rows, with None in place of those left out."""
     if len(rows) <= MOST_ROWS:
         return list(rows)
     last = MOST_ROWS // 3

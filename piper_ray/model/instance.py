@@ -29,7 +29,7 @@ from piper_ray.model.units import as_tuple, convert_fields, count, counts, figur
 class Batch:
     """What a step trains on.
 
-    microbatches: N. samples_per_microbatch, tokens_per_sample: of the training data; None where nobody says.
+    microbatches: N. samples_per_microbatch, tokens_per_sample: numbers of the training data; None where nobody says.
 
     >>> Batch(512, samples_per_microbatch=2).samples
     1024
@@ -48,12 +48,12 @@ class Batch:
 
     @property
     def samples(self) -> int | None:
-        """Of the whole batch; None where nobody says."""
+        """The samples of the whole batch; None where nobody says."""
         return None if self.samples_per_microbatch is None else self.microbatches * self.samples_per_microbatch
 
     @property
     def tokens_per_microbatch(self) -> int | None:
-        """None where nobody says, and where samples have none."""
+        """The tokens of a microbatch; None where nobody says, and where samples have none."""
         if self.samples_per_microbatch is None or self.tokens_per_sample is None:
             return None
         return self.samples_per_microbatch * self.tokens_per_sample
@@ -63,12 +63,12 @@ class Batch:
 class TrainedModel:
     """The model that a workload's figures are of, and how it is trained.
 
-    config: the keys of its Hugging Face config that count here, ``model_type`` among them; plain values. precision: of
-    matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
-    of. gpu: the device they are of, by its key in the table of hardware. lora_rank: of adapters that are trained in
-    the model's place; 0: the model itself is trained. fused_attention: attention is one kernel. context_exchange: how
-    groups that share a sequence attend to all of it. weight_bytes, gradient_bytes, optimizer_bytes: kept for each
-    parameter.
+    config: the keys of its Hugging Face config that count here, ``model_type`` among them; plain values. precision: the
+    precision of matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
+    of. gpu: the device they are of, by its key in the table of hardware. lora_rank: the rank of adapters that are
+    trained in the model's place; 0: the model itself is trained. fused_attention: attention is one kernel.
+    context_exchange: how groups that share a sequence attend to all of it. weight_bytes, gradient_bytes,
+    optimizer_bytes: the bytes that are kept for each parameter.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -173,9 +173,9 @@ class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
 
     path: the module's name in the user's model, as "model.layers.17"; empty where nobody says. tied: a name for weights
-    that the layer has in common with each other layer that gives this name; empty where it has none. experts:
-    how many its tokens are routed to, 0 without such. key_heads: of keys and values in its attention, 0 without such or
-    where nobody says. predictor: whether it predicts a further token (multi-token prediction), beside the decoder.
+    that the layer has in common with each other layer that gives this name; empty where it has none. experts: how many
+    its tokens are routed to, 0 without such. key_heads: the heads of keys and values in its attention, 0 without such
+    or where nobody says. predictor: whether it predicts a further token (multi-token prediction), beside the decoder.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
     0.02
@@ -244,14 +244,14 @@ class Tensor:
 class Instance:
     """Everything a plan depends on. Layers and edges keep the order of the file.
 
-    tensors: what is charged once for each stage, beside what is charged for each edge.
-    schedule: that which its plans are to run under; None: nobody says. ``solve`` then takes Piper's.
-    model: which model is trained, and how; None: nobody says. No plan depends on it; launch files do.
-    notes: what its reader assumed or changed, or holds for a slip, a sentence each; no matter of what a plan costs.
-    measured_threads: of the CPU that its times were measured on, in each process; None where they were not.
-    devices: K. microbatches: N, in a batch. memory_bytes: M, of each device.
-    bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a cluster with one link and a batch of
-    which no more is known; beside ``cluster`` and ``batch`` they take the place of the figures there.
+    tensors: what is charged once for each stage, beside what is charged for each edge. schedule: the schedule that its
+    plans are to run under; None: nobody says. ``solve`` then takes Piper's. model: which model is trained, and how;
+    None: nobody says. No plan depends on it; launch files do. notes: what its reader assumed or changed, or holds for a
+    slip, a sentence each; no matter of what a plan costs. measured_threads: the CPU threads of each process when its
+    times were measured; None where they were not measured on a CPU. devices: K. microbatches: N, in a batch.
+    memory_bytes: M, of each device. bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a
+    cluster with one link and a batch of which no more is known; beside ``cluster`` and ``batch`` they take the place of
+    the figures there.
 
     >>> layers = [Layer(number, "block", {1: [Tmpc("plain", 0.03)]}) for number in range(4)]
     >>> edges = [Edge(number, number + 1, "16MiB") for number in range(3)]
@@ -333,7 +333,7 @@ class Instance:
 
     @property
     def devices(self) -> int:
-        """K."""
+        """K: the number of devices."""
         return self.cluster.devices
 
     @property
@@ -382,7 +382,7 @@ class Instance:
         return _CHECKED in vars(self)
 
     def mark_checked(self) -> None:
-        """For who has found that it keeps all rules."""
+        """Marks it as checked; called by who has found that it keeps all rules."""
         vars(self)[_CHECKED] = True
 
     def checked_as(self, other: Instance) -> Instance:
@@ -393,7 +393,7 @@ class Instance:
 
     @cached_property
     def layer_by_id(self) -> Mapping[int, Layer]:
-        """Its layers by their ids."""
+        """The layers by their ids."""
         return {layer.id: layer for layer in self.layers}
 
     @cached_property
@@ -493,7 +493,7 @@ def _comparable(tmpc: Tmpc) -> dict[str, object]:
 
 
 def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> list[object]:
-    """With 0.0 as 0.0 and not as -0.0, and a figure for every neighbour."""
+    """The figures of a TMPC, with 0.0 as 0.0 and not as -0.0, and with a figure for every neighbour."""
     return [
         tmpc.id,
         tmpc.time_per_sample_s + 0.0,

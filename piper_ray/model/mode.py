@@ -71,7 +71,7 @@ class Recomputation:
 
     @property
     def text(self) -> str:
-        """For people: ``full recomputation``, ``recomputation of layernorm and mlp``."""
+        """Words for people: ``full recomputation``, ``recomputation of layernorm and mlp``."""
         if self.parts in ((), (_WHOLE,), (CHEAP,)):
             return f"{'no' if not self.parts else self.id} recomputation"
         *most, last = self.parts
@@ -93,7 +93,8 @@ Recomputation.FULL = Recomputation((_WHOLE,))
 
 
 def share_of(asked: Recomputation, known: Iterable[Recomputation]) -> Recomputation:
-    """Of what is asked of a whole model, what a layer does that knows these: one without experts has none of theirs."""
+    """The part of what is asked of a whole model that a layer does which knows these parts: one without experts has
+    none of theirs."""
     had = [one for one in known if one.within(asked)]
     return max(had, key=lambda one: len(one.parts), default=asked)
 
@@ -125,7 +126,7 @@ class Sharding(IntEnum):
 
     @property
     def text(self) -> str:
-        """For people: ``optimizer state and gradients``."""
+        """Words for people: ``optimizer state and gradients``."""
         return _SHARED_TEXTS[self]
 
 
@@ -137,7 +138,7 @@ _SHARED_TEXTS = {
 }
 
 ALL_REPLICAS = 0
-"""In place of a number of replicas: however many a stage has."""
+"""A number of replicas that stands for however many a stage has."""
 
 _FLAGS = {"sp": "sequence_parallel", "gathered": "gathered", "offload": "offload"}
 _NUMBERS = {"cp": "context", "ep": "experts", "etp": "expert_tensor"}
@@ -183,7 +184,7 @@ class Mode:
 
     @property
     def spread(self) -> tuple[int | None, int]:
-        """How experts lie."""
+        """How experts lie: over how many ranks, and on how many devices each."""
         return self.experts, self.expert_tensor
 
     @property
@@ -205,7 +206,7 @@ class Mode:
 
     @property
     def text(self) -> str:
-        """For people: ``sequence parallelism, full recomputation``."""
+        """Words for people: ``sequence parallelism, full recomputation``."""
         parts = ["sequence parallelism"] * self.sequence_parallel + ["gathered tensors kept"] * self.gathered
         parts += [f"context parallelism {self.context}"] * (self.context > 1)
         if self.experts is not None:
@@ -223,7 +224,8 @@ class Mode:
 def mode_of(tmpc_id: str, recompute: bool) -> Mode:
     """The mode that an id's words name, joined by + as ``Mode.id`` writes them.
 
-    Other words say nothing. recompute: of the TMPC; where no word says what is computed again, that is the whole layer.
+    Other words say nothing. recompute: whether the TMPC recomputes; where no word says what is computed again, that is
+    the whole layer.
 
     >>> mode_of("sp+zero8", recompute=False) == Mode(sequence_parallel=True, optimizer_shards=8)
     True

@@ -41,7 +41,7 @@ def context_of(instance: Instance, plan: Plan) -> int:
 
 
 def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
-    """Of a layer's TMPCs at one degree those that a model run in this mode leaves.
+    """The TMPCs of a layer at one degree that a model run in this mode leaves.
 
     A layer that has not got what is asked for runs without it, and one that cannot do without keeps what it has; but
     for context parallelism, which divides the tokens that layers hand on: without it nothing is left.
@@ -50,7 +50,7 @@ def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
 
 
 def _places_under(row: Sequence[Mode], mode: Mode, axes: Sequence[str]) -> tuple[int, ...]:
-    """As ``tmpcs_under``: of TMPCs of these modes, where only these axes of a mode are asked for."""
+    """The places of ``tmpcs_under`` among TMPCs of these modes, where only these axes of a mode are asked for."""
     left = tuple(place for place, own in enumerate(row) if own.context == mode.context)
     for axis in axes:
         asked = getattr(mode, axis)
@@ -156,7 +156,8 @@ class OneMode(Constraint):
         )
 
     def under_each(self, instance: Instance, modes: Iterable[Mode]) -> Iterator[Instance]:
-        """For each of these modes the instance whose layers have its TMPCs alone: all plans of that are run in it.
+        """For each of these modes the instance whose layers have the mode's TMPCs alone: all plans of it are run in
+        that mode.
 
         Rows of one kind, of which there are few, are looked at once.
         """
@@ -200,7 +201,7 @@ class OneMode(Constraint):
         return None
 
     def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
-        """Of TMPCs that recompute as the constraint allows it; all where none does."""
+        """The places of TMPCs that recompute as the constraint allows it; all places where none does."""
         places = [place for place, tmpc in enumerate(row) if self.may_recompute(tmpc.mode.recomputation)]
         return places or list(range(len(row)))
 
@@ -283,5 +284,5 @@ def _common_recomputations(rows: Iterable[Sequence[Mode]]) -> list[Recomputation
 
 
 def _choices(seen: set[Mode], axis: str, allowed: bool) -> list[bool]:
-    """Without it, and with it where that is allowed and some TMPC has it."""
+    """The choices of an axis: without it, and with it where that is allowed and some TMPC has it."""
     return [False, True] if allowed and any(getattr(mode, axis) for mode in seen) else [False]

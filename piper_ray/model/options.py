@@ -88,7 +88,7 @@ class SolveOptions:
         checkpoint: str | os.PathLike[str] | None = None,
         contract: Contract | str | None = None,
     ) -> SolveOptions:
-        """With those that are not None, times and sizes as texts too. Raises UsageError."""
+        """The options with those that are not None, where times and sizes may be texts. Raises UsageError."""
         given = {"gap": gap, "threads": threads, "resume": checkpoint, "contract": contract}
         if time_limit is not None:
             given["time_limit_s"] = arguments.seconds("time_limit", time_limit)

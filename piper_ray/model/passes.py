@@ -46,7 +46,7 @@ def passes_of(tmpc: Tmpc) -> Passes:
 
 
 def with_passes(instance: Instance, tell: Callable[[str], None] | None = None) -> Instance:
-    """For schedules that need both passes: the instance with those of every TMPC, and a note if some were assumed.
+    """The instance with both passes of every TMPC, for schedules that need them, and a note if some were assumed.
 
     p stays as it is, and so do layers whose passes are known. tell: gets the note too.
 

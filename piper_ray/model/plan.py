@@ -35,7 +35,7 @@ class Stage:
 
     @property
     def devices(self) -> int:
-        """d t."""
+        """The number of devices: d t."""
         return self.data_parallel_degree * self.tensor_parallel_degree
 
 
@@ -44,7 +44,7 @@ class Plan:
     """Stages front to back: what flows along an edge stays within a stage or goes to a later one.
 
     keeps_order: the stages are runs of the layers' order, and what moves is relayed through each stage that it jumps
-    over (``in_order``). in_flight: of how many microbatches a replica of each stage keeps the activations under an
+    over (``in_order``). in_flight: the number of microbatches whose activations a replica of each stage keeps under an
     asynchronous schedule; None: ceil(s / d).
 
     >>> Plan((Stage((0,), 2, 1, {0: "plain"}), Stage((1,), 1, 4, {1: "plain"}))).devices
@@ -103,7 +103,7 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """Of all stages together."""
+        """The number of devices of all stages together."""
         return sum(stage.devices for stage in self.stages)
 
     @property
@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def data_parallel_sum(self) -> int:
-        """Of the data-parallel degrees of all stages."""
+        """The sum of the data-parallel degrees of all stages."""
         return sum(stage.data_parallel_degree for stage in self.stages)
 
     @property

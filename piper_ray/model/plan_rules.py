@@ -70,7 +70,7 @@ def in_order(instance: Instance) -> Instance:
 
 
 def partition_violations(instance: Instance, plan: Plan) -> list[str]:
-    """In words: stages without layers, and layers in no stage, in several, or not of the instance."""
+    """Sentences about stages without layers, and about layers in no stage, in several, or not of the instance."""
     violations = []
     stage_of: dict[int, int] = {}
     for number, stage in enumerate(plan.stages, start=1):

@@ -86,7 +86,7 @@ class Restrictions:
 
     @property
     def recompute(self) -> Recompute:
-        """That of the ``RecomputeRule``; AUTO without one."""
+        """The recomputation that the ``RecomputeRule`` says; AUTO without one."""
         rules = (constraint.rule for constraint in self.constraints if isinstance(constraint, RecomputeRule))
         return next(rules, Recompute.AUTO)
 
@@ -114,13 +114,13 @@ class Restrictions:
         return all(constraint.admits_data_parallel_degree(degree) for constraint in self.constraints)
 
     def data_parallel_degrees(self, instance: Instance) -> list[int]:
-        """Those that a stage can have, ascending: they divide N and are no more than min(N, K)."""
+        """The degrees that a stage can have, ascending: they divide N and are no more than min(N, K)."""
         limit = instance.data_parallel_limit
         return [d for d in divisors(instance.microbatches) if d <= limit and self.admits_data_parallel_degree(d)]
 
     @property
     def roles(self) -> tuple[bool | None, ...]:
-        """As of a constraint: what all of them leave."""
+        """The roles that all constraints leave."""
         left: tuple[bool | None, ...] = (None,)
         for constraint in self.constraints:
             asked = constraint.roles
@@ -138,7 +138,7 @@ class Restrictions:
 
     @property
     def plan_wide(self) -> tuple[Constraint, ...]:
-        """Those that are about more than one stage."""
+        """The constraints that are about more than one stage."""
         return tuple(constraint for constraint in self.constraints if constraint.scope is Scope.PLAN)
 
     def require_stages_alone(self, planner: str) -> None:
@@ -179,7 +179,7 @@ def _constraints(given: object) -> list[Constraint]:
 
 
 def _one_of_a_kind(constraints: list[Constraint]) -> tuple[Constraint, ...]:
-    """Without rules that leave everything, and equal ones once."""
+    """The constraints without rules that leave everything, and with equal ones once."""
     found: dict[type[Constraint], Constraint] = {}
     for constraint in constraints:
         if isinstance(constraint, RecomputeRule) and constraint.rule is Recompute.AUTO:
@@ -211,7 +211,7 @@ def can_use_all(instance: Instance, restrictions: Restrictions) -> bool:
 
 
 def reason_against_all(instance: Instance, restrictions: Restrictions) -> str:
-    """For people, where none can."""
+    """Words for people about why no plan is possible, where none is."""
     devices, microbatches = instance.devices, instance.microbatches
     degrees = [str(t) for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     wanted = restrictions.stage_count
@@ -239,5 +239,5 @@ def divisible_batch(batch: int, devices: int) -> int:
 
 
 def odd_part(number: int) -> int:
-    """Its largest odd divisor."""
+    """The largest odd divisor of a number."""
     return number // (number & -number)

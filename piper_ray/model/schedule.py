@@ -90,7 +90,7 @@ class Schedule:
 
     @property
     def settled(self) -> Schedule:
-        """With its usual number of chunks, where that was open."""
+        """The schedule with its usual number of chunks, where that was open."""
         return Schedule(self.name, self.chunks, self.group) if self.chunks_are_open else self
 
     @property
@@ -100,7 +100,8 @@ class Schedule:
         return self.chunks
 
     def stages_of_rank(self, rank: int, ranks: int) -> tuple[int, ...]:
-        """Of a plan's stages those that one of so many ranks holds, all from 0; its chunk nearest the input first."""
+        """The stages of a plan that one of so many ranks holds, all counted from 0; its chunk nearest the input
+        first."""
         if self.name in V_SHAPED:
             return rank, 2 * ranks - 1 - rank
         return tuple(range(rank, self.v * ranks, ranks))
@@ -112,7 +113,7 @@ class Schedule:
 
     @property
     def text(self) -> str:
-        """Its name, and its chunks where there are several on a rank."""
+        """The schedule's name, and its chunks where there are several on a rank."""
         return self.name.value + (f", {self.v} chunks a rank" if self.v > 1 else "")
 
     @property
@@ -121,13 +122,13 @@ class Schedule:
         return _ASSUMPTIONS[self.name]
 
     def to_dict(self) -> dict[str, object]:
-        """As documents have it: ``schedule``, ``chunks``, and ``group`` where one was asked for."""
+        """The schedule as documents have it: ``schedule``, ``chunks``, and ``group`` where one was asked for."""
         group = {} if self.group is None else {"group": self.group}
         return {"schedule": self.name.value, "chunks": self.v, **group}
 
     @classmethod
     def first_of(cls, *given: Schedule | ScheduleName | str | None) -> Schedule:
-        """That which is given first: as a rule the caller's, the plan's, the instance's; else Piper's own."""
+        """The schedule that is given first: as a rule the caller's, the plan's, the instance's; else Piper's own."""
         return cls.of(next((one for one in given if one is not None), PAPERS_SCHEDULE))
 
     @classmethod

@@ -1,6 +1,7 @@
 """What a solve returns: the plan, what is proved about it, and what finding it cost.
 
-Documents have the statistics as they are (``plan_schema``), so each field is described by itself; null there is None.
+Documents hold the statistics as they are (``plan_schema``), so each field is described by itself. Null in a document
+is None here.
 """
 
 from __future__ import annotations
@@ -42,21 +43,21 @@ class EvaluationStats:
     """
 
     threshold_s: float
-    """Is there a plan with every stage at most this?"""
+    """The time that was asked about: is there a plan with every stage at most this?"""
     feasible: bool
     """The answer."""
     seconds: float
-    """Of wall time."""
+    """The wall time that it took."""
     live_downsets: int
-    """That kept a state."""
+    """The downsets that kept a state."""
     cells: int
-    """States kept, over all downsets."""
+    """The states kept, over all downsets."""
     buckets_tested: int
-    """Bounds computed on whole buckets of downsets."""
+    """The bounds computed on whole buckets of downsets."""
     candidates_tested: int
-    """Bounds computed on single downsets."""
+    """The bounds computed on single downsets."""
     stages_costed: int
-    """Pairs that survived both, and had their TMPC choice examined."""
+    """The pairs of downsets that passed both bounds and had their TMPC choice examined."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +71,11 @@ class NodeStats:
     host: str
     """The machine's name."""
     chunks: int
-    """Of a level's downsets, answered."""
+    """The chunks of a level's downsets that the machine answered."""
     fetched_bytes: int
-    """Of tables."""
+    """The bytes of tables that the machine fetched."""
     held_bytes: int
-    """Most at a time."""
+    """The most bytes of tables that the machine held at a time."""
 
 
 @dataclass(frozen=True)
@@ -86,21 +87,21 @@ class ClusterStats:
     """
 
     workers: int
-    """Their number."""
+    """The number of workers."""
     batches: int
-    """Handed out."""
+    """The batches handed out."""
     chunks: int
-    """Of a level's downsets, handed out."""
+    """The chunks of a level's downsets handed out."""
     put_bytes: int
-    """By the driver, once for each table."""
+    """The bytes of tables that the driver put into the object store, each table once."""
     worked_s: float
-    """Of all workers together."""
+    """The time that all workers together worked."""
     waited_s: float
-    """Of the driver, for batches; the rest of the search is its own work."""
+    """The time that the driver waited for batches; the rest of the search is its own work."""
     nodes: tuple[NodeStats, ...]
-    """One for each machine."""
+    """What each machine did."""
     unused: str | None = None
-    """Why nothing was sent to it; null if something was."""
+    """Why no work was sent to the cluster; null: some was."""
 
 
 @dataclass(frozen=True)
@@ -115,13 +116,13 @@ class DegreeStats:
     """
 
     pairs: int
-    """(d, t) that fit the cluster."""
+    """The pairs (d, t) that fit the cluster."""
     searched: int
-    """Those that no bound ruled out."""
+    """The pairs that no bound ruled out."""
     looked_through: int
-    """Those whose plans were looked at one by one."""
+    """The pairs whose plans were looked at one by one."""
     states: int
-    """Pipeline tails kept, over all pairs."""
+    """The pipeline tails kept, over all pairs."""
 
 
 @on_demand("pairs")
@@ -137,29 +138,29 @@ class SolveStats:
     """
 
     layers: int
-    """Of the instance."""
+    """The layers of the instance."""
     contracted_layers: int
-    """Left when those that cost nothing have joined a neighbour."""
+    """The layers that are left when those that cost nothing have joined a neighbour."""
     downsets: int
-    """Of these."""
+    """The downsets of these layers."""
     levels: int
-    """Of the lattice of downsets."""
+    """The levels of the lattice of downsets."""
     pairs: int | None
-    """Nested downsets, before any pruning; null: not counted."""
+    """The pairs of nested downsets, before any pruning; null: they were not counted."""
     threads: int
-    """That worked."""
+    """The threads that worked."""
     lattice_s: float
-    """Of wall time."""
+    """The wall time of the lattice."""
     stage_costs_s: float
-    """Of wall time."""
+    """The wall time of the stage costs."""
     search_s: float
-    """Of wall time."""
+    """The wall time of the search."""
     evaluations: tuple[EvaluationStats, ...]
-    """In their order."""
+    """The threshold evaluations, in their order."""
     cluster: ClusterStats | None = None
     """What a cluster did; null: there was none."""
     degrees: DegreeStats | None = None
-    """One d and t for all stages; null: not asked."""
+    """What the search with one d and one t for all stages did; null: it was not asked for."""
 
 
 @dataclass(frozen=True)
@@ -172,21 +173,21 @@ class BlockStats:
     """
 
     layers: int
-    """Their number."""
+    """The number of layers."""
     blocks: int
-    """Their number."""
+    """The number of blocks."""
     downsets_before: int | None
-    """Of the layers; null: too many to count."""
+    """The downsets of the layers; null: too many to count."""
     downsets: int
-    """Of the blocks."""
+    """The downsets of the blocks."""
     largest_share: float
-    """Of the largest block in the work of all layers, or in their memory."""
+    """The share of the largest block in the work of all layers, or in their memory."""
     choices_dropped: int
-    """Combinations of TMPCs within blocks that were left out."""
+    """The combinations of TMPCs within blocks that were left out."""
     time_per_sample_s: float | None = None
-    """Of the best plan of whole blocks; null: none was found."""
+    """The time of the best plan of whole blocks; null: none was found."""
     proved: bool = False
-    """That no plan of whole blocks is faster."""
+    """Whether it is proved that no plan of whole blocks is faster."""
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
 
@@ -195,8 +196,9 @@ class BlockStats:
 class Forecast:
     """What a solve will take, known before it starts; None where a figure could not be had cheaply.
 
-    downsets, pairs: of the lattice. memory_bytes: peak of the process. seconds: of one thread on this machine; where
-    downsets are too many to list them all, of a solve that lists those alone that plans as good as the best can use.
+    downsets, pairs: the numbers of the lattice. memory_bytes: the peak of the process. seconds: the time of one thread
+    on this machine; where downsets are too many to list them all, that of a solve that lists those alone that plans as
+    good as the best can use.
 
     >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
     83
@@ -220,24 +222,23 @@ class Infeasibility:
     """
 
     reason: str
-    """A sentence."""
+    """A sentence that says why there is no plan."""
     least_memory_bytes: float | None
-    """With which there is a plan, within 1 byte or 1e-9 relative; null: no memory helps."""
+    """The least memory with which there is a plan, within 1 byte or 1e-9 relative; null: no memory helps."""
 
 
 @dataclass(frozen=True)
 class Solution:
     """What a solve found, and what it proved.
 
-    time_per_sample_s: of ``plan`` as ``evaluate`` computes it; None without a plan.
+    time_per_sample_s: the time of ``plan`` as ``evaluate`` computes it; None without a plan.
 
-    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s.
-    stopped_by: what ended the search before a proof; None when it ended by itself.
-    blocks: what was given up when layers were merged into blocks; None if they were not. Its plans are of the layers,
-    and ``lower_bound_s`` holds for all plans of these, whole blocks or not.
-    schedule: what value and bound are of. Under a flush the value is the simulated time of a batch over N, and the
-    bound one on every plan's. step: the terms of such a step.
-    An OPTIMAL plan that was stopped is the best in time, but perhaps not the one of fewest devices and stages.
+    lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s. stopped_by: what
+    ended the search before a proof; None when it ended by itself. blocks: what was given up when layers were merged
+    into blocks; None if they were not. Its plans are of the layers, and ``lower_bound_s`` holds for all plans of these,
+    whole blocks or not. schedule: the schedule that value and bound are for. Under a flush the value is the simulated
+    time of a batch over N, and the bound one on every plan's. step: the terms of such a step. An OPTIMAL plan that was
+    stopped is the best in time, but perhaps not the one of fewest devices and stages.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

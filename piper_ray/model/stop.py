@@ -113,7 +113,7 @@ class Stop(Generic[_Answer]):
         self._endings: list[Callable[[], object]] = []
 
     def request(self) -> None:
-        """Once is enough, and there is no way back."""
+        """Asks the work to end. Once is enough, and there is no way back."""
         self._wish.requested = True
 
     @property
@@ -144,11 +144,11 @@ class Stop(Generic[_Answer]):
         return self._answer is not _nothing
 
     def answer(self) -> _Answer | None:
-        """None as long as there is none."""
+        """The answer so far; None as long as there is none."""
         return self._answer()
 
     def part(self) -> Stop[Any]:
-        """For a part of the work: the same wish, with answers of its own."""
+        """A stop for a part of the work: it has the same wish, with answers of its own."""
         part: Stop[Any] = Stop()
         part._wish, part._endings = self._wish, self._endings
         return part

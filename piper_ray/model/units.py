@@ -151,12 +151,13 @@ def figure(value: object) -> object:
 
 
 def size(value: object) -> object:
-    """As ``figure``, and a text such as "8GiB" as its number of bytes; a text that is none as it is."""
+    """What ``figure`` gives, and for a text such as "8GiB" its number of bytes; a text that is no size stays as it
+    is."""
     return _read_unit(value, parse_bytes) if isinstance(value, str) else figure(value)
 
 
 def rate(value: object) -> object:
-    """As ``size``, of bytes per second: "25GB/s"."""
+    """What ``size`` gives, for bytes per second: "25GB/s"."""
     return _read_unit(value, parse_bytes_per_s) if isinstance(value, str) else figure(value)
 
 

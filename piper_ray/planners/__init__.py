@@ -78,10 +78,10 @@ def plan(
 ) -> BaselineResult:
     """What a planner proposes, valued by ``evaluate``. planner: as ``planner_of`` takes it, or one with its parameters.
 
-    instance: may be what ``load`` takes, such as a path. schedule: that which the planner chooses its best plan for,
-    and which that is valued under; None: the instance's own, else Piper's. Under a flush a plan with stages of
-    different degrees is refused: no runtime runs it. Raises UsageError for arguments that make no sense, InputError
-    for an instance that is not sound, and LimitError where a planner's tables would be too large.
+    instance: may be what ``load`` takes, such as a path. schedule: the schedule that the planner chooses its best plan
+    for, and that the plan is valued under; None: the instance's own, else Piper's. Under a flush a plan with stages of
+    different degrees is refused: no runtime runs it. Raises UsageError for arguments that make no sense, InputError for
+    an instance that is not sound, and LimitError where a planner's tables would be too large.
 
     >>> import piper_ray
     >>> result = piper_ray.baselines.plan(piper_ray.estimate("bert-large", "A100-80"), "data-parallel")
@@ -147,13 +147,13 @@ PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
         "piper-published": PiperPublished,
     }
 )
-"""To compare the exact one with; by name, with default parameters."""
+"""The planners to compare the exact one with, by name, with default parameters."""
 
 ALL_NAMES = (EXACT, *PLANNERS)
 
 
 def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
-    """``NAME`` or ``NAME:key=value,key=value``. terms: for the exact one.
+    """``NAME`` or ``NAME:key=value,key=value``. terms: those of the exact one.
 
     Raises UsageError for a name, key or value that is unknown.
     """
@@ -205,4 +205,4 @@ _SETTINGS: Mapping[str, Mapping[str, Callable[[str], object]]] = {
     "megatron": {"devices-per-node": int},
     "pipedream": {"states": States, "levels": _levels, "activation-compression-ratio": _ratio},
 }
-"""Of each planner, by its field's name with hyphens: how the value is read that a user writes (ValueError: none)."""
+"""For each planner, by its field's name with hyphens, how the value is read that a user writes (ValueError: none)."""

@@ -22,10 +22,10 @@ from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 
 CHUNKED_SHAPE_S = 5.0
-"""Of a schedule with chunks, whose search ends with a gap: what the search of one shape may take."""
+"""What the search of one shape may take under a schedule with chunks, whose search ends with a gap."""
 
 CHUNKED_TOTAL_S = 60.0
-"""And that of all shapes, if nobody sets a limit."""
+"""What the searches of all shapes may take, if nobody sets a limit."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,17 @@ class Alternative:
 
     @property
     def time_s(self) -> float:
-        """Of a microbatch, simulated."""
+        """The simulated time of a microbatch."""
         return self.simulation.time_per_sample_s
 
     @property
     def devices(self) -> int:
-        """That it uses."""
+        """The number of devices that the plan uses."""
         return self.simulation.devices
 
     @property
     def layout_runs(self) -> int:
-        """Of neighbouring stages with equally many layers: the fewer, the simpler the layout."""
+        """The number of runs of neighbouring stages with equally many layers: the fewer, the simpler the layout."""
         return len(list(groupby(len(stage.layers) for stage in self.plan.stages)))
 
     @property
@@ -94,7 +94,7 @@ class Alternatives:
 def plan_shapes(
     instance: Instance, restrictions: Restrictions, schedule: Schedule | ScheduleName
 ) -> Iterator[PlanShape]:
-    """Those that fit the cluster and may hold the model."""
+    """The shapes that fit the cluster and may hold the model."""
     schedules = chunk_schedules(schedule) if _name(schedule) in CHUNKED else (Schedule.of(schedule),)
     for t in instance.degrees:
         if not restrictions.admits_tensor_parallel_degree(t) or any(not x.tmpcs.get(t) for x in instance.layers):
@@ -162,7 +162,7 @@ def best_plans(
 
 @dataclass
 class _Search:
-    """looked_at: solves."""
+    """A search over shapes. looked_at: the solves so far."""
 
     instance: Instance
     restrictions: Restrictions
@@ -175,7 +175,7 @@ class _Search:
 
     @property
     def left_s(self) -> float | None:
-        """Of the time for all; None: no limit."""
+        """What is left of the time for all; None: no limit."""
         limit_s = self.options.time_limit_s or (CHUNKED_TOTAL_S if self.chunked else None)
         return None if limit_s is None else limit_s - (time.perf_counter() - self.started_s)
 

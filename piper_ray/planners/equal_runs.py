@@ -112,7 +112,8 @@ def best_point(
 
 
 def _lower_s(schedule: Schedule, forward_s: Floats, backward_s: Floats, sync_s: Floats, microbatches: int) -> float:
-    """Of a batch, of which a replica runs so many microbatches. Without a flush the slowest stage's passes and sums.
+    """The least time of a batch of which a replica runs so many microbatches. Without a flush it is that of the slowest
+    stage's passes and sums.
 
     Else each rank waits for one forward pass of all stages before its first, does all its passes, and sums gradients.
     Or its last backward pass goes back through the stages before it.
@@ -136,7 +137,8 @@ def _stages_of_ranks(schedule: Schedule, stages: int) -> list[list[int]]:
 
 
 def peak_bytes(schedule: Schedule, point: GridPoint, microbatches: int) -> float:
-    """Of the rank that holds most at a time: its list of passes alone says how much of each chunk it holds when."""
+    """The bytes of the rank that holds most at a time: its list of passes alone says how much of each chunk it holds
+    when."""
     own, ranks = microbatches // point.degree, len(point.starts) // schedule.v
     if schedule.asynchronous or schedule.name in (ScheduleName.GPIPE, ScheduleName.ONE_F_ONE_B):
         behind = np.full(ranks, own) if schedule.name is ScheduleName.GPIPE else np.arange(ranks, 0, -1)
@@ -191,7 +193,7 @@ class EqualRuns(Light):
                 object.__setattr__(self, name, arguments.whole_numbers(name, getattr(self, name)))
 
     def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
-        """Of equally fast plans the one on the fewest devices, then of the fewest stages.
+        """Proposes of equally fast plans the one on the fewest devices, then of the fewest stages.
 
         Under a schedule that flushes each batch stages are numbers of chunks, and what counts is the simulated step.
         """
@@ -213,7 +215,7 @@ class EqualRuns(Light):
         return Proposal(_plan(instance, order, best), len(points), f"{plural(len(best.starts), 'stage')}, {at}")
 
     def _data_parallel_degrees(self, instance: Instance, restrictions: Restrictions) -> Integers:
-        """int64[...], ascending."""
+        """The degrees to try, ascending: int64[...]."""
         degrees = filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches))
         wanted = self.data_parallel_degrees
         return np.array([d for d in degrees if wanted is None or d in wanted], np.int64)
@@ -238,46 +240,35 @@ class EqualRuns(Light):
                 yield np.concatenate([ends[0], [order.before], inner, ends[1]]).astype(np.int64)
 
 
-class _PartOfGrid(Light):
-    """A planner that looks at a part of the grid."""
-
-    def grid(self) -> EqualRuns:
-        """That part."""
-        raise NotImplementedError
-
-    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
-        return self.grid().propose(instance, restrictions)
-
-
 @dataclass(frozen=True)
-class DataParallel(_PartOfGrid):
+class DataParallel(Light):
     """One stage, t = 1, the best d that divides N: each replica holds the whole model."""
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(runs=(1,), tensor_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(runs=(1,), tensor_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class TensorParallel(_PartOfGrid):
+class TensorParallel(Light):
     """One stage, d = 1, the best t: the whole model sharded over the devices."""
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(runs=(1,), data_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(runs=(1,), data_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class GPipe(_PartOfGrid):
+class GPipe(Light):
     """Equal stages on one device each: d = 1, t = 1, as GPipe cuts them (Huang et al., NeurIPS 2019).
 
     Valued under the schedule asked for, which need not be GPipe's.
     """
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(data_parallel_degrees=(1,), tensor_parallel_degrees=(1,)).propose(instance, restrictions)
 
 
 @dataclass(frozen=True)
-class Megatron(_PartOfGrid):
+class Megatron(Light):
     """Best of one t, one d and a number of stages that divides the repeated layers, as Megatron-LM runs them.
 
     Narayanan et al., SC 2021. t divides ``devices_per_node``, so that no tensor-parallel group leaves its node. Where
@@ -290,12 +281,14 @@ class Megatron(_PartOfGrid):
     def __post_init__(self) -> None:
         object.__setattr__(self, "devices_per_node", arguments.positive("devices_per_node", self.devices_per_node))
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node)))
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(even=True, tensor_parallel_degrees=tuple(divisors(self.devices_per_node))).propose(
+            instance, restrictions
+        )
 
 
 @dataclass(frozen=True)
-class PipeDream2BW(_PartOfGrid):
+class PipeDream2BW(Light):
     """The whole grid: PipeDream-2BW's planner (Narayanan et al., ICML 2021), the "equi" baseline of Piper.
 
     NeurIPS 2021, section 5. separate: try the layers before and after the repeated ones as own stages too.
@@ -308,8 +301,8 @@ class PipeDream2BW(_PartOfGrid):
     def __post_init__(self) -> None:
         object.__setattr__(self, "separate", arguments.flag("separate", self.separate))
 
-    def grid(self) -> EqualRuns:
-        return EqualRuns(separate=self.separate)
+    def propose(self, instance: Instance, restrictions: Restrictions) -> Proposal:
+        return EqualRuns(separate=self.separate).propose(instance, restrictions)
 
 
 def _why_none(instance: Instance, restrictions: Restrictions, tried: int) -> str:

@@ -98,7 +98,8 @@ def evaluated(instance: Instance, proposal: Proposal) -> tuple[Proposal, Evaluat
 
 @dataclass(frozen=True)
 class Needs:
-    """What proposing takes, as a guess. memory_bytes: of the process. can_spread: a cluster can share the work."""
+    """What proposing takes, as a guess. memory_bytes: the memory of the process. can_spread: whether a cluster can
+    share the work."""
 
     memory_bytes: float = _PROCESS_BYTES
     seconds: float = _QUICK_S
@@ -106,7 +107,7 @@ class Needs:
 
     @classmethod
     def of_tables(cls, table_bytes: float) -> Needs:
-        """Of a planner that is quick whatever its tables."""
+        """The needs of a planner that is quick whatever its tables."""
         return cls(_PROCESS_BYTES + table_bytes)
 
 
@@ -114,12 +115,13 @@ class NamedPlanner(Planner, Protocol):
     """A planner of ``named``: what it needs can be asked beforehand."""
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:
-        """On K devices with N microbatches. lattice: of the exact planner's solve, its downsets counted."""
+        """What the planner needs on K devices with N microbatches. lattice: that of the exact planner's solve, its
+        downsets counted."""
         ...
 
 
 class Light:
-    """For planners whose tables are next to nothing."""
+    """A planner whose tables are next to nothing."""
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
         return Needs()
@@ -127,7 +129,7 @@ class Light:
 
 @dataclass(frozen=True)
 class Terms:
-    """On which a planner that searches does so: its limits, who works, who is told, what ends it early.
+    """The terms on which a planner that searches does so: its limits, who works, who is told, what ends it early.
 
     prepare: what solves of one graph share, where somebody keeps it.
     """
@@ -160,7 +162,7 @@ class BaselineResult:
 
     @property
     def time_per_sample_s(self) -> float | None:
-        """In s; None without a plan."""
+        """The plan's time, in s; None without a plan."""
         return None if self.evaluation is None else self.evaluation.time_per_sample_s
 
     time_per_sample = renamed("time_per_sample", "time_per_sample_s")
@@ -195,7 +197,8 @@ class Exact:
 
 
 def _prepared(terms: Terms, instance: Instance, restrictions: Restrictions) -> Preparation | None:
-    """None too where there are more downsets than can be listed: a solve by itself makes those that it needs."""
+    """What solves share; None too where there are more downsets than can be listed: a solve by itself makes those that
+    it needs."""
     if terms.prepare is None:
         return None
     try:

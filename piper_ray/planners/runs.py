@@ -123,7 +123,7 @@ def _reached(start: Sequence[int], heads: Mapping[int, Sequence[int]]) -> set[in
 class UniformChoice:
     """degree: t. tmpcs: for each layer id the TMPC it runs in whatever stage it is.
 
-    least_data_parallel_degree, most_data_parallel_degree: of the stages that this choice is for.
+    least_data_parallel_degree, most_data_parallel_degree: the limits of the stages that this choice is for.
     """
 
     degree: int

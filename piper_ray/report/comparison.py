@@ -17,7 +17,7 @@ from piper_ray.report.terminal import print_lines
 from piper_ray.simulate.result import Simulation
 
 _MATTERS = 0.1
-"""Of the whole difference: a part that makes less of it is left out."""
+"""A share of the whole difference: a part that makes less of it is left out."""
 
 _EQUAL = 1e-6
 """Relative. Steps that differ by no more take the same."""
@@ -25,7 +25,7 @@ _EQUAL = 1e-6
 
 @dataclass(frozen=True)
 class StepParts:
-    """Where the time of a step goes: they add up to it. Each in s, of a rank.
+    """The parts of a step's time, which add up to it. Each is in s, of a rank.
 
     compute_s, communication_s: on average over all devices. uneven_s: what the busiest rank is busy beyond the average.
     drain_s: what is left when the busiest rank has nothing to do.
@@ -38,7 +38,7 @@ class StepParts:
 
 
 def parts_of(simulation: Simulation) -> StepParts:
-    """Of a simulated step; of an asynchronous one in the long run."""
+    """The parts of a simulated step; of an asynchronous one in the long run."""
     length_s = simulation.length_s
     scale = simulation.step_s / length_s if length_s > 0 else 0.0
     devices = sum(rank.devices for rank in simulation.ranks)
@@ -58,7 +58,7 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class ComparedPlan:
-    """name: for people."""
+    """name: its name for people."""
 
     name: str
     plan: Plan

@@ -106,7 +106,7 @@ def _step_document(step: StepTerms) -> object:
 
 
 def baseline_facts(result: BaselineResult) -> Document:
-    """Which planner made the plan, out of how many, and in its own words."""
+    """The planner that made the plan, out of how many candidates, and what it says of the plan."""
     facts = {"planner": result.planner, "tried": result.tried, "note": result.note}
     return {**result.schedule.to_dict(), **facts}
 
@@ -266,7 +266,7 @@ def simulation_document(instance: Instance, simulation: Simulation) -> Document:
 
 
 def _blocks_document(blocks: BlockStats | None) -> Document | None:
-    """With the old name of its time for one more version."""
+    """The document of the blocks, with the old name of its time for one more version."""
     if blocks is None:
         return None
     return {**_fields(blocks, _names(blocks)), "time_per_sample": blocks.time_per_sample_s}

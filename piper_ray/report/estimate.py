@@ -104,7 +104,7 @@ def _links_line(result: Estimate) -> str:
 
 
 def _link_texts(result: Estimate) -> list[str]:
-    """Of each link of the cluster, innermost first: what it is and its rate in one direction."""
+    """For each link of the cluster, innermost first, what it is and its rate in one direction."""
     gpu = result.setting.gpu
     return [
         f"network between nodes, {_one_way(link)} a GPU"
@@ -194,7 +194,7 @@ def _find(result: Estimate, layer: str) -> LayerKind:
 
 
 def _used_symbols(kind: LayerKind) -> dict[str, float]:
-    """With their values: those that stand in a formula of the kind."""
+    """The symbols that stand in a formula of the kind, with their values."""
     used = {
         word
         for operator in kind.operators
@@ -295,7 +295,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str
 
 
 def _state_text(kind: LayerKind, training: Training, mode: LayerMode) -> str:
-    """Of dense parameters, and of experts' where they are shared out otherwise."""
+    """The state of dense parameters, and of experts' where they are shared out otherwise."""
     dense, routed = memory.numbers_on_device(kind, mode)
     if mode.state_parts(routed=True) == mode.state_parts(routed=False) or not routed.held:
         both = memory.Numbers(False, dense.held + routed.held, dense.trained + routed.trained)

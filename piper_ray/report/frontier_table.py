@@ -25,25 +25,6 @@ SCHEMA_VERSION = 1
 
 DEVICES, BUDGETS = "devices", "data_parallel_budget"
 
-COLUMNS = pa.schema(
-    [
-        pa.field("curve", pa.string(), nullable=False),  # along what: "devices" or "data_parallel_budget"
-        pa.field("devices", pa.int64(), nullable=False),
-        pa.field("data_parallel_budget", pa.int64(), nullable=False),
-        pa.field("status", pa.string(), nullable=False),
-        pa.field("time_per_sample_s", pa.float64()),
-        pa.field("lower_bound_s", pa.float64()),
-        pa.field("gap", pa.float64()),
-        pa.field("throughput_samples_per_s", pa.float64()),
-        pa.field("is_step", pa.bool_(), nullable=False),
-        pa.field("plan_devices", pa.int64()),
-        pa.field("plan_data_parallel_sum", pa.int64()),
-        pa.field("plan_stages", pa.int64()),
-        pa.field("plan_file", pa.string()),
-        pa.field("schedule", pa.string(), nullable=False),
-    ]
-)
-
 FORMATS = (".parquet", ".csv")
 
 
@@ -55,24 +36,53 @@ class PlanEntry:
     file: str
 
 
+@dataclass(frozen=True)
+class _Row:
+    """What the columns of one point are read from. entry: its plan; None where no plan was written."""
+
+    instance: Instance
+    schedule: Schedule
+    curve: str
+    point: FrontierPoint
+    entry: PlanEntry | None
+
+
+_COLUMNS: tuple[tuple[pa.Field, Callable[[_Row], object]], ...] = (
+    (pa.field("curve", pa.string(), False), lambda row: row.curve),
+    (pa.field("devices", pa.int64(), False), lambda row: row.point.devices),
+    (pa.field("data_parallel_budget", pa.int64(), False), lambda row: row.point.data_parallel_budget),
+    (pa.field("status", pa.string(), False), lambda row: row.point.status.value),
+    (pa.field("time_per_sample_s", pa.float64()), lambda row: row.point.time_per_sample_s),
+    (pa.field("lower_bound_s", pa.float64()), lambda row: _finite(row.point.lower_bound_s)),
+    (pa.field("gap", pa.float64()), lambda row: row.point.gap),
+    (pa.field("throughput_samples_per_s", pa.float64()), lambda row: _throughput(row.instance, row.point)),
+    (pa.field("is_step", pa.bool_(), False), lambda row: row.point.is_step),
+    (pa.field("plan_devices", pa.int64()), lambda row: row.entry and row.entry.plan.devices),
+    (pa.field("plan_data_parallel_sum", pa.int64()), lambda row: row.entry and row.entry.plan.data_parallel_sum),
+    (pa.field("plan_stages", pa.int64()), lambda row: row.entry and len(row.entry.plan.stages)),
+    (pa.field("plan_file", pa.string()), lambda row: row.entry and row.entry.file),
+    (pa.field("schedule", pa.string(), False), lambda row: row.schedule.name.value),
+)
+COLUMNS = pa.schema([field for field, _ in _COLUMNS])
+
+
 def frontier_table(
     instance: Instance,
     points: Mapping[str, Sequence[FrontierPoint]],
     plans: Mapping[int, PlanEntry] | None = None,
     schedule: Schedule = PAPERS_SCHEDULE,
 ) -> pa.Table:
-    """points: of each curve, by its name. plans: of steps along the devices, by number of devices. schedule: that of
-    all points.
+    """points: the points of each curve, by its name. plans: those of steps along the devices, by the number of devices.
+    schedule: the schedule of all points.
 
     Times in s, of a microbatch. The throughput is in samples where the batch says how many a microbatch holds, else in
     microbatches. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.
     """
-    rows = [
-        _row(instance, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
-        | {"schedule": schedule.name.value}
+    rows = (
+        _Row(instance, schedule, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
         for curve, of_curve in points.items()
         for point in of_curve
-    ]
+    )
     metadata = {
         "schema": SCHEMA_NAME,
         "schema_version": str(SCHEMA_VERSION),
@@ -83,7 +93,8 @@ def frontier_table(
         "memory_bytes": repr(instance.memory_bytes),
         "bandwidth_bytes_per_s": repr(instance.bandwidth_bytes_per_s),
     }
-    return pa.Table.from_pylist(rows, schema=COLUMNS.with_metadata(metadata))
+    written = [{field.name: value_of(row) for field, value_of in _COLUMNS} for row in rows]
+    return pa.Table.from_pylist(written, schema=COLUMNS.with_metadata(metadata))
 
 
 def write_table(table: pa.Table, path: Path) -> None:
@@ -103,20 +114,10 @@ def refuse_other_formats(path: Path) -> None:
         raise UsageError(f"{path}: tables are written as {' or '.join(FORMATS)}")
 
 
-def _row(instance: Instance, curve: str, point: FrontierPoint, entry: PlanEntry | None) -> dict[str, object]:
+def _finite(bound_s: float) -> float | None:
+    return bound_s if math.isfinite(bound_s) else None
+
+
+def _throughput(instance: Instance, point: FrontierPoint) -> float | None:
     time_s = point.time_per_sample_s
-    return {
-        "curve": curve,
-        "devices": point.devices,
-        "data_parallel_budget": point.data_parallel_budget,
-        "status": point.status.value,
-        "time_per_sample_s": time_s,
-        "lower_bound_s": point.lower_bound_s if math.isfinite(point.lower_bound_s) else None,
-        "gap": point.gap,
-        "throughput_samples_per_s": (instance.batch.samples_per_microbatch or 1) / time_s if time_s else None,
-        "is_step": point.is_step,
-        "plan_devices": entry.plan.devices if entry else None,
-        "plan_data_parallel_sum": entry.plan.data_parallel_sum if entry else None,
-        "plan_stages": len(entry.plan.stages) if entry else None,
-        "plan_file": entry.file if entry else None,
-    }
+    return (instance.batch.samples_per_microbatch or 1) / time_s if time_s else None

@@ -159,7 +159,7 @@ def _box(instance: Instance, run: LayerRun, inner: Sequence[int | None]) -> dict
 
 
 def _time_s(layer: Layer) -> float:
-    """As fast as it runs at its least degree."""
+    """The least time of the layer at its least degree."""
     tmpcs = layer.tmpcs[min(t for t, listed in layer.tmpcs.items() if listed)]
     return min(tmpc.time_per_sample_s for tmpc in tmpcs)
 

@@ -24,7 +24,7 @@ _USUAL_ORIGINS = ("evaluation", "search")
 class SolverLog(LiveLog):
     """A listener that prints to ``console``; a context manager, so that the live line is always taken down.
 
-    time_limit_s: of the solve; the live line says how much of it is left.
+    time_limit_s: the limit of the solve; the live line says how much of it is left.
 
     Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
     """
@@ -99,7 +99,7 @@ class SolverLog(LiveLog):
             self.line(head, "bold")
 
     def line(self, text: str, style: str = "") -> None:
-        """As it is."""
+        """Prints the line as it is."""
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def live_line(self) -> Text:

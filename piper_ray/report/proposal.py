@@ -65,7 +65,7 @@ def _why_idle(best: Proposed) -> str:
 
 
 def memory_lines(best: Proposed) -> Iterator[str]:
-    """Of each rank of a pipeline, its peak; the fullest ones alone where there are many."""
+    """The peak of each rank of a pipeline; the fullest ones alone where there are many."""
     simulation = best.simulation
     yield f"memory, of {memory_text(simulation.memory_limit_bytes)} on each GPU:"
     ranks = list(enumerate(simulation.ranks))
@@ -146,7 +146,7 @@ class ProposalLog(LiveLog):
 
 
 def _bounds_text(bounds: Bounds, microbatches: int) -> str:
-    """Of a step of the solve under way."""
+    """The bounds on a step of the solve under way."""
     if bounds.upper_s is None or bounds.gap is None:
         return f"here at least {time_text(microbatches * bounds.lower_s, 4)}"
     return f"here {time_text(microbatches * bounds.upper_s, 4)}, gap {percent_text(bounds.gap)}"

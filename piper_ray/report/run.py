@@ -35,7 +35,7 @@ class RankShare:
 
 
 def measured_share(run: Run, rank: int) -> RankShare:
-    """Of the shown step."""
+    """How a rank spent the shown step."""
     found = run.ranks[rank]
     return RankShare(
         found.compute_s, run.waiting_s(rank), found.all_reduce_s, found.optimizer_s, found.peak_memory_bytes
@@ -43,7 +43,7 @@ def measured_share(run: Run, rank: int) -> RankShare:
 
 
 def promised_share(run: Run, rank: int) -> RankShare | None:
-    """Of the simulated step; None where there is none. Replicas of a place are promised the same."""
+    """How a rank spends the simulated step; None where there is none. Replicas of a place are promised the same."""
     simulation = run.simulation
     if simulation is None:
         return None
@@ -57,7 +57,7 @@ def promised_share(run: Run, rank: int) -> RankShare | None:
 
 
 def print_run(console: Console, run: Run) -> None:
-    """At the console's width."""
+    """Prints the run at the console's width."""
     print_lines(console, head_lines(run))
     console.print()
     columns = [Column(_HEADS[0]), Column(_HEADS[1]), Column(""), *(Column(head, right=True) for head in _HEADS[2:])]

@@ -32,7 +32,7 @@ _HEADS = ("rank", "stages", "devices", "compute", "comm.", "waiting", "bubble", 
 
 
 def print_simulation(console: Console, simulation: Simulation) -> None:
-    """At the console's width."""
+    """Prints the simulation at the console's width."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=24), *(Column(head, right=True) for head in _HEADS[2:])]
     print_table(console, columns, list(_rows(simulation)))
     console.print()

@@ -243,7 +243,7 @@ def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Eva
 
 
 def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> None:
-    """Which layers run where, and how."""
+    """Prints which layers run where, and how."""
     print_table(console, *_layers_table(instance, plan, schedule, console.width))
 
 
@@ -278,7 +278,7 @@ def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int,
 
 
 def _shortened(text: str, width: int) -> str:
-    """At most so long, and cut between entries of the list that it is, if it is one."""
+    """A text of at most so many characters, cut between entries of the list that it is, if it is one."""
     if len(text) <= width:
         return text
     kept, comma, _ = text[: width - 3].rpartition(", ")
@@ -298,7 +298,7 @@ def _tmpcs_text(stage: Stage) -> str:
 def _layers_table(
     instance: Instance, plan: Plan, schedule: Schedule, width: int
 ) -> tuple[list[Column], list[list[str]]]:
-    """Where ranks hold several stages it says which rank has each."""
+    """The table of layers. Where ranks hold several stages it says which rank has each."""
     rank_of: dict[int, int] = {}
     if schedule.v > 1:
         ranks = len(plan.stages) // schedule.v

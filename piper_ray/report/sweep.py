@@ -105,7 +105,7 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
 
 
 def outcome_lines(progress: Progress) -> list[str]:
-    """After the last point, or an interrupt."""
+    """The lines that follow the last point, or an interrupt."""
     before = f" ({progress.recorded:,} of them before)" if progress.recorded else ""
     counts = [f"{plural(progress.recorded + progress.done, 'point')} of {progress.points:,} on record{before}"]
     if progress.infeasible:
@@ -126,7 +126,7 @@ def outcome_lines(progress: Progress) -> list[str]:
 
 
 MOST_COLUMNS = 8
-"""Of curves, in a table by devices."""
+"""The most curves of a table by devices."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class FindingsTable:
 
     @property
     def columns(self) -> list[Column]:
-        """For a terminal."""
+        """The columns for a terminal."""
         return [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
 
     def markdown(self) -> str:

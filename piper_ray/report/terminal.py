@@ -23,7 +23,7 @@ from piper_ray.model.figures import duration_text
 
 PIPE_WIDTH = 120
 NO_BREAK = "\N{NO-BREAK SPACE}"
-"""In a cell: a space at which it is not wrapped; printed as a space."""
+"""A space in a cell at which the cell is not wrapped; it is printed as a space."""
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -90,7 +90,7 @@ def _padded(text: str, width: int, right: bool) -> str:
 
 
 WORTH_A_GUESS_S = 2.0
-"""Of work that has taken less nobody asks what is left."""
+"""The time below which nobody asks of work under way what is left."""
 
 _REFRESH_PER_S = 8
 _Log = TypeVar("_Log", bound="LiveLog")  # typing has Self from Python 3.11 on

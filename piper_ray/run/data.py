@@ -19,7 +19,7 @@ _NO_TENSORS = "without tensors"
 
 @dataclass(frozen=True)
 class PassInputs:
-    """inputs: of a call of the model. tensors: those in it, by the names that stages know."""
+    """inputs: the inputs of a call of the model. tensors: the tensors in it, by the names that stages know."""
 
     inputs: Inputs
     tensors: Mapping[str, torch.Tensor]
@@ -30,12 +30,12 @@ class PassInputs:
         return cls(inputs, {input_name(number): leaf for number, leaf in enumerate(leaves)})
 
     def on(self, device: torch.device) -> PassInputs:
-        """On a device."""
+        """The same inputs on a device."""
         return PassInputs.of(moved(self.inputs, device))
 
 
 def moved(inputs: Inputs, device: torch.device) -> Inputs:
-    """With all tensors on a device."""
+    """The inputs with all tensors on a device."""
     found: Inputs = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), inputs)
     return found
 

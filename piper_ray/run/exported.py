@@ -25,7 +25,7 @@ class PlannedSchedule:
     """This rank's part of the pipeline, whose ``step`` works through a batch."""
 
     def __init__(self, pipeline: Pipeline, inputs: Inputs, target: object) -> None:
-        """inputs, target: of a microbatch."""
+        """inputs, target: those of a microbatch."""
         self._pipeline, self._inputs, self._target = pipeline, inputs, target
 
     def step(
@@ -75,9 +75,9 @@ def build(
 ) -> tuple[PlannedSchedule, list[nn.Module]]:
     """This rank's schedule, and the modules of its stages, which are then on the device.
 
-    model: whole, on the CPU. loss: of what the model returns and the target. inputs, target: of one microbatch. The
-    forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises UsageError and
-    InputError for what does not fit the plan.
+    model: whole, on the CPU. loss: a function of what the model returns and the target. inputs, target: those of one
+    microbatch. The forward pass is traced with these inputs: a tensor, a tuple by position or a dict by name. Raises
+    UsageError and InputError for what does not fit the plan.
     """
     _check_model(plan, model)
     _check_mesh(plan, mesh)
@@ -93,7 +93,7 @@ def build(
 
 
 def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for a mesh that is not the plan's."""
     sizes = dict(zip(mesh.mesh_dim_names or (), mesh.shape, strict=False))
     if (sizes.get("pp"), sizes.get("dp")) != (plan.places, plan.replicas):
         found = ", ".join(f"{name} {size}" for name, size in sizes.items()) or "no names"
@@ -101,7 +101,7 @@ def _check_mesh(plan: PipelinePlan, mesh: DeviceMesh) -> None:
 
 
 def _check_model(plan: PipelinePlan, model: nn.Module) -> None:
-    """Raises UsageError."""
+    """Raises UsageError for what is no whole model on the CPU."""
     if not isinstance(model, nn.Module):
         raise UsageError(f"build: the model is a {type(model).__name__}; expected a torch.nn.Module")
     held = [*model.named_parameters(), *model.named_buffers()]

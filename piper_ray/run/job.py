@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Pass = tuple[ActionKind, int, int]
-"""Its kind, its stage, and its microbatch among those of a replica."""
+"""One pass: its kind, its stage, and its microbatch among those of a replica."""
 
 _DEVICES = ("cpu", "cuda")
 
@@ -44,7 +44,7 @@ class Replicas(str, Enum):
 class LayerJob:
     """A layer of a stage, as a run finds it in the model.
 
-    path: of its module; call: of that module's calls in a forward pass, from 0.
+    path: the path of its module. call: which of that module's calls in a forward pass it is, from 0.
 
     >>> LayerJob("blocks.3", call=0, recompute=True).path
     'blocks.3'
@@ -111,7 +111,7 @@ class Job(JobOptions):
     stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
 
     model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
-    others, of which ``warm_up`` are the warm-up's. threads: of each rank, on a CPU.
+    others, of which ``warm_up`` are the warm-up's. threads: the threads of each rank, on a CPU.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -137,8 +137,8 @@ class Job(JobOptions):
 
     @property
     def steps_before(self) -> int:
-        """Those that are not measured: the optimizer makes its state in the first one, memory is followed until the end
-        of the second, and then there are those of the warm-up."""
+        """The steps that are not measured: the optimizer makes its state in the first one, memory is followed until the
+        end of the second, and then come those of the warm-up."""
         return 2 + self.warm_up
 
     @property
@@ -261,13 +261,14 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
 
 
 def _threads(plan: PlannedDocument, ranks: int) -> int:
-    """As many as its times were measured with, if the ranks can have them; else their share of the cores."""
+    """The number of threads with which the times were measured, if the ranks can have so many; else their share of the
+    cores."""
     share = share_of_cores(ranks)
     return share if plan.measured_threads is None else min(plan.measured_threads, share)
 
 
 def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
-    """Those of each stage. Layers of one module are its calls, in the order of their ids."""
+    """The layers of each stage. Layers of one module are its calls, in the order of their ids."""
     calls: dict[str, list[int]] = defaultdict(list)
     for layer in sorted((layer for stage in plan.stages for layer in stage.layers), key=lambda layer: layer.id):
         calls[layer.path].append(layer.id)
@@ -281,8 +282,8 @@ def _layers(plan: PlannedDocument) -> tuple[tuple[LayerJob, ...], ...]:
 class Stretch:
     """A stretch of a rank's time, in seconds since the step began.
 
-    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: of the plan and of the batch, from 0; None
-    where it is of none.
+    what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: their numbers in the plan
+    and in the batch, from 0; None where it is of none.
 
     >>> stretch = Stretch("forward", 0, 3, 0.5, 0.75)
     >>> stretch.end_s - stretch.start_s
@@ -297,7 +298,7 @@ class Stretch:
 
     @property
     def duration_s(self) -> float:
-        """From its start to its end."""
+        """The time from its start to its end."""
         return self.end_s - self.start_s
 
 
@@ -305,7 +306,8 @@ class Stretch:
 class RankRun:
     """What one rank did in the step that is shown, and held at most in any.
 
-    stretches: one after the other. border_bytes: of the peak, what torch keeps of all microbatches to receive into.
+    stretches: one after the other. border_bytes: the part of the peak that torch keeps of all microbatches to receive
+    into.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -324,17 +326,17 @@ class RankRun:
 
     @property
     def compute_s(self) -> float:
-        """Passes."""
+        """The time of passes."""
         return self._sum_s("F", "B", "I", "W")
 
     @property
     def all_reduce_s(self) -> float:
-        """Sums of gradients that are not part of a backward pass."""
+        """The time of sums of gradients that are not part of a backward pass."""
         return self._sum_s("all-reduce")
 
     @property
     def optimizer_s(self) -> float:
-        """The optimizer's step."""
+        """The time of the optimizer's step."""
         return self._sum_s("optimizer")
 
 
@@ -342,12 +344,12 @@ class RankRun:
 class Run:
     """A plan that was trained.
 
-    steps_s: of each measured step, from its common start until the last rank has updated its weights. losses: of each
-    step, those before included: the mean over its microbatches.
-    shown: number of the measured step that the ranks' figures are of: one of median length.
-    promised_s: of a step, by the plan's document or its simulation; None: nobody promised anything. simulation: of the
-    plan, where its instance is at hand. threads, measured_threads: of each rank; and those that the plan's times were
-    measured with, None where nobody says. load: of the machine, as ``os.getloadavg`` has it, before the ranks began.
+    steps_s: the time of each measured step, from its common start until the last rank has updated its weights. losses:
+    the loss of each step, those before included: the mean over its microbatches. shown: number of the measured step
+    that the ranks' figures are of: one of median length. promised_s: the time of a step by the plan's document or its
+    simulation; None: nobody promised anything. simulation: that of the plan, where its instance is at hand. threads:
+    the threads of each rank. measured_threads: those that the plan's times were measured with, None where nobody says.
+    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -368,12 +370,12 @@ class Run:
 
     @property
     def step_s(self) -> float:
-        """The median."""
+        """The median of the measured steps."""
         return median(self.steps_s)
 
     @property
     def spread_s(self) -> float:
-        """From the first to the third quartile of the measured steps."""
+        """The time from the first to the third quartile of the measured steps."""
         if len(self.steps_s) == 1:
             return 0.0
         low, _, high = quantiles(self.steps_s, n=4, method="inclusive")

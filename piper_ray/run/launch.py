@@ -20,7 +20,7 @@ from piper_ray.run.job import Failure, Job, Run
 
 _POLL_S = 0.05
 _CAUSE_WITHIN_S = 1.0
-"""Where a rank has lost the others, the one that was first at fault shows so soon."""
+"""How soon the rank that was first at fault shows, where a rank has lost the others."""
 
 _LOG_LINES = 12
 _THREADS, _GLOO, _NCCL = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -77,13 +77,13 @@ def _processes(job: Job, folder: Path, stop: Stop[Any]) -> Iterator[list[subproc
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """With whatever it has started."""
+    """Kills a process with whatever it has started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
 def _environment(job: Job, rank: int, folder: Path) -> Mapping[str, str]:
-    """As torchrun's, and the threads of a rank, unless the user has said how many."""
+    """The environment of a rank as torchrun sets it, and the number of threads, unless the user has set that."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
         _THREADS: str(job.threads),

@@ -72,7 +72,7 @@ class Recorder:
         self._begun = self.clock()
 
     def add(self, what: str, stage: int | None, k: int | None, start: Mark) -> None:
-        """From ``start`` until now."""
+        """Notes a stretch from ``start`` until now."""
         microbatch = None if k is None else self._first + k * self._apart
         self._open.append(_Open(what, stage, microbatch, start, self.clock()))
 
@@ -81,7 +81,7 @@ class Recorder:
         self._open[-1].end = self.clock()
 
     def stretches(self) -> list[Stretch]:
-        """Of the step, in seconds since it began, once the device is done with it."""
+        """The stretches of the step, in seconds since it began, once the device is done with it."""
         begun_s = self._begun()
         return [
             Stretch(one.what, one.stage, one.microbatch, one.start() - begun_s, one.end() - begun_s)
@@ -130,7 +130,7 @@ _TORCH = {
 
 
 def torch_table(lists: Iterable[Iterable[Pass]]) -> dict[int, list[_Action | None]]:
-    """For each place its actions: what ``_load_csv`` reads of a file."""
+    """For each place its actions, as ``_load_csv`` would read them from a file."""
     return {place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes] for place, passes in enumerate(lists)}
 
 
@@ -142,7 +142,7 @@ class TableSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(torch_table(plan.passes))
 
     def run(self, inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[object]) -> list[torch.Tensor]:
-        """Works through a batch. inputs: of each microbatch; targets: what the loss gets beside the output.
+        """Works through a batch. inputs: the inputs of each microbatch. targets: what the loss gets beside the output.
 
         Returns the losses, in the order of the passes, on the rank that has the last stage, else nothing.
         """
@@ -156,8 +156,8 @@ class TableSchedule(_PipelineScheduleRuntime):
 
 
 class Pipeline:
-    """modules: of this rank's stages, by stage. border_bytes: what torch keeps to receive into. reads_inputs: whether
-    they read inputs of the model. has_loss: whether the last stage is here."""
+    """modules: the modules of this rank's stages, by stage. border_bytes: the bytes that torch keeps to receive into.
+    reads_inputs: whether they read inputs of the model. has_loss: whether the last stage is here."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class Pipeline:
         return timed
 
     def parameters(self) -> list[nn.Parameter]:
-        """Those that are trained here."""
+        """The parameters that are trained here."""
         return [one for module in self.modules.values() for one in module.parameters() if one.requires_grad]
 
 
@@ -274,7 +274,7 @@ def _kind(value: object) -> str:
 
 
 def _traced(spec: str, plan: PipelinePlan, model: TrainableModel) -> TracedModel:
-    """Its layers are those of the plan."""
+    """The model traced; its layers are those of the plan."""
     paths = sorted({layer.path for stage in plan.stages for layer in stage})
     known = {path for path, _ in model.module.named_modules(remove_duplicate=False)}
     name = type(model.module).__name__

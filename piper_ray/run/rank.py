@@ -41,7 +41,7 @@ from piper_ray.workloads.measure.factory import find_factory, parse_input, place
 
 
 class _AllocatedBytes:
-    """As the allocator of a GPU tells them."""
+    """Memory as the allocator of a GPU tells it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -64,8 +64,8 @@ class _AllocatedBytes:
 
 
 class _LiveBytes(TorchDispatchMode):
-    """Of the storages of what operations give, from then until nobody has them any more: not what an operation needs
-    inside. Operations take longer meanwhile."""
+    """The bytes of the storages that operations give, from then until nobody has them any more; what an operation needs
+    inside is not counted. Operations take longer meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def held(self, tensors: Iterable[torch.Tensor]) -> None:
-        """These are there."""
+        """Notes that these tensors are there."""
         for tensor in tensors:
             if isinstance(tensor, DTensor):
                 tensor = tensor.to_local()
@@ -144,7 +144,7 @@ class RankTraining:
 
 @dataclass(frozen=True)
 class _RankStep:
-    """Of one rank. losses: their sum, and their number, where the last stage is."""
+    """What one rank did in a step. losses: their sum and their number, where the last stage is."""
 
     stretches: list[Stretch]
     losses: tuple[float, int]
@@ -307,7 +307,7 @@ def _end_with_launcher() -> None:
 
 
 def main(folder: Path) -> int:
-    """The process."""
+    """The process of a rank."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
     job: Job = pickle.loads((folder / "job.pickle").read_bytes())

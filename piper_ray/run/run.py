@@ -74,7 +74,8 @@ def run(
 
 @dataclass(frozen=True)
 class Promise:
-    """What a ``Run`` is held against, by the names of its fields. load: of this machine, before anything is started."""
+    """What a ``Run`` is held against, by the names of its fields. load: the load of this machine, before anything is
+    started."""
 
     promised_s: float | None
     simulation: Simulation | None

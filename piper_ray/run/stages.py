@@ -26,7 +26,7 @@ from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
 
 @dataclass(frozen=True)
 class Cut:
-    """Of one stage. layers: numbers of the traced layers, ascending; recompute: those that do.
+    """Of one stage. layers: numbers of the traced layers, ascending; recompute: the layers that recompute.
 
     received, sent: the tensors that cross its borders; the last stage sends the model's outputs.
     """
@@ -69,7 +69,7 @@ def cuts_of(spec: str, stages: Sequence[Sequence[LayerJob]], traced: TracedModel
 def _placed(
     spec: str, stages: Sequence[Sequence[LayerJob]], layers: Sequence[TracedLayer]
 ) -> tuple[dict[int, int], set[int]]:
-    """For each traced layer its stage; and those that recompute."""
+    """For each traced layer its stage; and the layers that recompute."""
     calls: dict[str, int] = {}
     numbers: dict[tuple[str, int], int] = {}
     for number, layer in enumerate(layers):
@@ -189,7 +189,7 @@ class StageModule(nn.Module):
         return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
 
     def on(self, device: torch.device) -> StageModule:
-        """On another device than that on which it was traced, whose name stands in the layers' graphs."""
+        """The same module on another device than that on which it was traced: the layers' graphs name that device."""
         if device.type != "cpu":
             for layer in self.layers:
                 _move(layer, device)
@@ -229,7 +229,8 @@ def _move(layer: Any, device: torch.device) -> None:
 
 
 class _Border(torch.autograd.Function):
-    """Where a stage begins. Nothing happens to the tensor; its gradient is sent, and so has to lie in one piece."""
+    """The border where a stage begins. Nothing happens to the tensor; its gradient is sent, and so has to lie in one
+    piece."""
 
     @staticmethod
     def forward(_: Any, tensor: torch.Tensor) -> torch.Tensor:
@@ -264,7 +265,7 @@ def borders_of(
     inputs: Mapping[str, torch.Tensor],
     loss: Callable[[tuple[torch.Tensor, ...]], torch.Tensor],
 ) -> list[Border]:
-    """Those of all stages. loss: of what the last one sends. Raises InputError."""
+    """The borders of all stages. loss: the loss of what the last stage sends. Raises InputError."""
     borders = []
     received: tuple[torch.Tensor, ...] = ()
     for number, stage in enumerate(stages, start=1):

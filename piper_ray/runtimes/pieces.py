@@ -33,7 +33,7 @@ class ModelPieces:
 
     @property
     def blocks(self) -> int:
-        """Their number."""
+        """The number of blocks."""
         return self.head - (2 if self.predictors else 1)
 
     @property
@@ -43,7 +43,7 @@ class ModelPieces:
 
     @cached_property
     def of_layer(self) -> dict[int, int]:
-        """For each layer id its piece."""
+        """For each layer id the piece that the layer is in."""
         return {layer: piece for piece, members in enumerate(self.members) for layer in members}
 
     def is_block(self, piece: int) -> bool:
@@ -67,7 +67,7 @@ class ModelPieces:
         return stages
 
     def name(self, piece: int) -> str:
-        """For people; blocks are counted from 0, as runtimes do."""
+        """The piece's name for people; blocks are counted from 0, as runtimes do."""
         if self.is_block(piece):
             return f"block {piece - 1}"
         if self.is_predictor(piece):
@@ -164,7 +164,7 @@ def _check_row(instance: Instance, blocks: Sequence[Sequence[int]]) -> None:
 
 
 def require_chain(instance: Instance, title: str) -> None:
-    """Raises UsageError, with the first layer that is at odds. title: of the runtime that asks for it."""
+    """Raises UsageError, with the first layer that is at odds. title: the title of the runtime that asks for it."""
     order = layers_in_order(instance)
     for before, layer in zip((None, *order), order, strict=False):
         sources = instance.neighbours[layer][0]

@@ -38,11 +38,11 @@ from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.runtimes.pieces import pieces_of, require_chain
 
 USUAL_GPUS_PER_NODE = 8
-"""Where the workload knows one link alone, and so no nodes."""
+"""The number where the workload knows one link alone, and so no nodes."""
 
 
 class RuntimeName(str, Enum):
-    """Those that a plan can be made for."""
+    """The runtimes that a plan can be made for."""
 
     MEGATRON = "megatron"
     TORCHTITAN = "torchtitan"
@@ -53,18 +53,18 @@ class RuntimeName(str, Enum):
 
 @dataclass(frozen=True)
 class Runtime:
-    """title: for people. schedules: those that it has, its usual one first.
+    """title: its name for people. schedules: the schedules that it has, its usual one first.
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
     tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
-    rank_order: of parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages in
-    Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
+    rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
+    in Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
     training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on one pipeline rank gradients
     are reduced in the backward pass of every microbatch, and what is shared out is all of a weight's state; with
-    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
-    chain: it hands each layer what the one before it makes, and nothing else.
+    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state. chain: it hands each
+    layer what the one before it makes, and nothing else.
     """
 
     name: RuntimeName
@@ -85,7 +85,7 @@ class Runtime:
     shares_state: bool = True
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
-        """That which is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
+        """The schedule that is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
 
         Raises UsageError for one that it has not got.
         """
@@ -171,7 +171,7 @@ class Runtime:
 
 
 def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
-    """As given, else as the workload's links say, else the usual number; never more than there are."""
+    """The number as given, else as the workload's links say, else the usual one; never more than there are devices."""
     inner = instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
     found = given or inner or USUAL_GPUS_PER_NODE
     if found < 1:
@@ -267,8 +267,9 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
 
 
 class RankPlace(NamedTuple):
-    """All from 0. stages: of the plan, its chunk nearest the input first. replica: of d. context: of the groups
-    that share a sequence. shard: of a group's t."""
+    """All from 0. stages: the stages of the plan that it has, its chunk nearest the input first. replica: which of the
+    d replicas it is in. context: which of the groups that share a sequence. shard: which of a group's t devices it
+    is."""
 
     rank: int
     node: int
@@ -281,7 +282,8 @@ class RankPlace(NamedTuple):
 
 
 def rank_places(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> Iterator[RankPlace]:
-    """Of every rank that the plan uses, in their order. context: groups that share the plan's t devices."""
+    """The place of every rank that the plan uses, in the order of ranks. context: groups that share the plan's t
+    devices."""
     d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
     pipeline_ranks = len(plan.stages) // schedule.v
     for rank in range(pipeline_ranks * d * t):

@@ -34,7 +34,7 @@ def stage_of_chunk(schedule: Schedule, ranks: int, rank: int, chunk: int) -> int
 
 
 def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actions]:
-    """For each rank of a pipeline in which all ranks run all microbatches.
+    """The actions of each rank of a pipeline in which all ranks run all microbatches.
 
     Raises UsageError where a schedule cannot run so many microbatches on so many ranks.
     """
@@ -129,7 +129,7 @@ def _interleaved(p: int, r: int, m: int, v: int, group: int) -> Actions:
 
 
 def _zero_bubble(p: int, r: int, m: int, v: int, group: int) -> Actions:
-    """As interleaved with fewer passes ahead; gradients of weights lag behind by r, and fill the end."""
+    """Actions as interleaved, with fewer passes ahead. Gradients of weights lag behind by r, and fill the end."""
     forward, backward = _grouped_order(m, v, group)
     ahead = min((v - 1) * group + p - 1 - r, m * v)
     number = np.arange(m * v)

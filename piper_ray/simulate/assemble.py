@@ -88,7 +88,7 @@ def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | No
 
 
 def most_bytes(instance: Instance, plan: Plan) -> float:
-    """Of the stage that holds most on a device under 2bw, with what the plan keeps in flight."""
+    """The bytes of the stage that holds most on a device under 2bw, with what the plan keeps in flight."""
     figures = stages_of(instance, plan, PAPERS_SCHEDULE).figures
     in_flight = plan.in_flight or rule_in_flight([stage.data_parallel_degree for stage in figures])
     return max(x.activation_bytes * y + x.fixed_bytes for x, y in zip(figures, in_flight, strict=True))
@@ -203,7 +203,8 @@ def _simulation(
     in_flight: tuple[int, ...] | None,
     after: tuple[tuple[Interval, ...], tuple[Interval, ...]] = ((), ()),
 ) -> Simulation:
-    """Of a step as long as the window. after: the all-reduces and the optimizers' steps that come after a flush."""
+    """The simulation of a step as long as the window. after: the all-reduces and the optimizers' steps that come after
+    a flush."""
     return Simulation(
         schedule=scene.schedule,
         options=scene.options,
@@ -379,14 +380,15 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
 
 
 def transfer_bytes_per_s(cluster: Cluster, devices: int) -> float:
-    """Of what the stages of a plan of so many devices hand over: some two neighbours have no other link."""
+    """The bandwidth for what the stages of a plan of so many devices hand over: some two neighbours have no other
+    link."""
     _, bandwidth = _groups(cluster, devices)[-1]
     return bandwidth
 
 
 def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
-    """Of a ring through the d replicas of a stage, t devices each, in a plan of so many. Where several of them share a
-    node, each has a link out of it. inf for one replica.
+    """The bandwidth of a ring through the d replicas of a stage, t devices each, in a plan of so many devices. Where
+    several replicas share a node, each has a link out of it. inf for one replica.
     """
     *inner, (_, between) = _groups(cluster, devices)
     row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)

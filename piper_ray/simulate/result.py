@@ -41,9 +41,9 @@ class RankSimulation:
 
     compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
     all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
-    up to the simulation's ``window_s``.
-    in_flight: the most microbatches at once, for each of its stages. fixed_memory_bytes: of the peak, what is there all
-    the time. versions: of the weights, under PipeDream.
+    up to the simulation's ``window_s``. in_flight: the most microbatches at once, for each of its stages.
+    fixed_memory_bytes: the part of the peak that is there all the time. versions: the versions of the weights, under
+    PipeDream.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -92,7 +92,7 @@ class PathPart:
 
     @property
     def duration_s(self) -> float:
-        """From its start to its end."""
+        """The time from its start to its end."""
         return self.end_s - self.start_s
 
 
@@ -113,15 +113,14 @@ def pass_of(timeline: Timeline, action: int) -> PathPart:
 class Simulation:
     """A plan under a schedule, event by event.
 
-    batch: N microbatches, with their samples and tokens where somebody says.
-    step_s: of the batch, from the first forward pass to the last rank's end; of an asynchronous schedule N times what a
-    microbatch takes in the long run. promised_s: what an asynchronous schedule is planned for, N times the slowest
-    stage's time; None under a flush.
-    ranks: those of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the ranks'
-    shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining: the least
-    that would keep an asynchronous schedule's promise, where ``in_flight`` does not.
-    critical_path: back to back from 0 to the end of the step; empty for asynchronous schedules.
-    steady: the asynchronous pipeline was followed until it repeated itself; False: step_s is a long run's average.
+    batch: N microbatches, with their samples and tokens where somebody says. step_s: the time of the batch, from the
+    first forward pass to the last rank's end; of an asynchronous schedule N times what a microbatch takes in the long
+    run. promised_s: what an asynchronous schedule is planned for, N times the slowest stage's time; None under a flush.
+    ranks: the ranks of one pipeline; ``pipelines`` of them run alike. window_s: start and end of the time that the
+    ranks' shares are of. in_flight: for each stage what a replica of a 1F1B schedule may keep in flight; sustaining:
+    the least that would keep an asynchronous schedule's promise, where ``in_flight`` does not. critical_path: back to
+    back from 0 to the end of the step; empty for asynchronous schedules. steady: the asynchronous pipeline was followed
+    until it repeated itself; False: step_s is a long run's average.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -167,12 +166,14 @@ class Simulation:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Of the whole batch, in the time of a step; None where nobody says how many samples a microbatch holds."""
+        """The samples of the whole batch over the time of a step; None where it is not known how many samples a
+        microbatch holds."""
         return None if self.batch.samples is None else self._rate(self.batch.samples)
 
     @property
     def tokens_per_s(self) -> float | None:
-        """None where nobody says how many tokens a microbatch holds."""
+        """The tokens of the whole batch over the time of a step; None where it is not known how many tokens a
+        microbatch holds."""
         tokens = self.batch.tokens_per_microbatch
         return None if tokens is None else self._rate(tokens * self.microbatches)
 
@@ -181,22 +182,22 @@ class Simulation:
 
     @property
     def devices(self) -> int:
-        """That the plan uses; chunks of a rank share theirs."""
+        """The number of devices that the plan uses; chunks of a rank share theirs."""
         return self.pipelines * sum(rank.devices for rank in self.ranks)
 
     @property
     def peak_memory_bytes(self) -> float:
-        """On a device of the fullest rank."""
+        """The peak memory of a device of the fullest rank."""
         return max(rank.peak_memory_bytes for rank in self.ranks)
 
     @property
     def length_s(self) -> float:
-        """Of the time that the ranks' shares are of."""
+        """The length of the time that the ranks' shares are of."""
         return self.window_s[1] - self.window_s[0]
 
     @property
     def bubble_share(self) -> float:
-        """Of all ranks' time, weighted by their devices: what is spent idle."""
+        """The share of all ranks' time, weighted by their devices, that they are idle."""
         length_s = self.length_s
         devices = sum(rank.devices for rank in self.ranks)
         idle_s = sum((rank.bubble_s + rank.waiting_s) * rank.devices for rank in self.ranks)

@@ -35,12 +35,12 @@ class InFlightRule(str, Enum):
 class SimulationOptions:
     """What a simulation assumes of a cluster and a batch. Raises UsageError for figures that make no sense.
 
-    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes.
-    overlap_transfers: transfers run beside the passes, one after the other on each rank's way out, and only who waits
-    for them loses time; False: as Piper charges them, in the passes of both stages.
-    all_reduce, all_reduce_overlap, optimizer_s: as in ``StepTerms``; the overlap counts under a flush.
-    in_flight: an ``InFlightRule``, or for each stage the microbatches that a replica keeps in flight.
-    samples_per_microbatch, tokens_per_sample: of the batch, in place of the instance's.
+    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. overlap_transfers:
+    transfers run beside the passes, one after the other on each rank's way out, and only who waits for them loses time;
+    False: as Piper charges them, in the passes of both stages. all_reduce, all_reduce_overlap, optimizer_s: as in
+    ``StepTerms``; the overlap counts under a flush. in_flight: an ``InFlightRule``, or for each stage the microbatches
+    that a replica keeps in flight. samples_per_microbatch, tokens_per_sample: numbers of the batch, in place of the
+    instance's.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

@@ -46,7 +46,8 @@ def pass_times(tmpc: Tmpc) -> PassTimes:
 class StageLoad:
     """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
 
-    activation_bytes: for each microbatch in flight. fixed_bytes: whatever is in flight; the weights are among them.
+    activation_bytes: the bytes for each microbatch in flight. fixed_bytes: the bytes whatever is in flight; the weights
+    are among them.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -197,7 +198,7 @@ class Hop:
 
 
 def charged_s(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float) -> list[tuple[float, float]]:
-    """For each stage the seconds of transfers that its forward and its backward pass take up, as Piper charges them.
+    """For each stage the seconds that the transfers of its forward and its backward pass take, as Piper charges them.
 
     Stages on one rank hand over for nothing.
     """
@@ -214,7 +215,7 @@ def charged_s(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: flo
 
 
 def _seconds(sizes: Sequence[tuple[float, float]], bytes_per_s: float) -> tuple[float, float]:
-    """Of bytes that go forwards and backwards."""
+    """The seconds of the bytes that go forwards and of those that go backwards."""
     return fsum(forward for forward, _ in sizes) / bytes_per_s, fsum(backward for _, backward in sizes) / bytes_per_s
 
 

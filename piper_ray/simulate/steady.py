@@ -91,7 +91,7 @@ class Stream:
 
     @property
     def promised_s(self) -> float:
-        """For each microbatch, as Piper promises: that of the slowest stage."""
+        """The time for each microbatch as Piper promises it: that of the slowest stage."""
         return max((f + b) / d for f, b, d in zip(self.forward_s, self.backward_s, self.replicas, strict=True))
 
 
@@ -175,7 +175,7 @@ class _CycleArcs:
     replicas: Integers
 
     def later(self, in_flight: Sequence[int]) -> Integers:
-        """By how many microbatches, with so many in flight at each stage."""
+        """By how many microbatches each arc goes on, with so many in flight at each stage."""
         y, d = np.array(in_flight, np.int64), self.replicas
         of_stages = np.stack([-(y - 1) * d, y * d], axis=1).ravel()
         return np.concatenate([np.zeros(len(self.source) - len(of_stages), np.int64), of_stages])

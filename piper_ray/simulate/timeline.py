@@ -57,7 +57,7 @@ class SimulatedRanks:
 
     @cached_property
     def places(self) -> tuple[int, ...]:
-        """For each stage the place that holds it."""
+        """For each stage the place of the pipeline that holds it."""
         return tuple(self.ranks[rank].place for rank in self.first_rank)
 
 
@@ -116,7 +116,7 @@ class Timeline:
         return len(self.kind)
 
     def of_rank(self, rank: int) -> slice:
-        """Where a rank's passes stand in the arrays."""
+        """The part of the arrays that holds a rank's passes."""
         return slice(int(self.first[rank]), int(self.first[rank + 1]))
 
     @cached_property

@@ -47,17 +47,18 @@ from piper_ray.version import __version__
 
 KEPT = 8
 KEPT_BYTES = 100e6
-"""Of all that are kept beside the one in use."""
+"""The most bytes of all that are kept beside the one in use."""
 
 
 class Lattices:
-    """By workload and shape; those used least recently go first."""
+    """Preparations by workload and shape. Those used least recently go first."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[tuple[str, PointShape], Preparation] = OrderedDict()
 
     def of(self, point: Point, instance: Instance) -> tuple[Preparation, float, float]:
-        """With the seconds that lattice and stage costs took just now. Raises LimitError if it does not fit."""
+        """The preparation, with the seconds that lattice and stage costs took just now. Raises LimitError if it does
+        not fit."""
         key = point.workload, PointShape.of(instance, point.restrictions)
         kept = self._kept.pop(key, None)
         self._make_room()
@@ -85,7 +86,7 @@ class KeptLattice:
         self.lattice_s = self.stage_costs_s = 0.0
 
     def prepare(self, instance: Instance, restrictions: Restrictions) -> Preparation:
-        """Of the point's graph, under its restrictions. Raises LimitError if it does not fit."""
+        """The preparation of the point's graph, under its restrictions. Raises LimitError if it does not fit."""
         assert restrictions == self._point.restrictions
         prepared, self.lattice_s, self.stage_costs_s = self._lattices.of(self._point, instance)
         return prepared
@@ -135,14 +136,14 @@ def answer(
 
 
 class Report(NamedTuple):
-    """seconds: of all the work, but for getting ready."""
+    """The rows of a batch. seconds: the time of all the work, without that of getting ready."""
 
     rows: tuple[Row, ...]
     seconds: float
 
 
 _lattices = Lattices()
-"""Of this process: what it keeps from call to call spares work, and no answer depends on it."""
+"""What this process keeps from call to call. It spares work, and no answer depends on it."""
 
 
 def solve_points(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:  # noqa: ARG001
@@ -166,7 +167,7 @@ def _make_ready(schedule: Schedule) -> None:
 
 
 def lost_row(message: str) -> Row:
-    """Of a point that ended every worker that had it."""
+    """The row of a point that ended every worker that had it."""
     return {**error_row("WorkerLost", message), **_of_run(), "seconds": 0.0, "spread": False}
 
 
@@ -177,7 +178,8 @@ def error_row(kind: str, message: str) -> Row:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """Those that come meanwhile: solve takes one as the wish for what it has, which is not the point's answer."""
+    """Collects the interrupts that come meanwhile: solve takes one as the wish for what it has, which is not the
+    point's answer."""
     seen: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():

@@ -116,11 +116,11 @@ ORDER = (
     "devices",
     "input_hash",
 )
-"""Of rows within a workload, once files have been merged."""
+"""The order of rows within a workload, once files have been merged."""
 
 
 def completed(table: pa.Table) -> pa.Table:
-    """With what rows of earlier versions leave unsaid, in the order of the schema."""
+    """The table with what rows of earlier versions leave unsaid, in the order of the schema."""
     for name, value in BEFORE.items():
         if name not in table.column_names:
             field = SCHEMA.field(name)

@@ -43,7 +43,7 @@ MERGE_AT = 64
 """Files of one write each, of one workload, that become one while the sweep goes on."""
 
 FILE_ROWS = 50_000
-"""At most of a merged file: a plan takes a few KB."""
+"""The most rows of a merged file: a plan takes a few KB."""
 
 
 def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = None) -> pa.Table:

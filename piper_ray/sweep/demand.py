@@ -21,10 +21,10 @@ from piper_ray.sweep.answer import KEPT_BYTES
 from piper_ray.sweep.point import Point, Sweep, schedule_text
 
 BATCH_S = 0.3
-"""Of work in a batch: a call costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
+"""The work in a batch: a call costs 1 to 2 ms, and what is in work is lost when the driver is killed."""
 
 BATCH_POINTS = 256
-"""At most."""
+"""The most points of a batch."""
 
 
 class PointKind(NamedTuple):
@@ -56,13 +56,14 @@ class PointQueue:
         """Points not yet handed out."""
 
     def next_kind(self) -> PointKind | None:
-        """Of the next batch; None when all is handed out."""
+        """The kind of the next batch; None when all is handed out."""
         if self._again:
             return PointKind.of(self._again[0])
         return next(iter(self._waiting), None)
 
     def next_points(self, workers: int) -> tuple[Point, ...]:
-        """Of ``next_kind``, for one process. Towards the end the batches shrink, so that all workers end together."""
+        """The next points of ``next_kind``, for one process. Towards the end the batches shrink, so that all workers
+        end together."""
         if self._again:
             self.left -= 1
             return (self._again.popleft(),)
@@ -101,13 +102,13 @@ class PointQueue:
 
 
 _PROCESS_BYTES = 330e6
-"""Of a worker over what its planner's needs count for a process: Ray, and the interpreter's state for it."""
+"""What a worker needs beyond what its planner's needs count for a process: Ray, and the interpreter's state for it."""
 
 _SIZES_APART = 2.0
 """Points whose needs differ by no more are solved by workers of one size."""
 
 _SMALL_BYTES = 1e9
-"""So do those that need less: each machine has as much for each of its cores."""
+"""Points that need less are solved by workers of one size, too: each machine has as much for each of its cores."""
 
 _LONG_S = 60.0
 _UNKNOWN_S = 1.0
@@ -115,7 +116,8 @@ _UNKNOWN_S = 1.0
 
 @dataclass(frozen=True)
 class Demand:
-    """lattices: by kind, whoever plans; as of its point of most devices. planners: by name."""
+    """What points need. lattices: the forecast of each kind's lattice, whoever plans, for its point of most devices.
+    planners: the planners by name."""
 
     lattices: Mapping[PointKind, Forecast]
     planners: Mapping[str, NamedPlanner]
@@ -138,7 +140,7 @@ class Demand:
         return self.lattices[_any_planner(point)]
 
     def memory_bytes(self, point: Point) -> float | None:
-        """Of the process that solves it; None if that cannot be known."""
+        """The memory of the process that solves a point; None if that cannot be known."""
         needs = self._needs(point)
         if needs is None:
             return None
@@ -162,7 +164,8 @@ class Demand:
         return _UNKNOWN_S if needs is None else needs.seconds
 
     def long_points(self, points: Iterable[Point], workers: int) -> frozenset[Point]:
-        """Those that the whole cluster should solve one after the other: long, and too few to keep it busy."""
+        """The points that the whole cluster should solve one after the other: long ones, and too few to keep it
+        busy."""
         long = frozenset(point for point in points if self._is_long(point))
         return long if len(long) < workers else frozenset()
 
@@ -172,7 +175,7 @@ class Demand:
         return needs is not None and spreads and needs.can_spread and needs.seconds > _LONG_S
 
     def _needs(self, point: Point) -> Needs | None:
-        """None where its downsets cannot be counted."""
+        """What a point's planner needs; None where its downsets cannot be counted."""
         lattice = self.lattice(point)
         if lattice.memory_bytes is None or lattice.downsets is None:
             return None

@@ -84,7 +84,7 @@ COLUMNS = [
     "chunks",
     *(field.name for field in fields(Record) if field.name not in ("scene", "method")),
 ]
-"""Of a dataset: what the findings need."""
+"""The columns of a dataset that the findings need."""
 
 
 def records_of(table: pa.Table) -> list[Record]:
@@ -138,7 +138,7 @@ class Comparison:
 
 
 def comparisons(records: Iterable[Record]) -> list[Comparison]:
-    """By workload, the exact solver first. mean_slower: the geometric mean."""
+    """The comparisons of planners by workload, the exact solver first. mean_slower: the geometric mean."""
     records = list(records)
     exact_s = exact_times(records)
     groups: defaultdict[tuple[str, Method], list[Record]] = defaultdict(list)
@@ -166,7 +166,7 @@ def comparisons(records: Iterable[Record]) -> list[Comparison]:
 
 
 def exact_times(records: Iterable[Record]) -> dict[tuple[Scene, int, float, str], float]:
-    """Of the exact solver's plans, by the cluster they are for."""
+    """The times of the exact solver's plans, by the cluster they are for."""
     return {r.cluster: r.time_per_sample_s for r in records if r.method.is_exact and r.time_per_sample_s}
 
 

@@ -67,7 +67,7 @@ class DatasetPart(NamedTuple):
 
 
 def among(names: Iterable[str]) -> list[DatasetPart]:
-    """Those among names of files."""
+    """The parts among names of files."""
     matches = [match for name in names if (match := _PART.fullmatch(name))]
     return [part for m in matches if (part := DatasetPart(int(m[1]), int(m[2]), int(m[3]), m[4])).name == m[0]]
 
@@ -92,7 +92,8 @@ BEFORE_MANIFESTS = "sweep.json"
 
 @dataclass(frozen=True)
 class Manifest:
-    """made_by: the version of piper_ray. name: of the sweep. rows: of each part, by the workload's label."""
+    """made_by: the version of piper_ray. name: the name of the sweep. rows: the rows of each part, by the workload's
+    label."""
 
     made_by: str
     name: str
@@ -145,7 +146,8 @@ def read_manifest(control: Folder) -> FoundManifest:
 def write_manifest(
     control: Folder, names: Iterable[str], manifest: Manifest, epoch: int, sequence: int, damaged: Iterable[StateFile]
 ) -> None:
-    """Durable when it returns. names: of all files there. The manifest before is kept; earlier ones and damaged go."""
+    """Durable when it returns. names: the names of all files there. The manifest before is kept; earlier ones and
+    damaged go."""
     file = write(control, PARTS, epoch, sequence, manifest.encode())
     others = [other for other in state_files(names) if other.kind == PARTS]
     bad = set(damaged)
@@ -158,7 +160,8 @@ FOLDER = f"{PARTITION.name}="
 
 @dataclass
 class OfLabel:
-    """Parts of one workload. whole: with their rows; what they replace is obsolete. damaged: not as it was written."""
+    """Parts of one workload. whole: parts with their rows; what they replace is obsolete. damaged: parts that are not
+    as they were written."""
 
     folder: Folder
     whole: dict[DatasetPart, pa.Table] = field(default_factory=dict)
@@ -183,7 +186,7 @@ class Contents:
 
     @property
     def manifest_damage(self) -> list[str]:
-        """Without any manifest nobody knows which parts there were."""
+        """Damage of the manifests. Without any manifest nobody knows which parts there were."""
         if self.found.manifest is None and not self.found.damaged and any(self.of_label.values()):
             return [f"{CONTROL}/parts.* is missing, the list of all parts"]
         return [f"{CONTROL}/{file.name} is damaged, a list of parts" for file in self.found.damaged]
@@ -227,7 +230,7 @@ def read_contents(filesystem: fs.FileSystem, root: str, columns: list[str] | Non
 
 
 def folders(filesystem: fs.FileSystem, root: str) -> dict[str, Folder]:
-    """Of workloads, by label, in alphabetical order."""
+    """The folders of workloads, by label, in alphabetical order."""
     infos = filesystem.get_file_info(fs.FileSelector(root, allow_not_found=True))
     labels = sorted(
         info.base_name.removeprefix(FOLDER)

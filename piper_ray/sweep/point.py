@@ -20,8 +20,8 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 class Point:
     """One solve of a sweep.
 
-    workload: its label. devices, microbatches: K, N; memory_bytes, bandwidth_bytes_per_s: M, B. schedule: that its
-    plan is for, and is valued under.
+    workload: its label. devices, microbatches: K, N. memory_bytes, bandwidth_bytes_per_s: M, B. schedule: the schedule
+    that its plan is for, and is valued under.
 
     >>> Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()).devices
     64
@@ -49,7 +49,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Points with the graphs that they name. graph_hashes: of each graph's figures, whatever its cluster."""
+    """Points with the graphs that they name. graph_hashes: the hash of each graph's figures, whatever its cluster."""
 
     name: str
     points: tuple[Point, ...]
@@ -58,8 +58,8 @@ class Sweep:
     options: SolveOptions
 
     def identity(self, point: Point) -> dict[str, object]:
-        """Which point a row of the dataset is of. input_hash: SHA-256 of all that decides its answer: of equal hashes
-        rows are equal, figures of time and host aside.
+        """What tells which point a row of the dataset is of. input_hash: SHA-256 of all that decides its answer: of
+        equal hashes rows are equal, figures of time and host aside.
         """
         restrictions = point.restrictions
         facts = {
@@ -95,7 +95,7 @@ def scene_name(workload: str, schedule: str) -> str:
 
 
 def graph_hash(instance: Instance) -> str:
-    """Of layers and edges, and links within groups of devices."""
+    """A hash of layers and edges, and of links within groups of devices."""
     bare = instance.replace(devices=1, microbatches=1, memory_bytes=1.0, bandwidth_bytes_per_s=1.0)
     links = (*instance.cluster.links[:-1], bare.cluster.links[-1])
     return bare.replace(cluster=replace(bare.cluster, links=links)).digest
@@ -120,11 +120,12 @@ class Best:
 class Progress:
     """How far a sweep is.
 
-    points: of the sweep. recorded: before it started. done, and failed or infeasible among them: since then.
+    points: the points of the sweep. recorded: those that were recorded before it started. done: those done since then.
+    infeasible: those of them without a plan.
 
-    solving_s: of all points, on their workers. run_s: since the first was handed out. start_s: what came before,
-    reading and starting Ray. workers: at the moment. best: by workload and schedule, see
-    ``point.scene_name``. errors: how many of each kind.
+    solving_s: the time that all points took on their workers. run_s: the time since the first was handed out. start_s:
+    the time before, of reading and of starting Ray. workers: the workers at the moment. best: the best plans by
+    workload and schedule, see ``point.scene_name``. errors: how many points failed, by kind.
 
     >>> Progress(points=12, recorded=3, done=4).left
     5
@@ -142,7 +143,7 @@ class Progress:
     latest_best: str | None = None
     errors: Counter[str] = field(default_factory=Counter)
     _fastest: dict[str, list[Best]] = field(default_factory=dict, init=False, repr=False)
-    """Of each label all points that are as fast as the best."""
+    """For each label all points that are as fast as the best."""
 
     @property
     def failed(self) -> int:
@@ -156,7 +157,7 @@ class Progress:
 
     @property
     def eta_s(self) -> float | None:
-        """By the pace so far; None before there is any."""
+        """The time that is left by the pace so far; None before there is any."""
         return self.run_s / self.done * self.left if self.done else None
 
     def begin(self, start_s: float) -> None:
@@ -164,7 +165,7 @@ class Progress:
         self.start_s = start_s
 
     def advance(self, run_s: float, workers: int) -> None:
-        """As it stands now."""
+        """Notes how the sweep stands now."""
         self.run_s, self.workers = run_s, workers
 
     def note(self, point: Point, row: Mapping[str, object]) -> None:
@@ -180,7 +181,7 @@ class Progress:
             self._rank(label, Best(point, found_s))
 
     def _rank(self, label: str, found: Best) -> None:
-        """In whatever order points are done, the best is the same."""
+        """Ranks a point among the fastest. In whatever order points are done, the best is the same."""
         known = [*self._fastest.get(label, ()), found]
         limit_s = min(one.time_per_sample_s for one in known) * (1.0 + PROOF_TOLERANCE)
         self._fastest[label] = fastest = [one for one in known if one.time_per_sample_s <= limit_s]

@@ -60,7 +60,7 @@ from piper_ray.workloads.formats.faults import MANY, ONE, Faults, path_of, quote
 from piper_ray.workloads.formats.fields import Closed, Count, Degree, RateWithUnit, SizeWithUnit
 
 POINTS = 1_000_000
-"""At most, in one sweep."""
+"""The most points of one sweep."""
 
 _RANGE = re.compile(r"\s*(\d{1,12})\s*\.\.\s*(\d{1,12})\s*(?:([:*])\s*(\d{1,12})\s*)?")
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{,99}")
@@ -185,7 +185,7 @@ class ListedPoint(Closed):
 
 
 class NamedWorkload(Closed):
-    """Where a workload lies."""
+    """The input of a named workload, and how it is read."""
 
     path: str = Field(description="the path of an input, relative to the sweep's file")
     in_flight: Annotated[str, AfterValidator(_known(tuple(rule.value for rule in InFlight)))] | None = Field(
@@ -302,7 +302,7 @@ def _read_workloads(table: object, faults: Faults) -> dict[str, NamedWorkload]:
 def _read_tables(
     kind: type[Grid | ListedPoint], value: object, key: str, workloads: Mapping[str, object], faults: Faults
 ) -> list[_Axes]:
-    """Of one table, or of a list of them."""
+    """The axes of one table, or of a list of tables."""
     found: list[_Axes] = []
     for index, table in enumerate(value) if isinstance(value, list) else [(None, value)]:
         path = key if index is None else f"{key}[{index}]"

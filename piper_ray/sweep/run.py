@@ -38,13 +38,13 @@ _UNMEASURED_S = 30.0
 """A point of a kind of which none is solved may well take so long, whatever its forecast: kernels may be compiled."""
 
 _LEAST_EXPECTED_S = 2.5
-"""Of a batch: a busy machine may take four times that before others get the batch, too."""
+"""The least time expected of a batch: a busy machine may take four times that before others get the batch, too."""
 
 _MOST_DEATHS = 25
-"""Of workers in a row, with no batch answered in between: then it is the cluster and not the points."""
+"""After so many deaths of workers in a row, with no batch answered in between, it is the cluster and not the points."""
 
 _FIRST_ANSWERS_S = 10.0
-"""To wait for machines to say what they run; after that the others begin."""
+"""The wait for machines to say what they run; after that the others begin."""
 
 
 def run_sweep(
@@ -60,7 +60,8 @@ def run_sweep(
     """Solves every point of the sweep in ``source`` (TOML, see ``read``) that ``storage`` does not hold.
 
     storage: folder or URI (file, s3, gs) of the dataset (``columns``, ``dataset``). resume: go on with what is there.
-    address: of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that is quicker.
+    address: the address of a Ray cluster, or "local"; None: a Ray of our own on this machine, or this process if that
+    is quicker.
 
     stop: ends it early; the progress tells how much is left. What that, an error or KeyboardInterrupt ends can be
     resumed. Raises InputError for a file that is no sweep, UsageError for arguments that make no sense,
@@ -108,7 +109,7 @@ def run_sweep(
 
 @dataclass
 class _Run:
-    """The driver's loop. _deaths: of workers since a batch was last answered."""
+    """The driver's loop. _deaths: the deaths of workers since a batch was last answered."""
 
     _sweep: Sweep
     _dataset: Dataset
@@ -231,6 +232,6 @@ class _Run:
 
 
 def _expected_s(queue: PointQueue, points: tuple[Point, ...]) -> float | None:
-    """Of a batch, now that some of its kind may be solved."""
+    """The time expected of a batch, now that some of its kind may be solved."""
     point_s = queue.point_s(PointKind.of(points[0]))
     return None if point_s is None else max(_LEAST_EXPECTED_S, point_s * len(points))

@@ -11,16 +11,18 @@ import pytest
 
 from piper_ray.workloads.estimate.architectures import rules
 from piper_ray.workloads.estimate.architectures.decoder import PARTS, DecoderConfig, DecoderPaths, Rules
-from piper_ray.workloads.estimate.architectures.multimodal import TowerRules, VisionConfig
-from piper_ray.workloads.estimate.architectures.rows import TABLES, row_of, table
+from piper_ray.workloads.estimate.architectures.multimodal import TowerRules, VisionConfig, VlmConfig
+from piper_ray.workloads.estimate.architectures.rows import TABLES, RowConfig, row_of, table
 from piper_ray.workloads.estimate.families import KINDS
 
 KNOWN = {name: rule for name, rule in getmembers(rules, isfunction) if not name.startswith("_")}
-ROWS = [(section, name) for section in ("decoders", "towers") for name in table()[section]] + [("bases", "usual")]
+SECTIONS: dict[str, type[RowConfig]] = {"decoders": DecoderConfig, "towers": VisionConfig, "wrappers": VlmConfig}
+ROWS = [(section, name) for section in SECTIONS for name in table()[section]] + [("bases", "usual")]
 ASKED = {
     "width", "inner", "key_heads", "head_size", "tied", "predictors", "mixing", "feeding", "heads_checked",
     "experts_checked_from", "usual_dropout", "usual_activation", "sigmoid_router", "renormalised_router",
-    "norm_before_merging", "projector_output_dim",
+    "norm_before_merging", "projector_output_dim", "decoder", "tower", "projector", "biased", "merged", "image_tokens",
+    "norm", "others", "between", "copies",
 }  # fmt: skip
 """Facts that code asks for by name."""
 
@@ -57,7 +59,7 @@ def kinds_of_rules(section: str) -> set[str]:
 @pytest.mark.parametrize(("section", "name"), ROWS)
 def test_names_of_a_row_stand_for_keys_or_facts(section: str, name: str) -> None:
     row = row_of(section, name)
-    config = VisionConfig if section == "towers" else DecoderConfig
+    config = SECTIONS.get(section, DecoderConfig)
     there = {"layer", "given", *row["keys"], *facts(row), *config.model_fields, *vars(config)}
     for fact, said in facts(row).items():
         for other in names_in(said):
@@ -87,10 +89,11 @@ def test_parts_and_paths_are_known() -> None:
 def test_no_row_is_called_as_another_one() -> None:
     names = [name for section in ("bases", "decoders", "towers") for name in table()[section]]
     assert len(names) == len(set(names))
+    assert not table()["bases"].keys() & table()["wrappers"].keys()  # whose names towers may have, too
 
 
 def test_each_rule_and_base_is_used() -> None:
-    rows = [row for section in ("bases", "decoders", "towers") for row in table()[section].values()]
+    rows = [row for section in ("bases", *SECTIONS) for row in table()[section].values()]
     said = [fact for row in (*rows, *table()["parts"].values()) for fact in facts(row).values()]
     assert {rule for fact in said for rule in rules_in(fact)} == KNOWN.keys()
     used = {name for row in rows for name in row.get("like", ())} | {"usual"}

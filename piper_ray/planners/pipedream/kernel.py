@@ -181,7 +181,8 @@ def best_first_stage(
 
 
 class Segments(NamedTuple):
-    """A table [m, machines + 1] of one front. value: in s. group: the least common multiple of the replications.
+    """A table [m, machines + 1] of one front. value: the time in s. group: the least common multiple of the
+    replications.
 
     came_from, degree, left: the last stage's front, its replication, and the machines for what precedes it.
     """

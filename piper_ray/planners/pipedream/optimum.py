@@ -39,9 +39,9 @@ PAIR_LIMIT = 40_000_000
 class TailTables:
     """A state is told by its tail, the layers that are left: number 0 leaves none, the last one all.
 
-    layer_ids: of each vertex, its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
-    its subsets. pairs: of nested tails, for any batch and memory. time_s: float64[m], the sum over the tail of p.
-    entering_bytes: float64[m], the activations that enter it, each once.
+    layer_ids: for each vertex its place in the file and its layer's id. bits: uint64[m, words], the tails, each after
+    its subsets. pairs: the number of nested tails, for any batch and memory. time_s: float64[m], the sum over the tail
+    of p. entering_bytes: float64[m], the activations that enter it, each once.
     """
 
     layer_ids: tuple[tuple[int, int], ...]

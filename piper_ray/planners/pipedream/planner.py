@@ -78,7 +78,7 @@ class Partition:
 
 
 _PAIR_BYTES = 32
-"""Of a pair of states, with what each level keeps of it."""
+"""The bytes of a pair of states, with what each level keeps of it."""
 
 _NO_CHOICE = (
     "a layer has no TMPC at tensor-parallel degree 1, the only one that PipeDream knows, that any number of replicas "
@@ -129,7 +129,7 @@ class PipeDream:
         return found
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
-        """Of states along an order of the layers it takes less."""
+        """What the planner needs. With states along an order of the layers it needs less."""
         from piper_ray.planners.pipedream.optimum import PAIR_LIMIT
 
         return Needs.of_tables(_PAIR_BYTES * min(lattice.pairs or PAIR_LIMIT, PAIR_LIMIT))
@@ -190,7 +190,7 @@ class PipeDream:
         microbatches: int | None,
         memory_bytes: float,
     ) -> tuple[Partition | None, int]:
-        """None if nothing fits; and how many pairs of states were looked at."""
+        """The partition, None if nothing fits; and how many pairs of states were looked at."""
         # What follows compiles kernels: only when a partition is asked for.
         from piper_ray.planners.pipedream.optimum import LevelTask, best_partition, build_states
 
@@ -221,7 +221,7 @@ class PipeDream:
 
 
 def _choices(instance: Instance, restrictions: Restrictions) -> list[UniformChoice]:
-    """At t = 1, of TMPCs that any number of replicas may run: PipeDream's planner tries them all."""
+    """The choices at t = 1, of TMPCs that any number of replicas may run: PipeDream's planner tries them all."""
     choices = uniform_choices(instance, restrictions)
     return [choice for choice in choices if choice.degree == 1 and choice.least_data_parallel_degree == 1]
 

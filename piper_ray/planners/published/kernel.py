@@ -18,7 +18,7 @@ ANY_DEGREE = 2**62  # above every data-parallel degree
 
 
 class Constants(NamedTuple):
-    """Of one instance. data_parallel_degrees: int64[...], the divisors of N to try, ascending.
+    """The constants of one instance. data_parallel_degrees: int64[...], the divisors of N to try, ascending.
 
     memory_bytes: M, with the tolerance included.
     """
@@ -234,7 +234,7 @@ def fastest_options(start: Integers, cost: Floats) -> Integers:
 
 
 class StageOptions(NamedTuple):
-    """Of a stage at one degree. start: int64[layers + 1], options of layer i are start[i]..start[i+1].
+    """The options of a stage at one degree. start: int64[layers + 1], options of layer i are start[i]..start[i+1].
 
     options: int64[..], their numbers in ``Arrays``. cost: float64[..], s. fastest: int64[layers].
     """

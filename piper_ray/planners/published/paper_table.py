@@ -33,7 +33,7 @@ class TmpcChoice(str, Enum):
 
 @dataclass(frozen=True)
 class PaperTableResult:
-    """time_per_sample_s: in s, what the table says; None when there is no plan.
+    """time_per_sample_s: the time that the table says; None when there is no plan.
 
     downsets, pairs: rows of the table, and nested pairs of downsets. table_bytes: what the table took.
     seconds: wall time of all of it (compilation too, when it is the first).
@@ -48,7 +48,7 @@ class PaperTableResult:
 
 
 def bytes_per_downset(devices: int, data_parallel_limit: int) -> int:
-    """Of the table: dp[I], a number for each k and s."""
+    """The bytes of the table: dp[I], a number for each k and s."""
     return 8 * (devices + 1) * (data_parallel_limit + 1)
 
 

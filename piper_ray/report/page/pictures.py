@@ -26,14 +26,14 @@ def number(value: float) -> str:
 
 
 def rect(x: float, y: float, width: float, height: float, style: str) -> Markup:
-    """style: its class."""
+    """A rectangle. style: its class."""
     return Markup('<rect x="{}" y="{}" width="{}" height="{}" class="{}"/>').format(
         number(x), number(y), number(width), number(height), style
     )
 
 
 def label(x: float, y: float, text: str, style: str) -> Markup:
-    """x, y: where the text begins, or its middle or end, as its class says; y of its base line."""
+    """A text. x, y: where it begins, or its middle or end, as its class says; y is that of its base line."""
     return Markup('<text x="{}" y="{}" class="{}">{}</text>').format(number(x), number(y), style, text)
 
 
@@ -110,7 +110,8 @@ def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...
 
 
 def node_devices(instance: Instance) -> int | None:
-    """Devices of a node: of the smallest group with a link of its own; None where the input knows no groups."""
+    """The devices of a node, which is the smallest group with a link of its own; None where the input knows no
+    groups."""
     inner = instance.cluster.links[:-1]
     return inner[0].devices if inner else None
 
@@ -245,7 +246,7 @@ _LITTLE = 0.25
 """Share of a device's memory below which the peaks are drawn at a scale of their own."""
 
 _COLUMNS = 240
-"""Of a lane; each shows the most that is held within it."""
+"""The columns of a lane; each shows the most that is held within it."""
 
 _Height = Callable[[float], float]
 
@@ -265,7 +266,7 @@ class MemoryPicture:
 
 
 def memory_picture(simulation: Simulation, lanes: Sequence[Group]) -> MemoryPicture:
-    """Of each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
+    """For each group of ranks the most that any of them holds on a device. The top of a lane is the limit, or the
     highest peak where that is more, or far less."""
     until_s = simulation.window_s[1]
     limit_bytes = simulation.memory_limit_bytes
@@ -302,7 +303,7 @@ def most_by_column(steps: MemorySteps, until_s: float) -> npt.NDArray[np.float64
 
 
 def _name(simulation: Simulation, group: Group) -> str:
-    """Of a lane, with the stages of its ranks where they are the same."""
+    """The name of a lane, with the stages of its ranks where they are the same."""
     stages = {simulation.ranks[rank].stages for rank in group}
     if len(stages) > 1:
         return ranks_text(group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
@@ -21,14 +21,15 @@ _SAME_TIME = 1e-9
 
 
 COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-parallel", "pipedream")
-"""Those that answer at once whatever the workload, which leaves out the paper's own table."""
+"""The planners that answer at once whatever the workload, which leaves out the paper's own table."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """planner: its name. note: its own words on its plan, or why there is none that fits and runs so.
+    """A planner beside the exact one, and what it found. planner: its name. note: its own words on its plan, or why
+    there is none that fits and runs so.
 
-    simulation: of its plan; None where there is none.
+    simulation: that of its plan; None where there is none.
     """
 
     planner: str
@@ -90,7 +91,7 @@ def valued(instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms =
 
 
 def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]) -> Subject:
-    """With the bound of the plan's document, if that is one on this plan."""
+    """What the page is of, with the bound of the plan's document, if that is one on this plan."""
     bound_s, notes = claims.lower_bound_s, []
     if bound_s is not None:
         why = None
@@ -122,22 +123,11 @@ def report_subject(
     """
     step = claims.step_under(schedule)
     found = valued(instance, plan, schedule, step)
-    return subject_of(found, claims, compare(instance, schedule, step, on_planner=on_planner))
-
-
-def compare(
-    instance: Instance,
-    schedule: Schedule,
-    step: StepTerms = StepTerms(),
-    planners: Sequence[str] = COMPARED,
-    on_planner: OnPlanner = lambda done, total, name: None,  # noqa: ARG005
-) -> tuple[Compared, ...]:
-    """In the order of ``planners``. step: the terms of a step that all are simulated with."""
-    found = []
-    for done, name in enumerate(planners):
-        on_planner(done, len(planners), name)
-        found.append(_compared(instance, schedule, step, name))
-    return tuple(found)
+    compared = []
+    for done, name in enumerate(COMPARED):
+        on_planner(done, len(COMPARED), name)
+        compared.append(_compared(instance, schedule, step, name))
+    return subject_of(found, claims, tuple(compared))
 
 
 def _compared(instance: Instance, schedule: Schedule, step: StepTerms, planner: str) -> Compared:

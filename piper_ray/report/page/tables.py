@@ -17,7 +17,7 @@ from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
 
 MOST_ROWS = 48
-"""Of a table that is read as a whole. What has more is grouped."""
+"""The most rows of a table that is read as a whole. A table with more is grouped."""
 
 _LAYERS_WIDTH = 60
 _COUNT = re.compile(r" (x\d)")
@@ -102,7 +102,8 @@ def _spreads(
 ) -> Callable[[Group], Cell]:
     """Cells of a figure: one, or from the least to the largest of a group.
 
-    largest: of the column, where its figures are drawn as bars. over: numbers of those that warn.
+    largest: the largest figure of the column, where its figures are drawn as bars. over: the numbers of those that
+    warn.
     """
 
     def cell(group: Group) -> Cell:
@@ -148,7 +149,7 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
 
 
 def _forecast_columns(found: Valued) -> list[PageColumn[Group]]:
-    """Of a plan that breaks a rule."""
+    """The columns of a plan that breaks a rule."""
     simulation = found.simulation
     forward = [stage.forward_s for stage in simulation.stages]
     backward = [stage.input_s + stage.weight_s for stage in simulation.stages]
@@ -240,7 +241,7 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
 
 
 def comparison_table(subject: Subject) -> PageTable[Compared]:
-    """This plan first, then the others."""
+    """The table with this plan first, then the others."""
     own = subject.valued.simulation
     plans = [Compared("this plan", "", own), *subject.compared]
     runs = [x.simulation for x in plans if x.simulation is not None]

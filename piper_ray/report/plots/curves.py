@@ -105,7 +105,7 @@ _PER_DEVICE = _Quantity(
 
 @dataclass(frozen=True)
 class _Look:
-    """Of a curve among ``count``. ordered: the curves are steps of a quantity."""
+    """How a curve among ``count`` looks. ordered: the curves are steps of a quantity."""
 
     label: str
     index: int
@@ -224,7 +224,7 @@ def _methods_of(records: Sequence[Record]) -> list[Method]:
 
 
 def _curves(axes: Axes, curves: Sequence[tuple[_Look, Sequence[Record]]], quantity: _Quantity) -> None:
-    """By devices."""
+    """Draws the curves by devices."""
     _lines(axes, [(look, [(float(r.devices), quantity.of(r)) for r in records]) for look, records in curves])
     for look, records in curves:
         _marks(axes, records, quantity, look)
@@ -273,7 +273,7 @@ def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequen
 
 
 def _spread(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of them, the first and the last included, evenly."""
+    """At most so many of the values, the first and the last included, evenly spread."""
     if len(values) <= most:
         return list(values)
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]

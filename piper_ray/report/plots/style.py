@@ -20,12 +20,12 @@ from piper_ray.model.errors import UsageError
 from piper_ray.storage.files import written_whole
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
-"""After Okabe and Ito; the first is the exact solver's."""
+"""The colours after Okabe and Ito; the first is the exact solver's."""
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 Points = Sequence[tuple[float, float | None]]
-"""Of a curve; None leaves a hole."""
+"""The points of a curve; None leaves a hole."""
 
 LINE_WIDTH = 1.4
 MARKER_SIZE = 4.0
@@ -62,7 +62,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     ".svg": {"Date": None},
     ".pdf": {"CreationDate": None},
 }
-"""By ending: what would differ between two runs is left out."""
+"""The metadata of files by their ending: what would differ between two runs is left out."""
 
 
 def panels(title: str, heads: Sequence[str], *, alike: bool = True) -> tuple[Figure, list[Axes]]:
@@ -84,7 +84,8 @@ def panels(title: str, heads: Sequence[str], *, alike: bool = True) -> tuple[Fig
 
 
 def colour(index: int, count: int, *, ordered: bool) -> str:
-    """Of a series: its own, or (series that are steps of a quantity, or many) one of a scale from dark to light."""
+    """The colour of a series: its own, or (for series that are steps of a quantity, or many) one of a scale from dark
+    to light."""
     if not ordered and count <= len(COLOURS):
         return COLOURS[index]
     red, green, blue, _ = mpl.colormaps["viridis"](0.9 * index / max(1, count - 1))
@@ -92,8 +93,8 @@ def colour(index: int, count: int, *, ordered: bool) -> str:
 
 
 def widths(curves: Sequence[Points]) -> list[dict[str, float]]:
-    """Of lines and markers, in the order in which the curves are drawn: a curve that others lie upon is wider than
-    these, so that all are seen."""
+    """The widths of lines and markers, in the order in which the curves are drawn: a curve that others lie upon is
+    wider than these, so that all are seen."""
     found = []
     for number, points in enumerate(curves):
         upon = sum(_coincide(points, others) for others in curves[number + 1 :])
@@ -143,7 +144,7 @@ def log_axis(axes: Axes) -> None:
 
 
 def _by_itself(handle: Any) -> Any:
-    """As wide as where nothing lies upon it."""
+    """The handle as wide as where nothing lies upon it."""
     if isinstance(handle, Line2D):
         handle = copy.copy(handle)
         handle.set(linewidth=LINE_WIDTH, markersize=MARKER_SIZE)
@@ -167,7 +168,8 @@ def refuse_other_formats(path: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """By the path's ending; whole or not at all, and the same bytes for the same figure. Raises UsageError."""
+    """Writes the figure by the path's ending, whole or not at all, with the same bytes for the same figure. Raises
+    UsageError."""
     refuse_other_formats(path)
     ending = path.suffix.lower()
     with written_whole(path) as file, mpl.rc_context(_STYLE):

@@ -38,19 +38,19 @@ _PASS_NAMES = {
 }
 _IDLE = "#e3e3e3"
 _DARK = "#111111"
-"""Of numbers on pale boxes, which stay pale on a dark page."""
+"""The colour of numbers on pale boxes, which stay pale on a dark page."""
 
 _LATER_CHUNK = 0.45
 """How much white is mixed into the colour of the last chunk of a rank."""
 
 _WAYS_SHOWN = 4.0
-"""Of an asynchronous pipeline so many times the first microbatch's way there and back is drawn."""
+"""Of an asynchronous pipeline the picture shows so many times the first microbatch's way there and back."""
 
 _PASSES_SHOWN = 100
 """About so many passes of a rank are drawn at each end of a long step."""
 
 _LEAST_S = 1e-30
-"""Where all takes no time at all there is a picture, too."""
+"""The least length of a picture: there is one even where all takes no time at all."""
 
 _SHORTEST_LABEL_IN = 0.16
 _RASTER_FROM = 20_000
@@ -143,7 +143,7 @@ def _lanes(
     def boxes(
         start_s: Floats, end_s: Floats, ranks: Any, colour: str, *, raster: bool = False, edges: bool = False
     ) -> None:
-        """In the lanes of these ranks."""
+        """Draws boxes in the lanes of these ranks."""
         low, high = top[ranks] + padding, top[ranks] + height - padding
         corners = np.array([[start_s, low], [end_s, low], [end_s, high], [start_s, high]]).transpose(2, 0, 1)
         axes.add_collection(
@@ -203,7 +203,7 @@ def _microbatch_numbers(
     window_s: tuple[float, float],
     in_per_s: float,
 ) -> None:
-    """In the boxes that are wide enough, and only if most are."""
+    """Writes numbers in the boxes that are wide enough, and only if most are."""
     timeline = simulation.timeline
     duration_s = timeline.end_s - timeline.start_s
     wide = shown & (duration_s * in_per_s >= _SHORTEST_LABEL_IN)
@@ -238,7 +238,7 @@ def _names(axes: Axes, simulation: Simulation, lanes: Sequence[Sequence[int]], s
 
 
 def _figures_beside(axes: Axes, simulation: Simulation, lanes: Sequence[Sequence[int]], step: int) -> None:
-    """At the right of each lane the idle share and the peak memory: of several ranks the largest."""
+    """Writes the idle share and the peak memory at the right of each lane: of several ranks the largest."""
     length_s = simulation.length_s
     scale = size_scale(simulation.peak_memory_bytes, 3)
     texts = []

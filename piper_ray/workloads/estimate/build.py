@@ -41,13 +41,13 @@ from piper_ray.workloads.estimate.software import (
 class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
-    nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
+    nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over all
+    replicas. fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
     offer: further ways to run layers; recomputations: besides those that suit the software. context_exchange: how
     context parallelism attends to all tokens (``software.ContextExchange``); expert_imbalance: tokens of the busiest
     experts' device over the average. lora: rank of adapters that are trained in the model's place; 0: the model itself
-    is. reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
-    ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
+    is. reserve_bytes: the bytes of each GPU for CUDA's context, communicators and what is stuck in the allocator; None:
+    as ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
     """
 
     nodes: int
@@ -78,9 +78,9 @@ class EstimateRequest:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An instance with what it was made from. modes: of each kind, by key.
+    """An instance with what it was made from. modes: the modes of each kind, by key.
 
-    model_flop, hardware_flop: of a step (see ``roofline``), the latter if all layers are recomputed in full.
+    model_flop, hardware_flop: the FLOP of a step (see ``roofline``), the latter if all layers are recomputed in full.
     """
 
     instance: Instance
@@ -94,7 +94,7 @@ class Estimate:
 
     @property
     def peak_flop_per_s(self) -> float:
-        """Of all devices in bf16: what utilisation is measured against."""
+        """The peak of all devices in bf16, which utilisation is measured against."""
         return self.devices * self.setting.gpu.matrix_flop_per_s
 
     @property
@@ -247,13 +247,14 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMod
 
 
 _GATHERED = 0.25
-"""Of a device's memory: what may be set aside for the weights of a layer that are gathered, and its backward pass."""
+"""The share of a device's memory that may be set aside for a layer's gathered weights and its backward pass."""
 
 
 def _gathering_little(
     kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, gpu: Gpu
 ) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
-    """Without sharded weights at degrees at which a layer's would fill too much of a device, and what is said of it.
+    """The modes without sharded weights at degrees at which a layer's would fill too much of a device, and what is said
+    of it.
 
     What is set aside is set aside for plans without them, too.
     """

@@ -16,15 +16,7 @@ from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
 from piper_ray.workloads.estimate.architectures.rows import table
 from piper_ray.workloads.estimate.families import Config, Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
-from piper_ray.workloads.formats.documents import (
-    HUGGING_FACE,
-    advice,
-    parse_json,
-    parse_toml,
-    read_text,
-    refuse,
-    repeated_keys,
-)
+from piper_ray.workloads.formats import documents
 from piper_ray.workloads.formats.faults import Faults, names_of, shown
 
 
@@ -45,7 +37,7 @@ class ModelConfig:
     notes: tuple[str, ...] = ()
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
-        """Its layers for that microbatch. Raises UsageError for a length that the model does not have."""
+        """The model's layers for that microbatch. Raises UsageError for a length that the model does not have."""
         most = self.config.most_tokens
         if most is None and microbatch.tokens is not None:
             raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has samples of one length; expected none")
@@ -58,11 +50,11 @@ def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
-        text = read_text(model)
+        text = documents.read_text(model)
         toml = path.suffix.lower() == ".toml"
-        document = parse_toml(model, text) if toml else parse_json(model, text)
+        document = documents.parse_toml(model, text) if toml else documents.parse_json(model, text)
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
-        return _model(model, name, document, {}, Faults(repeated_keys(document)))
+        return _model(model, name, document, {}, Faults(documents.repeated_keys(document)))
     known = _known()
     spelt = {_squeezed(name): name for name in known}
     found = spelt.get(_squeezed(model))
@@ -79,11 +71,11 @@ def read_config(text: str, source: str) -> ModelConfig:
     """The model of a config.json's text. source: what stands for its path in errors, and "model" for its name if the
     text has none. Raises InputError."""
     if not text.strip():
-        refuse(source, "", "empty; expected a Hugging Face config")
-    document = parse_json(source, text)
+        documents.refuse(source, "", "empty; expected a Hugging Face config")
+    document = documents.parse_json(source, text)
     name = document.get("_name_or_path")
     stem = Path(name).name if isinstance(name, str) else ""
-    return _model(source, stem or "model", document, {}, Faults(repeated_keys(document)))
+    return _model(source, stem or "model", document, {}, Faults(documents.repeated_keys(document)))
 
 
 def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
@@ -99,7 +91,7 @@ def model_names() -> list[str]:
 @cache
 def _known() -> Mapping[str, Mapping[str, Any]]:
     text = files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
-    return parse_toml("models.toml", text)  # type: ignore[return-value]
+    return documents.parse_toml("models.toml", text)  # type: ignore[return-value]
 
 
 def _model(
@@ -112,8 +104,8 @@ def _model(
         notes.append(f"a model of several parts; only its {part} is estimated")
         document = _inner(document, part)
         model_type = _family_of(document)
-    kind = advice(document)
-    if model_type is None and kind is not None and kind is not HUGGING_FACE:
+    kind = documents.advice(document)
+    if model_type is None and kind is not None and kind is not documents.HUGGING_FACE:
         raise InputError(source, [Fault("", f"not a model's config but {kind}")])
     family = USUAL if model_type is None else FAMILIES[model_type]
     document = document if model_type is None else {**document, "model_type": model_type}
@@ -152,7 +144,7 @@ _OTHER_WORK = re.compile(
     r"|cross_(attention|attn)|encoder|layer_types|per_layer|layer_group|layers_block_type|block_types|hc_mult|altup"
     r"|laurel|_cycles|num_hash|inner_group|n_heads_per|num_dense_layers|_sparse_step|_only_layers"
 )
-"""In a key's name: layers that mix tokens otherwise than by attention, or that are not all alike."""
+"""Words in a key's name that tell of layers that mix tokens otherwise than by attention, or that are not all alike."""
 
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 
@@ -170,7 +162,7 @@ def _of_other_layers(family: Family, document: Mapping[str, object]) -> Iterator
 
 
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
-"""Under these keys models of several parts have what writes text."""
+"""The keys under which models of several parts have the part that writes text."""
 
 
 @cache
@@ -181,7 +173,8 @@ def _counted(family: Family) -> frozenset[str]:
 
 
 def _family_of(document: Mapping[str, object]) -> str | None:
-    """Its key in ``FAMILIES``, by ``model_type`` in any spelling, else by the class that ``architectures`` names."""
+    """The document's key in ``FAMILIES``, by ``model_type`` in any spelling, or else by the class that
+    ``architectures`` names."""
     spelt = {_squeezed(name): name for name in reversed(list(FAMILIES))}
     named = [document.get("model_type"), document.get("_class_name")]
     listed = document.get("architectures")

@@ -9,21 +9,9 @@ from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation
-from piper_ray.workloads.estimate import synchronisation
+from piper_ray.workloads.estimate import memory, synchronisation
 from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, exchanges_of
 from piper_ray.workloads.estimate.hardware import Gpu, Training
-from piper_ray.workloads.estimate.memory import (
-    activation_bytes,
-    gathered_bytes,
-    kept_bytes,
-    numbers_on_device,
-    parameters_on_device,
-    shared_bytes,
-    state_bytes,
-    trained_on_device,
-    transient_bytes,
-    working_bytes,
-)
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
@@ -34,7 +22,7 @@ _HALF = 1.5
 
 
 _INTERFERENCE = 0.25
-"""Of the time that a collective runs beside products, what these lose to it: it takes multiprocessors and memory
+"""The share of the time of a collective that products beside it lose to it: it takes multiprocessors and memory
 traffic."""
 
 
@@ -42,9 +30,9 @@ traffic."""
 class Setting:
     """What the costs depend on besides layer and mode.
 
-    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for
-    one layer's backward pass; reserve_bytes: left free of it. largest_degree: of the whole workload; an edge's own cost
-    is its share at that degree.
+    bytes_per_s: the planner's B, both directions of a link together. workspace_bytes: set aside on each device for one
+    layer's backward pass; reserve_bytes: left free of it. largest_degree: that of the whole workload; an edge's own
+    cost is its share at that degree.
     """
 
     stack: Stack
@@ -69,11 +57,12 @@ class Setting:
 class LayerCosts:
     """A layer's figures on each of the devices, in s per microbatch and bytes; ``tmpc`` says how they add up.
 
-    idle_forward_s, idle_backward_s: of the GPU, while the host launches what is next. gather_forward_s,
+    idle_forward_s, idle_backward_s: the time that the GPU waits while the host launches what is next. gather_forward_s,
     gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
-    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: of backward_s,
-    products that give gradients of weights. shared_bytes: of state, in all replicas together. updated: parameters whose
-    optimizer state is here. unsaid_s: of synchronisation, what w does not say at any d (``synchronisation``).
+    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: the part of
+    backward_s of products that give gradients of weights. shared_bytes: the bytes of state that all replicas together
+    hold once. updated: parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w does not
+    say at any d (``synchronisation``).
     """
 
     forward_s: float
@@ -142,17 +131,19 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
     idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
     idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
-    parameters = parameters_on_device(kind, mode)
-    trained = trained_on_device(kind, mode)
-    transient = working_bytes(kind, mode) + gathered_bytes(kind, mode, setting.training)
+    parameters = memory.parameters_on_device(kind, mode)
+    trained = memory.trained_on_device(kind, mode)
+    transient = memory.working_bytes(kind, mode) + memory.gathered_bytes(kind, mode, setting.training)
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
-    charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
+    charged = not kind.recomputable or memory.transient_bytes(kind, mode) > 0.0
     passes_s = (
         sum(forward) + talk.forward_s + idle_forward,
         backward + talk.backward_s + again + talk_again + idle_backward,
     )
-    offload = [offload_s(kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
+    offload = [
+        offload_s(memory.kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s
+    ]
     gathers = [
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
@@ -173,15 +164,15 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         trained=trained,
         gradient_bytes=trained * setting.training.gradient_bytes,
         synchronised_bytes=synchronisation.synchronised_bytes(kind, mode, stack, setting.training),
-        state_bytes=state_bytes(kind, mode, setting.training),
-        activation_bytes=activation_bytes(kind, mode),
+        state_bytes=memory.state_bytes(kind, mode, setting.training),
+        activation_bytes=memory.activation_bytes(kind, mode),
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
         weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
         / software.efficiency,
-        shared_bytes=shared_bytes(kind, mode, setting.training),
-        updated=sum(x.trained / mode.state_parts(x.routed) for x in numbers_on_device(kind, mode)),
+        shared_bytes=memory.shared_bytes(kind, mode, setting.training),
+        updated=sum(x.trained / mode.state_parts(x.routed) for x in memory.numbers_on_device(kind, mode)),
         unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
 

@@ -19,7 +19,8 @@ _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
 
 @dataclass(frozen=True)
 class Rotary:
-    """base: of the angles. share: of a head's size that is turned. scaling: for longer contexts, as configs say it."""
+    """base: the base of the angles. share: the share of a head's size that is turned. scaling: the table for longer
+    contexts, as configs have it."""
 
     base: float
     share: float
@@ -71,7 +72,7 @@ class DecoderShape:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """Of each layer with plain attention: tokens that one looks back at; None: all."""
+        """For each layer with plain attention the number of tokens that one looks back at; None: all."""
         return tuple(part.window for part in self.mixing if isinstance(part, Attention))
 
     @property
@@ -81,7 +82,7 @@ class DecoderShape:
 
     @property
     def experts(self) -> Experts | None:
-        """Those of the layers that have any."""
+        """The experts of the layers that have any."""
         return next((part for part in self.feeding if isinstance(part, Experts)), None)
 
     @property
@@ -98,7 +99,7 @@ class DecoderShape:
 
     @property
     def router_scale(self) -> float:
-        """By which the weights of a token's experts are multiplied."""
+        """The factor that the weights of a token's experts are multiplied by."""
         found = self._number("routed_scaling_factor")
         return 1.0 if found is None else found
 
@@ -110,18 +111,18 @@ class DecoderShape:
 
     @property
     def norm_epsilon(self) -> float | None:
-        """None where the config does not say it."""
+        """The norms' epsilon; None where the config does not say it."""
         return self._number(*_EPSILONS)
 
     @property
     def activation(self) -> str:
-        """In Hugging Face's words; its family's own where the config does not say it."""
+        """The activation function in Hugging Face's words; where the config does not say it, that of its family."""
         said = next((self.document[name] for name in _ACTIVATIONS if isinstance(self.document.get(name), str)), None)
         return str(said or self.config.named("usual_activation"))
 
     @property
     def dropout(self) -> tuple[float, float]:
-        """Of hidden activations and of attention's scores."""
+        """The dropout of hidden activations and that of attention's scores."""
         hidden, residual, attention, scores = (self._number(name) for name in _DROPOUTS)
         usual = float(self.config.named("usual_dropout"))
         first, second = (hidden if residual is None else residual), (attention if scores is None else scores)
@@ -129,7 +130,7 @@ class DecoderShape:
 
     @property
     def rotary(self) -> Rotary | None:
-        """None without rotary positions."""
+        """The rotary positions; None for a model without them."""
         if not self.rules.rotary:
             return None
         parameters = self.document.get("rope_parameters")
@@ -152,7 +153,7 @@ def _number(value: object) -> float | None:
 
 
 def decoder_shape(model: TrainedModel) -> DecoderShape | None:
-    """None for a model that is no decoder. Raises InputError for a config that is not sound."""
+    """The decoder's shape; None for a model that is no decoder. Raises InputError for a config that is not sound."""
     read = model_of_config("model", model.config)
     if not isinstance(read.config, DecoderConfig):
         return None

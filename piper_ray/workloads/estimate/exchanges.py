@@ -72,7 +72,7 @@ def transfer_bytes_per_s(devices: int, gpu: Gpu, gpus_per_node: int) -> float:
 
 
 def _latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
-    """Of the steps of a ring: one in each device, of which one in each node goes over the network."""
+    """The latency of a ring's steps: one in each device, of which one in each node goes over the network."""
     members = group.in_node(gpus_per_node)
     nodes = -(-group.size // members)
     within = group.size - nodes
@@ -82,7 +82,8 @@ def _latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeSeconds:
-    """Of a layer's passes; what hides beside products is left out. again_s: of what recomputation does again."""
+    """The seconds of exchanges in a layer's passes, without what hides beside products. again_s: those of what
+    recomputation does again."""
 
     forward_s: float
     backward_s: float

@@ -69,7 +69,7 @@ class Config(Open):
     given: frozenset[str] = frozenset()
 
     defaults: ClassVar[Mapping[str, object]] = {}
-    """Of its class in transformers, by names that a document may have."""
+    """The defaults of its class in transformers, by names that a document may have."""
 
     @classmethod
     def completed(cls, document: Mapping[str, object], *, part: bool = False) -> dict[str, object]:
@@ -97,7 +97,7 @@ class Config(Open):
 
     @property
     def most_tokens(self) -> int | None:
-        """Of a sample; None where all samples have one length."""
+        """The most tokens of a sample; None where all samples have one length."""
         return None
 
     multiples: ClassVar[Sequence[tuple[str, str]]] = ()
@@ -137,8 +137,9 @@ class Microbatch:
 class Family:
     """A family of models by its Hugging Face ``model_type``.
 
-    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: of a sample, a microbatch
-    and a batch where neither user nor model says; tokens at most what the model has.
+    build: the layers of a config for a microbatch, named as given. tokens, samples, batch: the tokens of a sample, the
+    samples of a microbatch and those of a batch where neither user nor model says; a sample has no more tokens than the
+    model.
     """
 
     config: type[Config]

@@ -31,11 +31,12 @@ from piper_ray.workloads.estimate.synchronisation import reduced
 
 @dataclass(frozen=True)
 class Layout:
-    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: on each rank.
+    """How a model is laid out. tensor, context, pipeline, data, expert, expert_tensor: degrees; chunks: the chunks on
+    each rank.
 
-    samples, tokens: of a microbatch; batch: samples of a batch, over all replicas. stages: transformer layers of each
-    rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether gradients and
-    what stages hand over run beside passes; None: as the software does.
+    samples, tokens: those of a microbatch. batch: the samples of a batch, over all replicas. stages: transformer layers
+    of each rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether
+    gradients and what stages hand over run beside passes; None: as the software does.
     """
 
     tensor: int
@@ -58,7 +59,7 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """Of each replica."""
+        """The number of microbatches of each replica."""
         return self.batch // (self.samples * self.data)
 
     @property
@@ -68,7 +69,7 @@ class Layout:
 
     @property
     def mode(self) -> LayerMode:
-        """Of each layer that can be recomputed; of others likewise, without recomputation."""
+        """The mode of each layer that can be recomputed. Other layers have the same mode without recomputation."""
         shards = self.shards or self.data * self.context
         return LayerMode(
             degree=self.tensor,
@@ -152,7 +153,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
 
 
 def _on(architecture: Architecture, degree: int) -> Architecture:
-    """With each kind as that many devices have it."""
+    """The architecture with each kind of layer as that many devices have it."""
     kinds = {kind.key: kind.on(degree) for kind in architecture.kinds}
     return replace(architecture, nodes=tuple(replace(node, kind=kinds[node.kind.key]) for node in architecture.nodes))
 
@@ -176,7 +177,8 @@ def _instance(
     layout: Layout,
     sync_s: dict[str, float],
 ) -> Instance:
-    """Its one link is what stages hand over; w is said in bytes that take as long there as on the replicas' own."""
+    """The instance whose one link is what stages hand over. w is said in bytes that take as long there as on the
+    replicas' own."""
     tensors = architecture.tensors
     layers = []
     for index, node in enumerate(architecture.nodes):
@@ -260,14 +262,15 @@ def _given_sizes(given: Sequence[int], blocks: int, count: int, layout: Layout) 
 
 
 def _synchronisation_s(kind: LayerKind, mode: LayerMode, layout: Layout, setting: Setting) -> float:
-    """Once a batch, on each device: gradients reduced over the replicas, and what a sharded optimizer gathers."""
+    """The time once a batch on each device: gradients are reduced over the replicas, and a sharded optimizer
+    gathers."""
     return sum(one.ring_s(layout.data, setting.stack) for one in reduced(kind, mode, setting.stack, setting.training))
 
 
 def _hidden_share(
     ranks: Sequence[Sequence[str]], costs: dict[str, LayerCosts], sync_s: dict[str, float], layout: Layout
 ) -> float:
-    """Of the synchronisation of the rank that can hide least of it: what fits beside passes.
+    """The share that fits beside passes of the synchronisation of the rank that can hide least of it.
 
     Those of one microbatch; of as many as there are ranks, where several chunks take turns with such groups of them.
     """

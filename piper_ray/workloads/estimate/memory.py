@@ -53,7 +53,7 @@ def saved_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
 
 
 def result_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
-    """Of an operator's products, in half precision, on each device."""
+    """The bytes of the results of an operator's products, in half precision, on each device."""
     total = 0.0
     for product in operator.products:
         sides = kind.value(product.rows) * kind.value(product.columns) * kind.value(product.count)
@@ -64,7 +64,8 @@ def result_bytes(operator: Operator, kind: LayerKind, mode: LayerMode) -> float:
 
 
 def _gradient_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> tuple[float, float]:
-    """Of the gradient of an operator's input, 0 if it is that of its output; and of all else that is there with it."""
+    """The bytes of the gradient of an operator's input, 0 if it is that of its output; and those of all else that is
+    there with it."""
     if operator.on_chip:
         moved = kind.value(operator.forward_bytes) / mode.parts(operator.split)
         return max(0.0, moved - arriving), 0.0
@@ -108,7 +109,7 @@ def _product_gradient_bytes(
 
 
 def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> float:
-    """Of an experts' activation function: what is between their two products."""
+    """The bytes between the two products of experts, for their activation function."""
     places = [place for place, one in enumerate(kind.operators) if one.routed]
     if not places or not places[0] < kind.operators.index(operator) < places[-1]:
         return 0.0
@@ -141,7 +142,7 @@ def parameters_on_device(kind: LayerKind, mode: LayerMode) -> float:
 
 
 def trained_on_device(kind: LayerKind, mode: LayerMode) -> float:
-    """Those of them that have gradients and optimizer state."""
+    """The parameters on a device that have gradients and optimizer state."""
     return sum(numbers.trained for numbers in numbers_on_device(kind, mode))
 
 
@@ -158,7 +159,7 @@ def state_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
 
 
 def shared_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
-    """Of which each of d replicas of a stage holds a d-th: optimizer state that all of them share."""
+    """The bytes of which each of d replicas of a stage holds a d-th: the optimizer state that all of them share."""
     if mode.optimizer_shards != ALL_REPLICAS:
         return 0.0
     return training.optimizer_bytes * sum(
@@ -167,8 +168,8 @@ def shared_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
 
 
 def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> float:
-    """Of a layer whose weights are sharded (FSDP), while its passes run: weights of it and of the next one in half
-    precision, its gradients in half precision and as they are reduced."""
+    """The bytes of a layer whose weights are sharded (FSDP) while its passes run: weights of it and of the next one in
+    half precision, and its gradients in half precision and as they are reduced."""
     if mode.sharding < Sharding.WEIGHTS:
         return 0.0
     held, trained = parameters_on_device(kind, mode), trained_on_device(kind, mode)
@@ -226,13 +227,14 @@ def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT
 
 
 def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:
-    """By how many what an operator keeps is divided; what products read may be kept as it was gathered."""
+    """The number by which what an operator keeps is divided; what products read may be kept as it was gathered."""
     whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
 def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Traits) -> float:
-    """Of what the formulas say: half of fp32 logits if bf16 ones stay, and of a product's input if it is in fp8.
+    """The share that is kept of what the formulas say: half of fp32 logits if bf16 ones stay, and half of a product's
+    input if it is in fp8.
 
     What attention keeps of its own result stays in half precision; its projection's copy in fp8 comes on top.
     """
@@ -261,7 +263,7 @@ def _sent_attention_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits) -> 
 
 
 def _attention_result_bytes(kind: LayerKind, mode: LayerMode) -> list[float]:
-    """Of each attention core: what the operator behind it keeps."""
+    """For each attention core the bytes that the operator behind it keeps."""
     pairs = zip(kind.operators, kind.operators[1:], strict=False)
     return [
         sum(kind.value(saved.bytes) / mode.parts(saved.split) for saved in reader.saved)

@@ -22,7 +22,7 @@ class LayerMode(Mode):
 
     @property
     def devices(self) -> int:
-        """Of a replica: t c, the planner's tensor-parallel degree."""
+        """The devices of a replica: t c, the planner's tensor-parallel degree."""
         return self.degree * self.context
 
     @property
@@ -40,7 +40,8 @@ class LayerMode(Mode):
         return max(1.0, self.optimizer_shards * self.degree / (self.expert_ranks * self.expert_tensor))
 
     def replicas(self, routed: bool) -> float:
-        """Of a weight for each replica of a stage: below 1 for experts that are spread over several of these."""
+        """The copies of a weight for each replica of a stage: below 1 for experts that are spread over several
+        replicas."""
         return self.devices / (self.expert_ranks * self.expert_tensor) if routed else float(self.context)
 
     @property
@@ -60,11 +61,11 @@ class LayerMode(Mode):
         return 1.0 if self.recomputation == Recomputation.FULL or self.does_again(operator) else 0.0
 
     def parts(self, split: Split) -> int:
-        """By how many a figure of the tokens is divided."""
+        """The number by which a figure of the tokens is divided."""
         return self.context * split.parts(self.degree, self.sequence_parallel)
 
     def parameter_parts(self, operator: Operator) -> int:
-        """By how many an operator's parameters are divided."""
+        """The number by which an operator's parameters are divided."""
         if operator.routed:
             return self.expert_ranks * self.expert_tensor
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
@@ -77,7 +78,7 @@ class Offer:
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
-    recomputations: of the whole model, each of which a layer follows with the parts that it has. sharded_devices:
+    recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_devices:
     weights are shared by all replicas of a plan with one pipeline rank on so many devices, another number for each t;
     0: not offered.
     """
@@ -106,7 +107,7 @@ class Offer:
 
 
 PLAIN = Offer()
-"""Nothing further."""
+"""An offer of nothing further."""
 
 
 def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tuple[int, ...]]:

@@ -1,5 +1,5 @@
-"""Which further ways to run layers a model is offered: those that it can have, that save memory worth naming, and that
-may be the best choice somewhere."""
+"""The further ways to run layers that a model is offered: those that it can have, that save memory worth naming, and
+that may be the best choice somewhere."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def heads_handed_out(kind: LayerKind, mode: LayerMode) -> bool:
 
 
 _LEAST_SAVED = 0.01
-"""Of what a microbatch keeps in all layers: parts that save less are not offered by themselves."""
+"""A share of what a microbatch keeps in all layers: parts that save less are not offered by themselves."""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """saved_bytes, again_s: of a microbatch in all layers on one device."""
+    """saved_bytes, again_s: the time of a microbatch in all layers on one device."""
 
     name: str
     saved_bytes: float
@@ -72,7 +72,8 @@ class _Part:
 def offered_recomputations(
     architecture: Architecture, stack: Stack, asked: Sequence[Recomputation] = ()
 ) -> tuple[Recomputation, ...]:
-    """None, full, what is asked for, and selective ones that each save more than the one before, and cost more.
+    """The offered recomputations: none, full, what is asked for, and selective ones that each save more than the one
+    before and cost more.
 
     A runtime takes one list of parts for all layers. Of n parts that matter n lists are offered, the parts in the
     order of time for the memory that they save: those near the best trade-offs, where all 2^n would each be priced.
@@ -130,7 +131,7 @@ _figures = attrgetter(
 
 
 def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerCosts]:
-    """Of a kind's modes those that may be the best choice somewhere, and all of one further option, or of none."""
+    """The modes of a kind that may be the best choice somewhere; and all modes of one further option, or of none."""
     return {
         mode: found
         for mode, found in costs.items()
@@ -144,7 +145,8 @@ def _options(mode: LayerMode) -> int:
 
 
 def _never_loses(one: LayerMode, of_one: LayerCosts, other: LayerMode, of_other: LayerCosts) -> bool:
-    """In any stage that layers divided in the same way run in; the earlier of equals stays."""
+    """Whether one mode is at least as good in any stage whose layers are divided in the same way; the earlier of equals
+    stays."""
     divided = (one.degree, one.context, one.experts, one.expert_tensor)
     if one == other or divided != (other.degree, other.context, other.experts, other.expert_tensor):
         return False

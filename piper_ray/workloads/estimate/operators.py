@@ -67,7 +67,7 @@ class Split(Enum):
     TENSOR = "tensor"
 
     def parts(self, degree: int, sequence_parallel: bool) -> int:
-        """By how many a figure is divided."""
+        """The number by which a figure is divided."""
         return degree if self is Split.TENSOR or (self is Split.SEQUENCE and sequence_parallel) else 1
 
 
@@ -99,11 +99,11 @@ class KeptBytes:
 class Operator:
     """One step of a layer. forward_bytes, backward_bytes: through the device's memory, besides the products'.
 
-    parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the
-    products is done in the backward pass: twice, for the gradients of both operands.
-    matrices: of the model that its product multiplies by at once. frozen: its parameters are not trained.
-    again: parts whose recomputation does it again. on_chip: operands and results of its products do not go through the
-    device's memory, so that ``forward_bytes`` and ``backward_bytes`` are all that does.
+    parameters: count of numbers, divided by ``parameters_split``. backward_products: how often the work of the products
+    is done in the backward pass: twice, for the gradients of both operands. matrices: how many matrices of the model
+    its product multiplies by at once. frozen: its parameters are not trained. again: parts whose recomputation does it
+    again. on_chip: operands and results of its products do not go through the device's memory, so that
+    ``forward_bytes`` and ``backward_bytes`` are all that does.
     """
 
     name: str
@@ -180,7 +180,7 @@ def pointwise(
 
 
 def each(bytes_each: int, numbers: str) -> str:
-    """So many bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
+    """The formula of so many bytes for each of the numbers: 2 for "s b I + s b N" gives "2 s b I + 2 s b N"."""
     factor = "" if bytes_each == 1 else f"{bytes_each} "
     return " + ".join(factor + summand for summand in numbers.split(" + "))
 
@@ -251,12 +251,12 @@ class LayerKind:
 
     @property
     def experts(self) -> int:
-        """That its tokens are routed to; 0 without such."""
+        """The experts that its tokens are routed to; 0 without experts."""
         return round(self.value("E")) if any(operator.routed for operator in self.operators) else 0
 
     @property
     def frozen_parameters(self) -> int:
-        """Those that are not trained, those of tied weights left out."""
+        """The parameters that are not trained, without those of tied weights."""
         frozen = [operator for operator in self.operators if operator.frozen]
         return round(sum(self.value(operator.parameters) for operator in frozen) - self.value(self.tied) * bool(frozen))
 
@@ -306,7 +306,7 @@ class Architecture:
 
     @property
     def predictor_parameters(self) -> int:
-        """Of layers that the finished model does without."""
+        """The parameters of layers that the finished model does without."""
         return _counted(node for node in self.nodes if node.predictor)
 
     @property
@@ -322,7 +322,7 @@ class Architecture:
 
     @property
     def tensors(self) -> list[tuple[dict[int, float], dict[int, float]]]:
-        """Of each layer: bytes of the tensors from and to each neighbour, by index."""
+        """For each layer the bytes of the tensors from and to each neighbour, by the neighbour's index."""
         found: list[tuple[dict[int, float], dict[int, float]]] = [({}, {}) for _ in self.nodes]
         for index, node in enumerate(self.nodes):
             for source in node.inputs:

@@ -113,13 +113,14 @@ def backward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stac
 
 
 def weight_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """Of the backward pass, the products that give gradients of weights: as many as in the forward pass."""
+    """The time that the products that give gradients of weights take of the backward pass: as many as in the forward
+    pass."""
     learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
     return _products_s(operator, kind, mode, stack) if learns else 0.0
 
 
 def launches(operator: Operator) -> tuple[int, int]:
-    """Of a forward and of a backward pass, in operators: a product's backward pass is two."""
+    """How many operators its forward and its backward pass are: a product's backward pass is two products."""
     return 1, 2 if operator.products and not operator.on_chip else 1
 
 
@@ -153,7 +154,7 @@ _BACKWARD = 2.0
 
 
 def forward_flop(operator: Operator, kind: LayerKind) -> float:
-    """Of one operator's products, for a microbatch on all devices together."""
+    """The FLOP of one operator's products, for a microbatch on all devices together."""
     return sum(
         2.0 * kind.value(product.rows) * kind.value(product.columns) * kind.value(product.depth)
         * kind.value(product.count)
@@ -162,7 +163,7 @@ def forward_flop(operator: Operator, kind: LayerKind) -> float:
 
 
 def model_flop(kind: LayerKind) -> float:
-    """Of a layer's forward and backward pass."""
+    """The FLOP of a layer's forward and backward pass."""
     return sum(
         (1.0 + min(_BACKWARD, operator.backward_products)) * forward_flop(operator, kind) for operator in kind.operators
     )
@@ -178,7 +179,8 @@ def hardware_flop(kind: LayerKind, recomputation: Recomputation) -> float:
 
 
 def step_flop(architecture: Architecture, microbatches: int, recomputation: Recomputation | None = None) -> float:
-    """Of a step of so many microbatches: of the model, or of hardware that recomputes in every layer."""
+    """The FLOP of a step of so many microbatches: those of the model, or those of hardware that recomputes in every
+    layer."""
     return microbatches * sum(
         model_flop(node.kind) if recomputation is None else hardware_flop(node.kind, recomputation)
         for node in architecture.nodes

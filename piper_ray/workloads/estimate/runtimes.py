@@ -9,14 +9,15 @@ MIB = 2.0**20
 GIB = 2.0**30
 
 _PLANNED_GROUPS = 3
+"""The groups that a device is in: of tensor, data and pipeline parallelism."""
 _PASSING = 0.6
-"""Of a device: groups of tensor, data and pipeline parallelism, and the share that is no state of parameters."""
+"""The share of a device's memory that holds no state of parameters."""
 
 
 class Loss(Enum):
-    """Of logits in half precision. IN_PLACE: in fp32, whose softmax turns into their gradient, which is handed on in
-    half precision (Megatron). FUSED: their gradient takes their place (TransformerEngine's cross entropy). SEPARATE:
-    softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
+    """How the loss of logits in half precision is computed. IN_PLACE: in fp32, whose softmax turns into the gradient,
+    which is handed on in half precision (Megatron). FUSED: the gradient takes the logits' place (TransformerEngine's
+    cross entropy). SEPARATE: softmax and its gradient are two tensors in fp32 (PyTorch's cross_entropy).
     """
 
     IN_PLACE = "in place"
@@ -28,10 +29,11 @@ class Loss(Enum):
 class Traits:
     """What differs between runtimes. The defaults are Megatron's.
 
-    loss: how it is computed here. fp8: products of layers keep their inputs in a byte a number. context_all_to_all:
-    context parallelism sends heads about, not keys and values around a ring. workspace_bytes: of matrix products.
-    context_bytes: of the GPU, for CUDA's context and kernels; communicator_bytes: of each group of ranks that exchange
-    something. stuck: what the allocator cannot give back when memory runs out, as a share of all that is no state.
+    loss: how the runtime computes the loss. fp8: products of layers keep their inputs in a byte a number.
+    context_all_to_all: context parallelism sends heads about, not keys and values around a ring. workspace_bytes: the
+    workspace of matrix products. context_bytes: the bytes of the GPU for CUDA's context and kernels.
+    communicator_bytes: the bytes for each group of ranks that exchange something. stuck: what the allocator cannot give
+    back when memory runs out, as a share of all that is no state.
     """
 
     loss: Loss = Loss.IN_PLACE

@@ -25,7 +25,7 @@ _Efficiency = Annotated[float, Field(strict=True, gt=0.0, le=2.0, description="a
 
 
 DEFAULT_SOFTWARE = "megatron-core"
-"""Where nobody says which."""
+"""The generation that is assumed where nobody says which."""
 
 
 DEFAULT_IMBALANCE = 1.25
@@ -33,7 +33,8 @@ DEFAULT_IMBALANCE = 1.25
 
 
 class Precision(str, Enum):
-    """Of matrix products. FP8: those of linear layers; attention, the vocabulary projection and all else in bf16."""
+    """The precision of matrix products. FP8: the products of linear layers are in fp8; attention, the vocabulary
+    projection and all else are in bf16."""
 
     BF16 = "bf16"
     FP16 = "fp16"
@@ -72,7 +73,7 @@ class Software(Closed):
     step_s: Figure = Field(alias="step", description="seconds >= 0")
 
     def reduced_bytes(self, precision: Precision, training: Training) -> float:
-        """Of one gradient on its way to the other replicas."""
+        """The bytes of one gradient on its way to the other replicas."""
         if precision is Precision.FP16:
             return self.half_gradient_bytes
         return training.gradient_bytes if self.gradient_bytes is None else self.gradient_bytes
@@ -112,7 +113,7 @@ def load_software() -> Mapping[str, Software]:
 
 
 def software_named(key: str) -> Software:
-    """That generation. Raises UsageError."""
+    """The generation of that name. Raises UsageError."""
     known = load_software()
     if key not in known:
         raise UsageError(f"software {key}: unknown; expected one of {', '.join(known)}{did_you_mean(key, known)}")
@@ -120,12 +121,12 @@ def software_named(key: str) -> Software:
 
 
 def precision_named(name: str) -> Precision:
-    """That precision. Raises UsageError."""
+    """The precision of that name. Raises UsageError."""
     return choice("precision", name, Precision)
 
 
 def context_exchange_named(name: str) -> ContextExchange:
-    """That way. Raises UsageError."""
+    """The way to exchange context of that name. Raises UsageError."""
     return choice("context exchange", name, ContextExchange)
 
 
@@ -150,7 +151,7 @@ class Calibration:
     told: tuple[str, ...] = ()
 
     def factor(self, constant: Constant) -> float:
-        """Above 1: faster."""
+        """The factor of a constant; above 1 it is faster."""
         return self.factors.get(constant, 1.0)
 
     def applied(self, stack: Stack) -> Stack:

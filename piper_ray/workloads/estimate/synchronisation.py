@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.software import Stack
 class Reduced:
     """size_bytes: on each device, once a batch, as half of what is scattered and what is gathered around a ring.
 
-    replicas: that it goes around, for each replica of a stage (g); stride: ranks between two of them.
+    replicas: those that it goes around, for each replica of a stage (g); stride: ranks between two of them.
     """
 
     size_bytes: float
@@ -37,7 +37,7 @@ class Reduced:
         return Group(max(1, round(self.replicas * data)), self.stride)
 
     def ring_s(self, data: int, stack: Stack) -> float:
-        """Once a batch, on the links that the replicas have."""
+        """The time once a batch, on the links that the replicas have."""
         group = self.group(data)
         rate = ring_bytes_per_s(group, stack.gpu, stack.gpus_per_node)
         return 2.0 * (group.size - 1) / group.size * self.size_bytes / rate
@@ -66,7 +66,8 @@ def reduced(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) 
 
 
 def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> tuple[float, float]:
-    """In each forward and backward pass: sharded weights are gathered for both, gradients scattered in the latter."""
+    """The times in each forward and backward pass: sharded weights are gathered for both, gradients scattered in the
+    latter."""
     forward_s = backward_s = 0.0
     if mode.sharding < Sharding.GRADIENTS:
         return forward_s, backward_s
@@ -84,7 +85,7 @@ def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training)
 
 
 def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training, microbatches: int) -> float:
-    """For each of N microbatches: what ``synchronised_bytes`` does not say; below 0 where it says too much.
+    """The time for each of N microbatches that ``synchronised_bytes`` does not cover; below 0 where it covers too much.
 
     Where it says too much, that is taken back at the fastest rate that the planner may have charged: of as many
     replicas as there must be, which may be neighbours.
@@ -102,12 +103,12 @@ def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training,
 
 
 def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
-    """In one direction, by the planner's links (``build.links_of``)."""
+    """The bandwidth in one direction, by the planner's links (``build.links_of``)."""
     gpu = stack.gpu
     link, network = gpu.link_bytes_per_s * gpu.link_fraction, gpu.network_bytes_per_s * gpu.network_fraction
     return ring_through_nodes(group.size, group.in_node(stack.gpus_per_node), max(link, network), network)
 
 
 def synchronised_bytes(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> float:
-    """w."""
+    """w: the bytes that replicas synchronise."""
     return sum(one.size_bytes for one in reduced(kind, mode, stack, training))

@@ -188,7 +188,8 @@ def _class_of(nodes: Sequence[_Node]) -> dict[int, int]:
 def _arcs(
     nodes: Sequence[_Node], edges: Sequence[_Edge], class_of: Mapping[int, int], faults: Faults
 ) -> tuple[Sequence[tuple[int, int]], Sequence[str]] | None:
-    """Which class must not come behind which, in the direction of the forward pass; and what is told of that.
+    """Pairs of classes of which the second must not come behind the first, in the direction of the forward pass; and
+    what is told of them.
 
     Forward edges are taken as they are. Backward ones are drawn as the backward pass runs or, in some files, as the
     forward pass does: whichever makes no class wait for itself. None, with the fault noted, if both do.
@@ -260,7 +261,8 @@ def _without_circles(
 def _sent_bytes(
     nodes: Sequence[_Node], edges: Sequence[_Edge], group_of: Mapping[int, int], bytes_per_cost: float
 ) -> dict[frozenset[int], tuple[float, float]]:
-    """For each set of groups what their nodes send to one another, forward and backward nodes apart.
+    """For each set of groups the bytes that their nodes send to one another, those of forward and of backward nodes
+    apart.
 
     A node pays once for its output on its own device, and once on each other device that takes it.
     """
@@ -295,7 +297,8 @@ def _forward_order(groups: Iterable[int], arcs: Iterable[tuple[int, int]]) -> li
 
 
 def strong_components(successors: Mapping[int, Iterable[int]]) -> dict[int, int]:
-    """For each vertex one that stands for its strongly connected component (Tarjan's algorithm, without recursion)."""
+    """For each vertex one vertex that stands for its strongly connected component (Tarjan's algorithm, without
+    recursion)."""
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stands_for: dict[int, int] = {}
@@ -342,7 +345,7 @@ def losses(instance: Instance) -> list[str]:
 
 
 def _costs(instance: Instance) -> dict[int, float] | None:
-    """For each layer what its one output costs, in bytes both ways; None if there is more to the tensors than that."""
+    """For each layer the cost of its one output, in bytes both ways; None if there is more to the tensors than that."""
     after: dict[int, dict[int, float]] = {layer.id: {} for layer in instance.layers}
     for edge in instance.edges:
         after[edge.source][edge.target] = edge.communication_bytes

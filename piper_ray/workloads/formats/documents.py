@@ -133,7 +133,8 @@ def repeated_keys(document: Mapping[str, object]) -> list[Fault]:
 
 
 class _Place(NamedTuple):
-    """Where a container stands. Its path is put together when a fault needs it: large documents have a million."""
+    """The place where a container stands. Its path is put together only when a fault needs it: large documents have a
+    million places."""
 
     outer: _Place | None
     key: object

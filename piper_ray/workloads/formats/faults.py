@@ -106,7 +106,7 @@ def _expected_at(model: type[BaseModel] | None, where: Sequence[int | str]) -> t
 
 
 def _fields_of(model: type[BaseModel] | None) -> Mapping[str, FieldInfo]:
-    """By what a document may call them."""
+    """The fields of a model, by the names that a document may give them."""
     fields = {} if model is None else model.model_fields
     return {name: field for key, field in fields.items() for name in names_of(key, field)}
 

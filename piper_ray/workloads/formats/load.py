@@ -56,10 +56,9 @@ def load(
 
     source: the path of Piper's or dnn-partitioning's JSON (.json; told apart by their keys), our compact workload
     (.toml; see ``formats/workload_schema.py``) or a PipeDream profile (.txt), told apart by content where the path ends
-    otherwise; or a dict in the shape of one of the former.
-    devices, microbatches, memory_bytes, bandwidth_bytes_per_s: K, N, M and B in place of the input's own, which then
-    need not be there; sizes as numbers of bytes or as texts such as "8GiB" and "25GB/s".
-    in_flight: of a PipeDream profile only, see ``InFlight``.
+    otherwise; or a dict in the shape of one of the former. devices, microbatches, memory_bytes, bandwidth_bytes_per_s:
+    K, N, M and B in place of the input's own, which then need not be there; sizes as numbers of bytes or as texts such
+    as "8GiB" and "25GB/s". in_flight: for a PipeDream profile only, see ``InFlight``.
 
     What the reader assumed, and a memory below 1 MB or a bandwidth below 1 MB/s in a file, which most likely lacks its
     unit, stands in the instance's ``notes``.
@@ -251,7 +250,8 @@ def planned(source: Source) -> plans.PlannedDocument:
 
 
 def _json_document(source: Source, what: str) -> tuple[str, Mapping[str, object]]:
-    """With where it comes from. what: it should be, by the name that a plan or a solution has in errors."""
+    """The document, and the text that says where it comes from. what: what it should be, by the name that a plan or a
+    solution has in errors."""
     if isinstance(source, Mapping):
         return what, documents.as_document(what, source)
     path = _path_text(source)
@@ -274,8 +274,8 @@ def dump_plan(
     """Write ``plan`` of ``instance`` as a plan document (plan.schema.json): ``load_plan`` gives it back.
 
     It holds the names, paths and ranks of each stage beside Piper's own fields, and nothing of what the plan costs:
-    whether it keeps the rules of the problem is for ``evaluate`` to say. schedule: that which the plan is for, which
-    says which stages share their ranks; None: the instance's own. Raises InputError for a plan of other layers,
+    whether it keeps the rules of the problem is for ``evaluate`` to say. schedule: the schedule that the plan is for,
+    which says which stages share their ranks; None: the instance's own. Raises InputError for a plan of other layers,
     UsageError for what is no plan or no schedule, and for a file that cannot be written.
 
     >>> import piper_ray
@@ -338,7 +338,7 @@ def _from_document(
     in_flight: InFlight | None,
     folder: Path | None,
 ) -> Instance:
-    """folder: of the file; None for what is in none."""
+    """folder: the folder of the file; None for what is in no file."""
     if in_flight is not None:
         raise UsageError(f"{source}: in_flight applies to PipeDream profiles only; this input says what it keeps")
     faults = Faults(documents.repeated_keys(document))
@@ -385,7 +385,8 @@ def _checked(source: str, read: T | None, faults: Faults) -> T:
 
 
 def _checked_instance(source: str, read: Instance | None, faults: Faults) -> Instance:
-    """With the reader's notes, and looked through as any other: what no reader may let pass is said in one place."""
+    """The instance with its reader's notes, looked through as any other: what no reader may let pass is said in one
+    place."""
     instance = _checked(source, read, faults)
     return instance_of(replace(instance, notes=(*instance.notes, *map(str, faults.notes))))
 

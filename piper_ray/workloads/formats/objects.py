@@ -27,7 +27,8 @@ T = TypeVar("T")
 
 
 class _Rule(NamedTuple):
-    """Of a field. holds: whether a value keeps the rule for certain; else ``note`` looks closer, and tells its path."""
+    """A rule of a field. holds: whether a value keeps the rule for certain; if it does not, ``note`` looks closer and
+    tells the path."""
 
     holds: Callable[[object], bool]
     note: Callable[[object, str, Faults], None]
@@ -132,7 +133,7 @@ _RULES: Mapping[type, Mapping[str, _Rule]] = {
     },
     Stage: {"data_parallel_degree": _STAGE_DEGREE, "tensor_parallel_degree": _STAGE_DEGREE, "layers": _IDS},
 }
-"""Of fields that say something for themselves."""
+"""The rules of fields that say something for themselves."""
 
 
 def _check_fields(kind: type, given: object, path: str, faults: Faults) -> None:
@@ -200,7 +201,8 @@ def check_instance(instance: Instance) -> None:
 
 
 def _check_cluster(cluster: Cluster, faults: Faults) -> None:
-    """Where the one link there is is at fault, so is the bandwidth, by which name it is given as a rule."""
+    """Notes the faults of a cluster. A fault of its only link is told as one of the bandwidth, which is how that link
+    is usually given."""
     _check_quantity("devices", cluster.devices, "devices", faults)
     _check_quantity("memory_bytes", cluster.memory_bytes, "memory_bytes", faults)
     links = _objects(cluster.links, Link, "cluster.links", faults)
@@ -233,7 +235,8 @@ def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> 
 
 
 def check_plan(plan: Plan) -> None:
-    """That its parts are what they should be; whether it keeps the rules of the problem is for ``evaluate`` to say.
+    """Checks that the parts of a plan are what they should be; whether it keeps the rules of the problem is for
+    ``evaluate`` to say.
 
     Raises InputError with every fault found.
     """

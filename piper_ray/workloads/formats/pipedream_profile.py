@@ -173,7 +173,8 @@ def _layers(nodes: list[_ProfileNode], edges: list[NamedEdge], in_flight: InFlig
 
 
 _NEIGHBOURS = 2
-"""Of a product by 1000, on either side: what divided by 1000 gives the factor again is among them."""
+"""How many neighbours of a product by 1000 are tried on either side: one of them divided by 1000 gives the factor
+again."""
 
 
 def losses(instance: Instance) -> list[str]:
@@ -253,7 +254,7 @@ def _keeps_times(instance: Instance) -> bool:
 
 
 def in_flight_rule(instance: Instance) -> InFlight | None:
-    """With which ``--in-flight`` a profile gives this instance's memory; None if with neither."""
+    """The ``--in-flight`` with which a profile gives this instance's memory; None if neither does."""
     tmpcs = [tmpc for layer in instance.layers for listed in layer.tmpcs.values() for tmpc in listed]
     if all(tmpc.fixed_bytes == 2.0 * tmpc.weights_bytes for tmpc in tmpcs):
         return InFlight.TWO_VERSIONS

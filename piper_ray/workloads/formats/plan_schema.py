@@ -25,87 +25,87 @@ class _Documented(BaseModel):
 
 class StageFigures(_Documented):
     devices: int
-    """d t."""
+    """The devices of the stage: d t."""
     time_s: float
-    """compute_s + communication_s + resync_s."""
+    """The stage's time for a microbatch: compute_s + communication_s + resync_s."""
     compute_s: float
-    """Forward and backward passes of its layers."""
+    """The time of the forward and backward passes of its layers."""
     communication_s: float
-    """Tensors that cross its borders, both ways."""
+    """The time of the tensors that cross its borders, in both directions."""
     resync_s: float
-    """A microbatch's share of synchronising the weights of its replicas."""
+    """A microbatch's share of the time that synchronising the weights of its replicas takes."""
     memory_bytes: float
-    """On each of its devices."""
+    """The memory that each of its devices needs."""
     in_flight_microbatches: int
-    """y: microbatches whose activations a device holds at once."""
+    """y: the microbatches whose activations a device holds at once."""
     binds: list[Literal["time", "memory"]]
-    """time: hardly a stage is slower. memory: it takes nearly all there is."""
+    """What limits the stage. time: hardly any stage is slower; memory: it takes nearly all memory there is."""
 
 
 class StageDocument(_Documented):
     nodes: list[int]
-    """Ids of its layers, in the order of the instance."""
+    """The ids of its layers, in the order of the instance."""
     dataParallelDegree: int
-    """d: replicas, which share the microbatches of a batch."""
+    """d: the number of replicas, which share the microbatches of a batch."""
     tensorParallelDegree: int
-    """t: devices of each replica."""
+    """t: the number of devices of each replica."""
     TMPCids: dict[str, str]
     """For each layer, by its id as a text, the id of its TMPC at t."""
     names: list[str] | None = None
-    """Names of its layers, as ``nodes`` lists them."""
+    """The names of its layers, in the order of ``nodes``."""
     paths: list[str] | None = None
-    """Their modules' names in the user's model, such as model.layers.17; empty: not known."""
+    """The names of its layers' modules in the user's model, such as model.layers.17; empty: not known."""
     recompute: list[bool] | None = None
-    """Whether each recomputes activations in the backward pass, as ``nodes`` lists them; null: none."""
+    """Whether each layer recomputes activations in the backward pass, in the order of ``nodes``; null: none does."""
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
-    """First and last rank of its devices, from 0 at the first stage on; t neighbours are a replica."""
+    """The first and the last rank of its devices, counted from 0 at the first stage; t neighbours are a replica."""
     figures: StageFigures | None = None
-    """What the stage costs, by evaluate."""
+    """What the stage costs, as evaluate computes it."""
 
 
 class InstanceFacts(_Documented):
     name: str
-    """Of the workload."""
+    """The name of the workload."""
     digest: str
-    """SHA-256 over every figure that plans depend on."""
+    """The SHA-256 of every figure that plans depend on."""
     layers: int
-    """Their number."""
+    """The number of layers."""
     edges: int
-    """Their number."""
+    """The number of edges."""
     devices: int
-    """K."""
+    """K: the number of devices."""
     microbatches: int
-    """N, in a batch."""
+    """N: the number of microbatches in a batch."""
     samples_per_microbatch: int | None = None
-    """Of the training data."""
+    """The samples of training data in a microbatch; null: not known."""
     tokens_per_sample: int | None = None
-    """Of the training data."""
+    """The tokens of a sample; null: not known, or samples have none."""
     measured_threads: int | None = None
-    """Of the CPU that times were measured on."""
+    """The CPU threads of each process when the times were measured; null: they were not measured on a CPU."""
     memory_bytes: float
-    """M, of each device."""
+    """M: the memory of each device."""
     bandwidth_bytes_per_s: float
-    """B, from a device to the outside."""
+    """B: the bandwidth from a device to the outside."""
 
 
 class Header(_Documented):
     kind: str = Field(alias="schema")
-    """Which document it is."""
+    """The name of this kind of document."""
     schema_version: Annotated[int, Field(ge=1)]
-    """Raised when a field changes its meaning or goes; new fields do not raise it."""
+    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
     tool_version: str
-    """Of piper_ray."""
+    """The version of piper_ray."""
     instance: InstanceFacts
-    """What was planned."""
+    """The workload that was planned."""
 
 
 class StagesDocument(_Documented):
     stages: list[StageDocument]
-    """Front to back: what flows along an edge goes on or stays."""
+    """The stages, front to back: what flows along an edge stays in its stage or goes to a later one."""
     keeps_order: bool | None = None
-    """Stages are runs of the layers' order, and tensors are relayed through each of them."""
+    """The stages are runs of the layers' order, and tensors are relayed through each of them."""
     in_flight: list[int] | None = None
-    """Microbatches that a replica of each stage keeps; null: ceil(s / d), under 2bw."""
+    """The microbatches that a replica of each stage keeps; null: ceil(s / d), as under 2bw."""
 
 
 class PlanDocument(StagesDocument, Header):
@@ -114,136 +114,136 @@ class PlanDocument(StagesDocument, Header):
     model_config = ConfigDict(title="piper-ray/plan")
 
     kind: Literal["piper-ray/plan"] = Field(alias="schema")
-    """Which document it is."""
+    """The name of this kind of document."""
     time_per_sample_s: float | None = None
-    """Of a microbatch, by evaluate."""
+    """The plan's time for a microbatch, as evaluate computes it."""
     schedule: ScheduleName | None = None
-    """That which the plan is for."""
+    """The schedule that the plan is for."""
     chunks: int | None = None
-    """Stages on each rank."""
+    """The number of stages on each rank."""
     group: int | None = None
-    """Microbatches that pass through a chunk before the next; null: the least that may."""
+    """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
     step: StepTerms | None = None
-    """Terms of a step, where they are not the usual ones."""
+    """The terms of a step, where they are not the usual ones."""
     status: Literal["optimal", "feasible"] | None = None
     """What the solve proved."""
     lower_bound_s: float | None = None
-    """No plan is faster."""
+    """No plan is faster than this."""
     gap: float | None = None
-    """(time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+    """How far the plan may be from the best: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
     planner: str | None = None
-    """Who made it, if not the exact solver."""
+    """The planner that made the plan, if it is not the exact solver."""
     tried: int | None = None
-    """Candidates that this planner looked at."""
+    """The number of candidates that this planner looked at."""
     note: str | None = None
-    """This planner's own words."""
+    """What this planner says of its plan."""
 
 
 class RestrictionsDocument(_Documented):
     tensor_parallelism: bool
-    """Whether there may be any."""
+    """Whether plans may use tensor parallelism."""
     data_parallelism: bool
-    """Whether there may be any."""
+    """Whether plans may use data parallelism."""
     recompute: Recompute
     """Which layers may recompute."""
     constraints: list[dict[str, object]] | None = None
-    """Others: the kind of each, and its fields."""
+    """Further constraints: the kind of each, and its fields."""
 
 
 class _PaceDocument(_Documented):
     time_per_sample_s: float
     step_s: float | None = None
-    """Of a whole batch: N microbatches."""
+    """The time of a whole batch, of N microbatches."""
     microbatches_per_s: float | None = None
-    """null: no time at all."""
+    """Microbatches in a second; null: the plan takes no time at all."""
     samples_per_s: float | None = None
-    """null: nobody says how many a microbatch holds."""
+    """Samples in a second; null: it is not known how many a microbatch holds."""
     tokens_per_s: float | None = None
-    """null: nobody says how many a sample has."""
+    """Tokens in a second; null: it is not known how many a sample has."""
 
 
 class EvaluationDocument(_PaceDocument):
     time_per_sample_s: float
-    """Of a microbatch: that of the slowest stage."""
+    """The time for a microbatch: that of the slowest stage."""
     devices: int
-    """That the plan uses."""
+    """The number of devices that the plan uses."""
     data_parallel_sum: int
-    """Sum of d over all stages."""
+    """The sum of d over all stages."""
     stages: int
-    """Their number."""
+    """The number of stages."""
     bottleneck: int
-    """The first stage that is as slow as the whole, from 0."""
+    """The first stage that is as slow as the whole plan, counted from 0."""
 
 
 class SimulatedDocument(_PaceDocument):
     time_per_sample_s: float
-    """Of a microbatch: the step over N."""
+    """The time for a microbatch: the step's time over N."""
     bubble_share: float
-    """Of the ranks' time: idle."""
+    """The share of the ranks' time that they are idle."""
     peak_memory_bytes: list[float]
-    """Of each rank of one pipeline, on each of its devices."""
+    """The peak memory of each rank of one pipeline, on each of its devices."""
 
 
 class WithoutRulesDocument(_Documented):
     time_per_sample_s: float | None
-    """Of the best plan found; null: none was."""
+    """The time of the best plan found, for a microbatch; null: none was found."""
     lower_bound_s: float | None
-    """No plan is faster; null: there is none."""
+    """No plan is faster than this; null: there is no plan."""
 
 
 class RuntimeDocument(_Documented):
     """The runtime that a solve was for."""
 
     name: Literal["megatron", "torchtitan", "torch", "deepspeed", "flagscale"]
-    """Which one."""
+    """The name of the runtime."""
     gpus_per_node: int
-    """Of the cluster, as it was taken."""
+    """The GPUs of each node that the solve assumed."""
     rank_order: str
-    """Parallel groups, from neighbouring ranks to distant ones."""
+    """The parallel groups, from neighbouring ranks to distant ones."""
     without_rules: WithoutRulesDocument
-    """The same solve without the runtime's rules."""
+    """What the same solve finds without the runtime's rules."""
 
 
 class StepPartsDocument(_Documented):
     """Where the time of a step goes, in s: the parts add up to it."""
 
     compute_s: float
-    """Passes, on average over all devices."""
+    """The time of the passes, on average over all devices."""
     communication_s: float
-    """Transfers and sums of gradients, on average over all devices."""
+    """The time of transfers and of sums of gradients, on average over all devices."""
     uneven_s: float
-    """What the busiest rank is busy beyond the average."""
+    """The time that the busiest rank is busy beyond the average."""
     drain_s: float
-    """When the busiest rank has nothing to do."""
+    """The time when the busiest rank has nothing to do."""
 
 
 class AlternativeDocument(_Documented):
     """One of several plans."""
 
     name: str
-    """Its place, or its file."""
+    """The plan's place in the list, or the name of its file."""
     step_s: float
-    """Simulated."""
+    """The simulated time of a step."""
     schedule: ScheduleName
-    """That which it is for."""
+    """The schedule that the plan is for."""
     chunks: int
-    """Stages on each rank."""
+    """The number of stages on each rank."""
     group: int | None = None
-    """Microbatches that pass through a chunk before the next."""
+    """The microbatches that pass through a chunk before the next begins."""
     devices: int
-    """That it uses."""
+    """The number of devices that the plan uses."""
     fits: bool
-    """Whether it keeps within the devices' memory."""
+    """Whether the plan keeps within the devices' memory."""
     peak_memory_bytes: float
-    """Of the fullest rank."""
+    """The peak memory of the fullest rank."""
     bubble_share: float
-    """Of the ranks' time that is spent idle."""
+    """The share of the ranks' time that they are idle."""
     parts: StepPartsDocument
     """Where the step's time goes."""
     layout: str | None
-    """In Megatron's letters; null: they cannot say it."""
+    """The layout in Megatron's letters; null: the letters cannot say it."""
     plan: StagesDocument | None = None
-    """Its stages."""
+    """The plan's stages."""
 
 
 class SolutionDocument(Header):
@@ -252,45 +252,45 @@ class SolutionDocument(Header):
     model_config = ConfigDict(title="piper-ray/solution")
 
     kind: Literal["piper-ray/solution"] = Field(alias="schema")
-    """Which document it is."""
+    """The name of this kind of document."""
     restrictions: RestrictionsDocument
-    """What plans had to keep."""
+    """The restrictions that plans had to keep."""
     options: SolveOptions
     """How the solve could run, and when it could stop."""
     schedule: ScheduleName = ScheduleName.TWO_BW
-    """That which value and bound are of."""
+    """The schedule that the plan and the lower bound are for."""
     chunks: int = 1
-    """Stages on each rank."""
+    """The number of stages on each rank."""
     group: int | None = None
-    """Microbatches that pass through a chunk before the next; null: the least that may."""
+    """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
     step: StepTerms | None = None
-    """Terms of a step, where they are not the usual ones."""
+    """The terms of a step, where they are not the usual ones."""
     status: Status
-    """What is proved."""
+    """What the solve proved."""
     stopped_by: StoppedBy | None
-    """What ended the search before a proof."""
+    """What ended the search before a proof; null: it ended by itself."""
     time_per_sample_s: float | None
-    """Of the plan, for a microbatch."""
+    """The plan's time for a microbatch; null: there is no plan."""
     lower_bound_s: float | None
-    """No plan is faster; null: there is none."""
+    """No plan is faster than this; null: there is no plan."""
     gap: float | None
-    """(time_per_sample_s - lower_bound_s) / time_per_sample_s."""
+    """How far the plan may be from the best: (time_per_sample_s - lower_bound_s) / time_per_sample_s."""
     plan: StagesDocument | None
-    """The best one found."""
+    """The best plan found."""
     evaluation: EvaluationDocument | None
     """What that plan costs."""
     simulated: SimulatedDocument | None = None
-    """That plan, run event by event."""
+    """What a simulation of that plan, event by event, finds."""
     infeasibility: Infeasibility | None
     """Why there is no plan."""
     blocks: BlockStats | None
-    """What merging layers into blocks gave up; null: none were."""
+    """What merging layers into blocks gave up; null: no layers were merged."""
     stats: SolveStats
     """What each step of the solve cost."""
     runtime: RuntimeDocument | None = None
-    """Which runtime it was for; null: for none."""
+    """The runtime that the solve was for; null: for none."""
     alternatives: list[AlternativeDocument] | None = None
-    """The best plans of different degrees and chunks; null: not asked for."""
+    """The best plans of different degrees and chunks; null: they were not asked for."""
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {"plan.schema.json": PlanDocument, "solution.schema.json": SolutionDocument}

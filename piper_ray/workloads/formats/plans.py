@@ -172,7 +172,8 @@ def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults
 
 @dataclass(frozen=True)
 class PlanClaims:
-    """None, or empty, where the document says nothing, as Piper's own says nothing of all this.
+    """What a document claims beside its plan. None or empty: the document does not say it, as Piper's own documents say
+    nothing of all this.
 
     digest, step: of the instance, and the terms of a step, that the rest is of. lower_bound_s: no plan is faster.
     status: "optimal" or "feasible".
@@ -236,7 +237,8 @@ class _Claims(Open):
 
 
 def made_for_another(document: Mapping[str, object], instance: Instance) -> MadeFor | None:
-    """None for a plan of this very instance, and for one that does not say what it is of."""
+    """What the plan was made for; None for a plan of this very instance, and for a plan that does not say what it is
+    of."""
     if not str(document.get("schema", "")).startswith("piper-ray/"):
         return None
     facts = Faults().model(_Facts, document.get("instance"), "instance")
@@ -285,7 +287,7 @@ _OLD_NAMES = (
     ("held_bytes", "blocks", "chunks"),
     ("choices_dropped", "time_per_sample", "time_per_sample_s"),
 )
-"""Of fields of solutions: a field beside it, the name that earlier versions gave it, and its name."""
+"""Fields of solutions that earlier versions named otherwise: a field beside it, the old name, and the name."""
 
 
 def _as_named_now(fields: dict[str, object]) -> dict[str, object]:
@@ -331,7 +333,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """path: of its module in the user's model."""
+    """path: the path of its module in the user's model."""
 
     id: int
     path: str

@@ -171,7 +171,7 @@ def _read_quantities(
 
 
 def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:
-    """From what a document says of it, if anything. path: where its name stands."""
+    """The schedule that a document names; None where it says nothing of one. path: where the name stands."""
     if name is None and chunks is None and group is None:
         return None
     try:
@@ -215,7 +215,7 @@ class TrainedModelTable(Closed):
 
 
 def read_trained_model(value: object, path: str, faults: Faults) -> TrainedModel | None:
-    """None where the file has no such table, or with the faults noted."""
+    """The model that the table describes; None where the file has no such table, and None with the faults noted."""
     table = None if value is None else faults.model(TrainedModelTable, value, path)
     if table is None:
         return None

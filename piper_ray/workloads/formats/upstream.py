@@ -170,7 +170,7 @@ def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> d
 
 
 def _tmpc_document(tmpc: Tmpc, before: Sequence[int], after: Sequence[int]) -> dict[str, object]:
-    """With a figure for every edge of the layer, as upstream's reader wants it."""
+    """The TMPC with a figure for every edge of the layer, as upstream's reader wants it."""
     tables = {
         "forward_sync_bytes": {str(layer): tmpc.forward_sync_bytes.get(layer, 0.0) for layer in before},
         "backward_sync_bytes": {str(layer): tmpc.backward_sync_bytes.get(layer, 0.0) for layer in after},

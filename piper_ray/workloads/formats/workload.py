@@ -180,16 +180,16 @@ def _read_graph(table: Mapping[str, object], layers: Mapping[str, object], fault
 
 
 PATH_NUMBER = re.compile(r"\{([0-9]{1,9})\}")
-"""In the path of a chain: the number of its first layer, from which the others count on."""
+"""The number of a chain's first layer in the chain's path; the other layers count on from it."""
 
 
 @dataclass(frozen=True)
 class Chain:
     """What one entry of [layers] stands for: ``count`` layers of one type, with the ids from ``first_id`` on.
 
-    length: of the whole chain, with what it continues. last_id: of the chain's last layer. before_id: of the
-    layer that it continues; None for a single layer. path: of each layer, or one for all, with {n} for n, n + 1, ...
-    tied: of each layer.
+    length: that of the whole chain, with what it continues. last_id: the id of the chain's last layer. before_id: the
+    id of the layer that it continues; None for a single layer. path: the path of each layer, or one for all, with {n}
+    for n, n + 1, ... tied: the name of each layer's tied weights.
     """
 
     label: str
@@ -204,7 +204,7 @@ class Chain:
     tied: str = ""
 
     def layer_path(self, index: int) -> str:
-        """Of layer number ``index`` (from 0) of the ``count``."""
+        """The path of layer number ``index`` (from 0) of the ``count``."""
         if isinstance(self.path, list):
             return self.path[index]
         return PATH_NUMBER.sub(lambda found: str(int(found[1]) + index), self.path)

@@ -66,18 +66,8 @@ from typing import Annotated
 from pydantic import Discriminator, Field, Tag
 
 from piper_ray.model import limits
+from piper_ray.workloads.formats import fields
 from piper_ray.workloads.formats.faults import MANY, ONE
-from piper_ray.workloads.formats.fields import (
-    DEGREE_WORDS,
-    FIGURE_WORDS,
-    SIZE_WORDS,
-    Closed,
-    Count,
-    Degree,
-    Figure,
-    LayerId,
-    Size,
-)
 
 PREVIOUS = "previous"
 TABLES = ("cluster", "batch", "types", "layers", "graph")
@@ -96,7 +86,7 @@ PATHS = {
     "chunks": "batch.chunks",
     "group": "batch.group",
 }
-"""Where a workload says what it has beside its graph."""
+"""The places where a workload says what it has beside its graph."""
 
 KEYS = frozenset({"base", PATHS["measured_threads"], *TABLES})
 
@@ -106,35 +96,37 @@ def _branch(value: object) -> str:
 
 
 _ONE_OR_MANY = Discriminator(_branch)
-_Times = Annotated[Annotated[Figure, Tag(ONE)] | Annotated[list[Figure], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY]
-_Sizes = Annotated[Annotated[Size, Tag(ONE)] | Annotated[list[Size], Tag(MANY)], _ONE_OR_MANY]
+_Times = Annotated[
+    Annotated[fields.Figure, Tag(ONE)] | Annotated[list[fields.Figure], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
+]
+_Sizes = Annotated[Annotated[fields.Size, Tag(ONE)] | Annotated[list[fields.Size], Tag(MANY)], _ONE_OR_MANY]
 _Texts = Annotated[Annotated[str, Tag(ONE)] | Annotated[list[str], Tag(MANY)], _ONE_OR_MANY]
 _Degrees = Annotated[
-    Annotated[Degree, Tag(ONE)] | Annotated[list[Degree], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
+    Annotated[fields.Degree, Tag(ONE)] | Annotated[list[fields.Degree], Field(min_length=1), Tag(MANY)], _ONE_OR_MANY
 ]
 
 
-TIMES_WORDS = FIGURE_WORDS + " (seconds per sample), or a list of them"
-_SYNC_WORDS = SIZE_WORDS + ", or a list of one for each edge that "
+TIMES_WORDS = fields.FIGURE_WORDS + " (seconds per sample), or a list of them"
+_SYNC_WORDS = fields.SIZE_WORDS + ", or a list of one for each edge that "
 
 
-class Row(Closed):
+class Row(fields.Closed):
     """A TMPC of a layer type, for one degree or for several that have equal figures."""
 
-    t: _Degrees = Field(description=DEGREE_WORDS + ", or a list of them")
+    t: _Degrees = Field(description=fields.DEGREE_WORDS + ", or a list of them")
     id: str = Field(description="a text")
     time_per_sample_s: _Times | None = Field(default=None, alias="time_s", description=TIMES_WORDS)
     forward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     backward_s: _Times | None = Field(default=None, description=TIMES_WORDS)
     weight_s: _Times | None = Field(default=None, description=TIMES_WORDS)
-    weights_bytes: Size = Field(default=0.0, alias="weights")
-    activation_bytes: Size = Field(default=0.0, alias="activation")
-    fixed_bytes: Size = Field(default=0.0, alias="fixed")
+    weights_bytes: fields.Size = Field(default=0.0, alias="weights")
+    activation_bytes: fields.Size = Field(default=0.0, alias="activation")
+    fixed_bytes: fields.Size = Field(default=0.0, alias="fixed")
     forward_sync_bytes: _Sizes = Field(default=0.0, alias="forward_sync", description=_SYNC_WORDS + "arrives")
     backward_sync_bytes: _Sizes = Field(default=0.0, alias="backward_sync", description=_SYNC_WORDS + "leaves")
     recompute: bool | None = Field(default=None, description="true or false")
-    shared_bytes: Size = Field(default=0.0, alias="shared")
-    least_data_parallel_degree: Degree = 1
+    shared_bytes: fields.Size = Field(default=0.0, alias="shared")
+    least_data_parallel_degree: fields.Degree = 1
 
     @property
     def degrees(self) -> tuple[int, ...]:
@@ -150,18 +142,18 @@ TIMES = ("time_per_sample_s", "forward_s", "backward_s", "weight_s")
 """Fields of which each layer of a type may have its own figures."""
 
 
-class LayerType(Closed):
-    """A layer type."""
+class LayerType(fields.Closed):
+    """A type of layers, which layers name."""
 
     name: str | None = Field(default=None, description="a text")
-    inputs: _Sizes = Field(default=0.0, description=SIZE_WORDS + ", or a list of one for each input")
-    experts: Count | None = None
-    key_heads: Count | None = None
+    inputs: _Sizes = Field(default=0.0, description=fields.SIZE_WORDS + ", or a list of one for each input")
+    experts: fields.Count | None = None
+    key_heads: fields.Count | None = None
     predictor: bool = Field(default=False, description="true or false")
     tmpcs: list[Row] = Field(min_length=1, description="a list of at least one TMPC row")
 
 
-class Entry(Closed):
+class Entry(fields.Closed):
     """One entry of [layers]: a layer of a type, or (``continues`` and ``length``) the rest of a chain."""
 
     type: str | None = Field(default=None, description="the key of a layer type")
@@ -170,28 +162,28 @@ class Entry(Closed):
         default=None, ge=1, le=limits.LAYERS, description=f"a whole number from 1 to {limits.LAYERS}"
     )
     inputs: list[str] | None = Field(default=None, description="a list of labels of layers")
-    id: LayerId | None = None
+    id: fields.LayerId | None = None
     path: _Texts = Field(default="", description="a text, or a list of one for each layer")
     tied: str = Field(default="", description="a text")
 
 
-class DrawnEdge(Closed):
+class DrawnEdge(fields.Closed):
     """An edge between the last layers of two entries, with its cost."""
 
     source: str = Field(alias="from", description="a label of [layers]")
     target: str = Field(alias="to", description="a label of [layers]")
-    cost_bytes: Size = Field(alias="bytes", description=SIZE_WORDS)
+    cost_bytes: fields.Size = Field(alias="bytes", description=fields.SIZE_WORDS)
 
 
-class DrawnTensor(Closed):
+class DrawnTensor(fields.Closed):
     """A tensor with the last layers of some entries as its ends."""
 
     layers: list[str] = Field(description="a list of labels of [layers]")
-    forward: Size = 0.0
-    backward: Size = 0.0
+    forward: fields.Size = 0.0
+    backward: fields.Size = 0.0
 
 
-class GraphTable(Closed):
+class GraphTable(fields.Closed):
     """The [graph] table: what it draws beside the layers' inputs."""
 
     edges: list[DrawnEdge] = Field(default=[], description="a list of edges")

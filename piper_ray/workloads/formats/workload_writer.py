@@ -76,8 +76,8 @@ def _surroundings(instance: Instance) -> Iterator[str]:
 class _Graph:
     """Neighbours in the order of the edges.
 
-    tensor_ends: layers that a tensor names; so they need a label of their own. tied: of each layer.
-    grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
+    tensor_ends: layers that a tensor names; so they need a label of their own. tied: the name of each layer's tied
+    weights. grouped: the edges come in the order of the layers that they go to, so that ``inputs`` can say them all;
     otherwise they are listed one by one.
     """
 

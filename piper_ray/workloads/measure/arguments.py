@@ -13,11 +13,11 @@ PARAMETERS = {
     "arg": "arguments_of_model",
     "input": "inputs",
 }
-"""Of functions that follow a user's model, by their commands' options where these have other names."""
+"""The parameters of functions that follow a user's model, by the options of their commands that have other names."""
 
 
 def parse_argument(text: str) -> tuple[str, object]:
-    """``layers=12``: a Python literal, or else text. Raises UsageError."""
+    """The name and the value of ``layers=12``: a Python literal, or else text. Raises UsageError."""
     key, found, value = text.partition("=")
     if not found or not key.isidentifier():
         raise UsageError(f"--arg {text}: expected KEY=VALUE, such as layers=12")

@@ -1,8 +1,8 @@
 """From measured layers to an instance that can be planned, with the ways to run each layer on t devices.
 
-A way is as measured at t = 1 or on a shard, or else estimated. What t devices tell each other is never measured here:
-it is a ring's all-reduce by the table of hardware, as Megatron (Shoeybi et al. 2019) needs it: for every two divided
-matrices one of the outputs in the forward pass and one of the inputs' gradients in the backward pass.
+A way is measured at t = 1 or on a shard, or else it is estimated. What t devices tell each other is never measured
+here: it is a ring's all-reduce by the table of hardware, as Megatron (Shoeybi et al. 2019) needs it. Every two divided
+matrices need one all-reduce of the outputs in the forward pass and one of the inputs' gradients in the backward pass.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured:
 class ProfileTarget:
     """What the layers are to run on, before any memory is set aside.
 
-    gpu: whose links t devices use; None where only t = 1 is wanted.
+    gpu: the GPU whose links t devices use; None where only t = 1 is wanted.
     """
 
     cluster: Cluster
@@ -55,7 +55,7 @@ def instance_of(
     shards: Mapping[int, Sequence[Measured] | None],
     target: ProfileTarget,
 ) -> tuple[Instance, float]:
-    """The workload, and the bytes set aside of each device's memory for recomputing one layer.
+    """The workload, and the bytes of each device's memory that are set aside for recomputing one layer.
 
     shards: for each degree above 1 the layers of a shard, or None where they are to be estimated. Raises UsageError
     if memory is not enough for that.
@@ -106,7 +106,7 @@ def _ways_of(
 
 
 def _tied(layers: Sequence[Measured]) -> dict[int, str]:
-    """Of the layers that have a parameter in common with others its name, as the first of them calls it."""
+    """For each layer that has a parameter in common with others the parameter's name, as the first of them calls it."""
     owners: dict[int, tuple[str, list[int]]] = {}
     for index, measured in enumerate(layers):
         for name, parameter in measured.layer.module.named_parameters():
@@ -120,7 +120,7 @@ def _tied(layers: Sequence[Measured]) -> dict[int, str]:
 
 
 def _sent_bytes(layers: Sequence[Measured]) -> dict[tuple[int, int], float]:
-    """Bytes of each edge, by (source, target), targets ascending.
+    """The bytes of each edge, by (source, target), in the order of the targets.
 
     A tensor without gradient goes one way only, where c is charged for both.
     """
@@ -170,7 +170,8 @@ def _setting(target: ProfileTarget, largest: int) -> Setting:
 class Way:
     """One way to run a layer: what becomes a TMPC.
 
-    forward_s: of time_s, before the backward pass. transient_bytes: needed besides, once, while it is recomputed.
+    forward_s: the part of time_s before the backward pass. transient_bytes: what is needed besides, once, while the
+    layer is recomputed.
     """
 
     id: str
@@ -185,12 +186,12 @@ class Way:
 
 
 def measured_ways(figures: LayerFigures, training: Training) -> Iterator[Way]:
-    """At t = 1."""
+    """The ways to run a layer at t = 1, as measured."""
     yield from _ways(figures, figures.parameters, training, 1, "", 1.0, (0.0, 0.0))
 
 
 def shard_ways(shard: LayerFigures, whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
-    """From the figures of one of ``degree`` shards; ``whole``: of the same layer undivided."""
+    """The ways by the figures of one of ``degree`` shards. whole: the figures of the same layer undivided."""
     matrices = [held.shape for held in whole.parameters if _is_matrix(held)]
     divided = sum(held.shape not in matrices for held in shard.parameters if _is_matrix(held))
     exchange_s = _exchange_s(shard, divided, degree, gpu)
@@ -198,7 +199,8 @@ def shard_ways(shard: LayerFigures, whole: LayerFigures, degree: int, training: 
 
 
 def estimated_ways(whole: LayerFigures, degree: int, training: Training, gpu: Gpu) -> Iterator[Way]:
-    """As if matrices with a side that t divides were divided, and with them the time; the rest each device has."""
+    """The ways if the matrices with a side that t divides were divided, and with them the time. Each device has all of
+    the rest."""
     held = [
         Resident((one.numbers // degree,), one.number_bytes, one.trainable) if _is_divisible(one, degree) else one
         for one in whole.parameters
@@ -217,7 +219,8 @@ def _ways(
     share: float,
     exchange_s: tuple[float, float],
 ) -> Iterator[Way]:
-    """share: of the measured time and activations, the layer's inputs apart. exchange_s: forward and backward."""
+    """share: what each device has of the measured time and activations, the layer's inputs apart. exchange_s: the times
+    of the exchanges in the forward and the backward pass."""
     kept, gradients, state = figures.kept, _gradient_bytes(held, training), _state_bytes(held, training)
     saved = kept.saved_inputs + (kept.saved - kept.saved_inputs) * share
     forward_s, backward_s = exchange_s
@@ -252,12 +255,13 @@ def _gradient_bytes(held: Sequence[Resident], training: Training) -> float:
 
 
 def _gradient_number_bytes(held: Resident, training: Training) -> float:
-    """Of half precision they are summed as ``training`` says, of full precision as they are."""
+    """Gradients of half precision are summed as ``training`` says, those of full precision as they are."""
     return held.number_bytes if held.number_bytes >= _FULL_PRECISION_BYTES else training.gradient_bytes
 
 
 def _state_bytes(held: Sequence[Resident], training: Training) -> float:
-    """Parameters as they are, gradients and optimizer state; parameters in full precision need no copy in it."""
+    """The bytes of parameters as they are, of gradients and of optimizer state, which holds no copy of parameters that
+    have full precision already."""
     total = 0.0
     for one in held:
         each = float(one.number_bytes)

@@ -31,7 +31,7 @@ _INTEGERS = {"int64": torch.int64, "int32": torch.int32, "bool": torch.bool}
 
 @dataclass(frozen=True)
 class Declared:
-    """A random input. shape: of a sample; below: integers are less than that."""
+    """A random input. shape: the shape of a sample. below: integers are less than this."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -44,7 +44,7 @@ class Declared:
 
 
 def parse_input(text: str) -> Declared:
-    """Raises UsageError."""
+    """The input that a text declares. Raises UsageError."""
     shape, _, rest = text.partition(":")
     dtype, _, limit = rest.partition(":")
     dtypes = _FLOATS | _INTEGERS
@@ -82,15 +82,15 @@ _TENSOR_PARALLEL, _MICROBATCH = "tensor_parallel", "microbatch"
 
 
 Inputs = tuple[tuple[object, ...], dict[str, object]]
-"""Of one call of a model: (args, kwargs)."""
+"""What one call of a model takes: (args, kwargs)."""
 
 
 @dataclass(frozen=True)
 class TrainableModel:
     """A model in training mode with one microbatch of inputs, both on the device.
 
-    loss: of what the model returns and its inputs, ``loss(output, *args, **kwargs)``; None: the factory gives none.
-    further: gives the microbatches after the first; None: the factory has no others.
+    loss: the function of what the model returns and of its inputs, ``loss(output, *args, **kwargs)``; None: the factory
+    gives none. further: what gives the microbatches after the first; None: the factory has no others.
     """
 
     module: torch.nn.Module
@@ -101,7 +101,7 @@ class TrainableModel:
 
 @dataclass(frozen=True)
 class Factory:
-    """``spec`` as the user wrote it; ``path`` of the file that has it, if it is in one."""
+    """spec: the factory as the user wrote it. path: the file that has it; None where it is in no file."""
 
     spec: str
     call: Callable[..., object]
@@ -148,11 +148,12 @@ class Factory:
             raise InputError(self.spec, [Fault("", f"{words_of(error)}; expected parameters with data")]) from error
 
     def fitted(self, given: object, microbatch: int) -> Inputs:
-        """What the factory gave as inputs, with so many samples. Raises InputError where that cannot be done."""
+        """The factory's inputs, cut or repeated to ``microbatch`` samples. Raises InputError where that cannot be
+        done."""
         return _fitted(self.spec, as_call(given), microbatch, takes_microbatch=_MICROBATCH in _parameters(self.call))
 
     def next_of(self, further: Iterator[object]) -> object:
-        """The next microbatch of the factory's own. Raises InputError where there is none, or none can be made."""
+        """The next of the factory's own microbatches. Raises InputError where there is none, or none can be made."""
         try:
             return next(further)
         except StopIteration:
@@ -241,7 +242,7 @@ def _parameters(call: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
 
 
 def as_call(given: object) -> Inputs:
-    """A tuple or list by position, a mapping by name, anything else as the only one."""
+    """Inputs as a call takes them: a tuple or list by position, a mapping by name, anything else as the only one."""
     if isinstance(given, Mapping):
         return (), dict(given)
     if isinstance(given, (tuple, list)):

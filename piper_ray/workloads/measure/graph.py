@@ -1,4 +1,5 @@
-"""From a traced pass to layers: it is cut where a layer's module is called, and what is between joins the layer before.
+"""From a traced pass to layers: the pass is cut where a layer's module is called; what lies between joins the layer
+before it.
 
 Numbers of layers go up along the pass: a call of a layer's module takes the next number, everything else the largest of
 what it reads. So every edge goes from a smaller number to a larger one, and the layers are a directed acyclic graph.
@@ -31,7 +32,8 @@ _CONTAINERS = (
 
 @dataclass(frozen=True)
 class ModuleChoice:
-    """Paths of modules. layers: each call of one starts a layer; leaves: those, and what else is not looked into."""
+    """Paths of modules. layers: modules of which each call starts a layer. leaves: these, and all others that are not
+    looked into."""
 
     layers: frozenset[str]
     leaves: frozenset[str]
@@ -68,7 +70,8 @@ def _same_depth(path: str, pattern: str) -> bool:
 
 
 def _own_layers(module: nn.Module, path: str) -> list[str]:
-    """Children that are no containers and hold no stack of blocks, from the top; of torch.nn's, those with parameters.
+    """The children that are no containers and hold no stack of blocks, from the top. Those of torch.nn's need
+    parameters.
 
     So the items of ``ModuleList([Block, ...])`` and of ``Sequential(Block, ...)`` are layers, however they are nested,
     a block's own parts are not, and activations and the like go with the layer before them.
@@ -113,7 +116,7 @@ class Source:
 class TracedLayer:
     """A layer as a module of its own, with example inputs.
 
-    path: of the module it was cut at. ``module(*inputs)`` gives a tuple of ``outputs`` tensors.
+    path: the path of the module it was cut at. ``module(*inputs)`` gives a tuple of ``outputs`` tensors.
     """
 
     path: str
@@ -128,8 +131,8 @@ class TracedLayer:
 class TracedModel:
     """A model as its layers, in the order of the pass.
 
-    outputs: where the tensors come from that it returns; None: from no layer, and from no input as it is.
-    result: what it returns, with a ``Slot`` for each of them.
+    outputs: where each tensor that the model returns comes from; None: from no layer, and from no input as it is.
+    result: what the model returns, with a ``Slot`` in place of each tensor.
     """
 
     layers: list[TracedLayer]
@@ -181,7 +184,7 @@ def _is_layer(node: fx.Node, choice: ModuleChoice) -> bool:
 
 
 def _numbers(graph: fx.Graph, choice: ModuleChoice) -> dict[fx.Node, int]:
-    """The layer of each node that needs one; what depends on the model's inputs alone has none."""
+    """The layer of each node that needs one. A node that depends on the model's inputs alone has none."""
     number: dict[fx.Node, int] = {}
     count = 0
     for node in graph.nodes:
@@ -195,7 +198,7 @@ def _numbers(graph: fx.Graph, choice: ModuleChoice) -> dict[fx.Node, int]:
 
 
 def _outputs(number: Mapping[fx.Node, int], count: int) -> list[list[fx.Node]]:
-    """Of each layer, the nodes that other layers, or the model's caller, get."""
+    """The nodes of each layer that other layers, or the model's caller, get."""
     outputs: list[list[fx.Node]] = [[] for _ in range(count)]
     for node, layer in number.items():
         if any(user.op == "output" or number.get(user, layer) != layer for user in node.users):
@@ -238,9 +241,9 @@ _POSITIONS = ("idx", "index", "layer_id", "layer_number")
 def signature_of(layer: TracedLayer, gradients: Iterable[bool]) -> str:
     """A hash that equal layers share. gradients: for each input, whether its gradient is asked for.
 
-    It has the types of modules, their settings (attributes that are plain values, but not those that say which layer
-    it is), shapes and types of parameters and inputs, and the operations with their constants. Values of tensors are
-    not in it, nor is what a module keeps in other objects.
+    It covers the types of modules, their settings (attributes that are plain values, but not those that say which layer
+    it is), shapes and types of parameters and inputs, and the operations with their constants. It covers neither the
+    values of tensors nor what a module keeps in other objects.
     """
     number = {node: index for index, node in enumerate(layer.module.graph.nodes)}
     inputs = [[*_shape(tensor), bool(wanted)] for tensor, wanted in zip(layer.inputs, gradients, strict=True)]
@@ -268,7 +271,7 @@ def _target(root: fx.GraphModule, node: fx.Node) -> object:
 
 
 def _module(module: torch.nn.Module) -> list[object]:
-    """Type, settings and tensors of a module and all in it."""
+    """The type, settings and tensors of a module and of all modules in it."""
     return [
         [
             path,
@@ -290,5 +293,5 @@ def _is_setting(key: str, value: object) -> bool:
 
 
 def _constants(arguments: Any, number: dict[fx.Node, int]) -> str:
-    """The arguments with the nodes in them by number."""
+    """The arguments as a text, in which each node is its number."""
     return repr(fx.node.map_arg(arguments, lambda node: f"%{number[node]}"))

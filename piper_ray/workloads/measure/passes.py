@@ -21,7 +21,7 @@ from piper_ray.workloads.measure.graph import TracedLayer
 
 @dataclass(frozen=True)
 class MeasuredPasses:
-    """Seconds per microbatch, medians. spread_s: from the first to the third quartile of forward and backward."""
+    """Medians, in seconds per microbatch. spread_s: from the first to the third quartile of both passes together."""
 
     forward_s: float
     backward_s: float
@@ -37,7 +37,7 @@ class MeasuredPasses:
 
 @dataclass(frozen=True)
 class Repeats:
-    """warm_up: passes before the ``count`` that are measured."""
+    """count: the passes that are measured. warm_up: the passes before them."""
 
     count: int
     warm_up: int
@@ -48,7 +48,7 @@ Clock = Callable[[], Callable[[], float]]
 
 
 def clock_of(device: torch.device) -> Clock:
-    """Events of the GPU's own stream, or this machine's clock."""
+    """A clock by events of the GPU's own stream, or else this machine's clock."""
     if device.type != "cuda":
         return _cpu_clock
     stream = torch.cuda.current_stream(device)
@@ -85,10 +85,10 @@ def leaves_of(inputs: Sequence[torch.Tensor], gradients: Sequence[bool]) -> tupl
 def passes_of(
     layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock, *, recompute: bool
 ) -> tuple[MeasuredPasses, MeasuredPasses | None]:
-    """Time forward and backward passes; the second, if ``recompute``, where the forward pass keeps its inputs only.
+    """The times of a layer's passes; and, with ``recompute``, their times where the forward pass keeps only its inputs.
 
-    Both are done in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
-    those there, as pipelines do with microbatches.
+    Both kinds are run in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
+    those that are there, as pipelines do with microbatches.
     """
 
     def run_again(*given: torch.Tensor) -> Any:
@@ -141,7 +141,7 @@ def _once(layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool]
 
 @dataclass(frozen=True)
 class Resident:
-    """A parameter or buffer. number_bytes: of each of its numbers."""
+    """A parameter or buffer. number_bytes: the bytes of each of its numbers."""
 
     shape: tuple[int, ...]
     number_bytes: int
@@ -154,9 +154,10 @@ class Resident:
 
 @dataclass(frozen=True)
 class Kept:
-    """Bytes for each microbatch. saved: without recomputation; of it ``saved_inputs`` are the layer's inputs.
+    """The bytes that a layer keeps for each microbatch. Each storage counts once, with its whole size.
 
-    inputs: all that recomputation needs. Each storage counts once, with its whole size.
+    saved: what it keeps without recomputation. saved_inputs: the part of it that is the layer's inputs. inputs: all
+    that recomputation needs.
     """
 
     saved: int

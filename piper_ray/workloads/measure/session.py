@@ -29,14 +29,14 @@ _MICROBATCHES = 32
 _BYTES_PER_S = 25e9
 
 Progress = Callable[[int, int, str], None]
-"""Layers done, layers in all, and the layer that comes next."""
+"""What is called with the layers done, the layers in all, and the path of the layer that comes next."""
 
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """What is to be profiled besides the model. None: what this machine has, or what ``Profile`` says of it.
+    """How a model is to be profiled, and for which cluster. What is None is as this machine has it (``target_of``).
 
-    microbatch: samples. layers: patterns of module paths. degrees: of tensor parallelism, above 1. batch: samples.
+    microbatch, batch: in samples. layers: patterns of module paths. degrees: tensor-parallel degrees above 1.
     """
 
     microbatch: int
@@ -54,9 +54,10 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class Profile:
-    """An instance with what it was made from. shards: by degree; None where estimated.
+    """An instance with what it was made from. shards: the layers of a shard by degree; None where they are estimated.
 
-    parameters: of the model, each once; unused: of them, in no layer. load: of the machine before it began.
+    parameters: the numbers in the model's parameters, each parameter once. unused: how many of them are in no layer.
+    load: the machine's load before the profile began.
     """
 
     instance: Instance
@@ -90,8 +91,9 @@ def device_name(device: torch.device) -> str:
 
 @contextmanager
 def threads_of_a_rank(request: ProfileRequest) -> Iterator[None]:
-    """On a CPU torch computes with as many threads as a rank of ``run`` gets: the cores are shared out among the
-    devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module says."""
+    """A context in which torch computes on a CPU with as many threads as a rank of ``run`` gets: the cores are shared
+    out among the devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module
+    says."""
     before = torch.get_num_threads()
     if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(before, share_of_cores(request.devices or 1)))
@@ -102,7 +104,7 @@ def threads_of_a_rank(request: ProfileRequest) -> Iterator[None]:
 
 
 def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
-    """The file of partial figures: of this model, of these settings, on this machine."""
+    """The file of partial figures for this model with these settings on this machine."""
     source = None if factory.path is None else hashlib.sha256(factory.path.read_bytes()).hexdigest()
     return Store(
         path,
@@ -252,7 +254,7 @@ def _memory_bytes(device: torch.device) -> float:
 
 
 def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
-    """The table's GPU that the driver names."""
+    """The GPU of the table that the driver's name is for; None where there is none."""
     if device.type != "cuda":
         return None
     key = find_gpu(torch.cuda.get_device_name(device), hardware.gpus)
@@ -260,7 +262,7 @@ def _recognised(hardware: Hardware, device: torch.device) -> Gpu | None:
 
 
 def _check_shard(spec: str, degree: int, layers: Sequence[TracedLayer], whole: Sequence[TracedLayer]) -> None:
-    """Shards are matched with the whole model's layers one by one."""
+    """Raises InputError unless a shard's layers match those of the whole model one by one."""
     if [(layer.path, layer.sources) for layer in layers] != [(layer.path, layer.sources) for layer in whole]:
         what = f"{len(layers)} layers that are not those of the whole model, which has {len(whole)}"
         fault = Fault(f"tensor_parallel={degree}", f"{what}; expected the same modules in the same order")

@@ -16,11 +16,11 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """All that is measured of one layer. recomputed: None where recomputation saves nothing or the layer
-    overwrites its inputs.
+    """All that is measured of one layer.
 
-    output_gradients: which of its outputs have gradients. output_bytes: of each. input_gradient_bytes: of all inputs
-    together that have gradients.
+    recomputed: None where recomputation saves nothing or the layer overwrites its inputs. output_gradients: whether
+    each of its outputs has a gradient. output_bytes: the bytes of each output. input_gradient_bytes: the bytes of all
+    inputs that have gradients together.
     """
 
     plain: MeasuredPasses
@@ -48,14 +48,15 @@ class Store:
         return self._figures.get(signature)
 
     def start(self) -> None:
-        """An empty file. Raises UsageError if it cannot be written."""
+        """Write an empty file. Raises UsageError if it cannot be written."""
         try:
             self.path.write_text(json.dumps(self._head) + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{self.path}: cannot be written: {error.strerror or error}") from error
 
     def resume(self) -> None:
-        """What the file has, less a last line that was cut short. Raises UsageError if it is of another profile."""
+        """Take what the file has, without a last line that was cut short. Raises UsageError if it is of another
+        profile."""
         try:
             lines = self.path.read_text(encoding="utf-8").splitlines()
             head = json.loads(lines[0])
@@ -83,7 +84,7 @@ class Store:
         self.path.unlink(missing_ok=True)
 
     def _rewrite(self) -> None:
-        """So that nothing is appended to a line that was cut short."""
+        """Write the file anew, so that nothing is appended to a line that was cut short."""
         self.start()
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(_line(signature, figures) for signature, figures in self._figures.items())
@@ -94,7 +95,7 @@ def _line(signature: str, figures: LayerFigures) -> str:
 
 
 def _read(line: str) -> tuple[str, LayerFigures] | None:
-    """None for a line that was cut short."""
+    """The entry of a line; None for a line that was cut short."""
     from pydantic import TypeAdapter
 
     try:

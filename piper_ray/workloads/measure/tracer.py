@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.d
 
 @dataclass(frozen=True)
 class Slot:
-    """Stands for the tensor of this number, of those that a model returns."""
+    """What stands for one of the tensors that a model returns: the one with this number."""
 
     index: int
 
@@ -39,7 +39,10 @@ class Unusable(Exception):
 
 
 class ValueTracer(fx.Tracer):
-    """values: of each node that has a tensor, or an object with tensors in it. Leaves are those of ``leaves``."""
+    """A tracer that computes what it follows. leaves: the modules that it does not look into.
+
+    values: the value of each node that has a tensor, or an object with tensors in it.
+    """
 
     def __init__(self, model: TrainableModel, leaves: Collection[str]) -> None:
         super().__init__()
@@ -88,7 +91,8 @@ class ValueTracer(fx.Tracer):
         return attr_val if self._running else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Any:
-        """Also does what the node stands for. Gives the value itself where no tensor is in it."""
+        """The proxy of a node, once what the node stands for is done. Where no tensor is in its value: the value
+        itself."""
         proxy = super().create_proxy(kind, target, args, kwargs, *rest, **options)
         value = self._value(kind, target, *self._known((args, kwargs)))
         return self._as_seen(proxy, value)
@@ -113,7 +117,7 @@ class ValueTracer(fx.Tracer):
             self._running = False
 
     def _as_seen(self, proxy: fx.Proxy, value: Any) -> Any:
-        """What the code that is followed gets: containers as such, with proxies of their items in them."""
+        """What the code that is followed gets: containers stay containers, with proxies of their items in them."""
         if isinstance(value, _PLAIN):
             self.graph.erase_node(proxy.node)
             return value
@@ -224,7 +228,8 @@ def with_tensors(result: object, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], object]) -> object:
-    """In the order of ``proxies_in``; objects that hold tensors are copied, as they are shared by all microbatches."""
+    """The value with each leaf changed, in the order of ``proxies_in``. Objects that hold tensors are copied, because
+    all microbatches share them."""
 
     def mapped(leaf: Any) -> object:
         changed = change(leaf)
@@ -246,5 +251,5 @@ def attribute(root: torch.nn.Module, path: str) -> Any:
 
 
 def _like(value: tuple[Any, ...], items: list[Any]) -> Any:
-    """A tuple, or a tuple with names as ``value`` has."""
+    """The items as a tuple, with names where ``value`` has names."""
     return type(value)(*items) if hasattr(value, "_fields") else tuple(items)

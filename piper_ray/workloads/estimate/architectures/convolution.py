@@ -35,7 +35,7 @@ PICTURE = "2 b y x o"
 _KEPT = (KeptBytes(PICTURE, Split.WHOLE),)
 _NONE: Mapping[str, int] = {}
 _Shape = tuple[int, int, int]
-"""Height, width, channels."""
+"""The height, the width and the channels."""
 
 
 class Network:

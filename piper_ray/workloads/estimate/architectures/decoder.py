@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from piper_ray.workloads.estimate import operators
 from piper_ray.workloads.estimate.architectures import experts, state_space
 from piper_ray.workloads.estimate.architectures.layers import (
     HIDDEN,
@@ -29,18 +30,6 @@ from piper_ray.workloads.estimate.architectures.layers import (
 )
 from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
 from piper_ray.workloads.estimate.families import Count, Family, Layers, Microbatch, legend
-from piper_ray.workloads.estimate.operators import (
-    Architecture,
-    Exchange,
-    KeptBytes,
-    LayerKind,
-    LayerNode,
-    Operator,
-    Product,
-    Split,
-    chain,
-    stack,
-)
 from piper_ray.workloads.formats.faults import Faults
 
 
@@ -57,8 +46,9 @@ class DecoderPaths:
 class Rules(BlockStyle):
     """What is the same in all layers of a decoder, and what is around them. Defaults are Llama's.
 
-    parallel_norms: of a layer that runs attention and feed-forward part side by side; 0 for one after the other.
-    positions: learned ones, 0 for none. head_bias: of the vocabulary projection. embedding_norm: after the embedding.
+    parallel_norms: the norms of a layer that runs attention and feed-forward part side by side; 0: one runs after the
+    other. positions: learned ones, 0 for none. head_bias: whether the vocabulary projection has a bias. embedding_norm:
+    whether a norm follows the embedding.
     """
 
     norm: str = "h"
@@ -119,7 +109,7 @@ class DecoderConfig(RowConfig):
 
     @property
     def inner(self) -> int:
-        """Of the dense feed-forward part."""
+        """The width of the dense feed-forward part."""
         return int(self.named("inner"))
 
     @property
@@ -128,7 +118,7 @@ class DecoderConfig(RowConfig):
         return bool(self.named("tied"))
 
     def rules(self) -> Rules:
-        """Those of all its layers."""
+        """The rules of all its layers."""
         return self.rules_of(Rules, paths=DecoderPaths(**self.row["paths"]))
 
     def mixing(self, layer: int) -> Described | None:
@@ -167,25 +157,27 @@ class DecoderConfig(RowConfig):
 class Decoder:
     """A decoder's layers at a given microbatch. predictors: of further tokens."""
 
-    embedding: LayerKind
-    layers: Sequence[LayerKind]
-    predictors: Sequence[LayerKind]
-    head: LayerKind
+    embedding: operators.LayerKind
+    layers: Sequence[operators.LayerKind]
+    predictors: Sequence[operators.LayerKind]
+    head: operators.LayerKind
     paths: DecoderPaths
 
     @property
-    def nodes(self) -> tuple[LayerNode, ...]:
+    def nodes(self) -> tuple[operators.LayerNode, ...]:
         """Embedding, layers, head, one after the other."""
-        return chain(LayerNode(self.embedding, path=self.paths.embedding), *self.after_embedding(self.paths))
+        return operators.chain(
+            operators.LayerNode(self.embedding, path=self.paths.embedding), *self.after_embedding(self.paths)
+        )
 
-    def after_embedding(self, paths: DecoderPaths) -> list[LayerNode]:
+    def after_embedding(self, paths: DecoderPaths) -> list[operators.LayerNode]:
         """All but the embedding, to be chained."""
         count = len(self.layers)
         further = [
-            LayerNode(kind, path=f"{paths.layers}.{count + index}", predictor=True)
+            operators.LayerNode(kind, path=f"{paths.layers}.{count + index}", predictor=True)
             for index, kind in enumerate(self.predictors)
         ]
-        return [*stack(self.layers, paths.layers), *further, LayerNode(self.head, path=paths.head)]
+        return [*operators.stack(self.layers, paths.layers), *further, operators.LayerNode(self.head, path=paths.head)]
 
 
 def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
@@ -215,18 +207,18 @@ def decoder_of(config: DecoderConfig, microbatch: Microbatch) -> Decoder:
     )
 
 
-def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind:
+def _predictor(layer: operators.LayerKind, style: BlockStyle, predicted: int) -> operators.LayerKind:
     """One more layer, on the states of the last one and the embeddings of the next tokens; it hands both states on.
 
     predicted: tokens that each one predicts from here on. Embedding and projection are those of the model.
     """
-    joined = Operator(
+    joined = operators.Operator(
         "states and next tokens",
-        (Product("s b", "h", "2 h", divided="columns"),),
+        (operators.Product("s b", "h", "2 h", divided="columns"),),
         "4 s b h",
         "6 s b h",
         parameters="2 h h",
-        saved=(KeptBytes("4 s b h", Split.SEQUENCE),),
+        saved=(operators.KeptBytes("4 s b h", operators.Split.SEQUENCE),),
     )
     embedded = embedding_kind(layer.symbols, style).operators
     return replace(
@@ -244,17 +236,21 @@ def _predictor(layer: LayerKind, style: BlockStyle, predicted: int) -> LayerKind
         ),
         output="2 M s b h",
         checkpoint="2 M s b h",
-        exchanges=(Exchange("embedding", HIDDEN, backward=0.0), all_reduce("states and next tokens"), *layer.exchanges),
+        exchanges=(
+            operators.Exchange("embedding", HIDDEN, backward=0.0),
+            all_reduce("states and next tokens"),
+            *layer.exchanges,
+        ),
         tied="V h",
     )
 
 
-def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build(config: DecoderConfig, microbatch: Microbatch, name: str) -> operators.Architecture:
     """Embedding, layers, head, one after the other."""
-    return Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), legend("all"))
+    return operators.Architecture(name, decoder_of(config, microbatch).nodes, sequences_text(microbatch), legend("all"))
 
 
 FAMILIES = {name: Family(config_of(DecoderConfig, "decoders", name), build) for name in table()["decoders"]}
 
 USUAL = Family(config_of(DecoderConfig, "bases", "usual"), build)
-"""Of a ``model_type`` that we do not know."""
+"""The family of a ``model_type`` that we do not know."""

@@ -9,15 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_ray.workloads.estimate.architectures.layers import (
-    HIDDEN,
-    BlockStyle,
-    Part,
-    Symbols,
-    activation,
-    all_reduce,
-    feed_forward,
-)
+from piper_ray.workloads.estimate.architectures import layers
 from piper_ray.workloads.estimate.operators import (
     Exchange,
     KeptBytes,
@@ -34,8 +26,8 @@ _SHARED = ("shared_experts", *_WHOLE)
 experts' activation function, all of it, and the shared experts."""
 
 
-_TO_EXPERTS = Exchange("experts", HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
-"""To the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
+_TO_EXPERTS = Exchange("experts", layers.HIDDEN, expert_bytes="4 s b e h", again=_WHOLE)
+"""The way of tokens to the experts and back: two all-to-alls, or one all-reduce without sequence parallelism."""
 
 
 @dataclass(frozen=True)
@@ -53,22 +45,24 @@ class Experts:
     bias: bool = False
     word: str = "experts"
 
-    def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
+    def part(self, style: layers.BlockStyle, symbols: layers.Symbols) -> layers.Part:  # noqa: ARG002
         own = {"E": self.count, "e": self.per_token, "m": self.inner, "S": self.shared}
         operators, exchanges = list[Operator](), [_TO_EXPERTS]
         if self.shared:
-            feeding = feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, again=_SHARED)
+            feeding = layers.feed_forward(replace(style, inner_bias=self.bias), "S", input_saved=False, again=_SHARED)
             operators += [replace(part, name=f"shared expert: {part.name}") for part in feeding]
-            exchanges.append(all_reduce("shared experts", _SHARED))
+            exchanges.append(layers.all_reduce("shared experts", _SHARED))
         if self.shared_gate:
             # How much of the shared experts' word each token takes (Qwen2-MoE).
             gate = linear("shared expert: gate", "1", "h", "tokens", "h", kept_again=_SHARED, again=_SHARED)
             operators.append(replace(gate, forward_bytes="4 s b h", backward_bytes="6 s b h"))
         operators += routed(style, self)
-        return Part("feed-forward", tuple(operators), tuple(exchanges), (self.count,), symbols=own, norm_again=_NORM)
+        return layers.Part(
+            "feed-forward", tuple(operators), tuple(exchanges), (self.count,), symbols=own, norm_again=_NORM
+        )
 
 
-def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
+def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
     """Router, tokens sorted by expert, the experts' products, and the weighted sum of what they say.
 
     Of each token and expert the router keeps 19 bytes: probabilities and those of the balance's loss in fp32, the
@@ -98,7 +92,7 @@ def routed(style: BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             parameters="2 h m E + 2 m E" if experts.bias else "2 h m E",
             again=_WHOLE,
         ),
-        activation("experts' activation function", "s b e m", True, kept_again=_WHOLE, again=cheap),
+        layers.activation("experts' activation function", "s b e m", True, kept_again=_WHOLE, again=cheap),
         Operator(
             "experts out",
             (Product("s b e / E", "h", "m", "E", divided="count"),),

@@ -43,20 +43,20 @@ HIDDEN = "2 s b h"
 Symbols = Mapping[str, float]
 
 Norms = Literal["before", "after", "both"]
-"""Of a part: before it, as most have; after it (OLMo 2); both (Gemma 2)."""
+"""Where the norms of a part stand: before it, as in most models; after it (OLMo 2); or both (Gemma 2)."""
 
 
 @dataclass(frozen=True)
 class BlockStyle:
     """How the layers of a model are made.
 
-    fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the
-    outputs of norms and activation functions again. Otherwise it is that of Korthikanti et al.: the attention core.
-    norm: parameters of one norm of width h. query_bias: of queries, keys and values, but of keys only with key_bias;
-    output_bias: of attention's output; inner_bias: of the feed-forward part, in and out. gated: SwiGLU and the like,
-    with two inner projections.
-    query_norm: parameters of the norms of queries and keys, "" where they have none. window: a sliding one. sinks: a
-    learned one for each head. gate: of attention's output, as wide as the queries.
+    fused: attention as one kernel that keeps no scores (FlashAttention); selective recomputation then makes the outputs
+    of norms and activation functions again. Otherwise it is that of Korthikanti et al.: the attention core. norm:
+    parameters of one norm of width h. query_bias: whether queries, keys and values have biases, but keys only with
+    key_bias. output_bias: whether attention's output has one. inner_bias: whether the feed-forward part has them, in
+    and out. gated: SwiGLU and the like, with two inner projections. query_norm: parameters of the norms of queries and
+    keys, "" where they have none. window: a sliding one. sinks: a learned one for each head. gate: of attention's
+    output, as wide as the queries.
     """
 
     fused: bool = True
@@ -108,9 +108,10 @@ class Described(Protocol):
 
 @dataclass(frozen=True)
 class Attention:
-    """Attention of heads that share keys and values in groups. window: of how many tokens each sees, None for all.
+    """Attention of heads that share keys and values in groups. window: how many tokens each sees, None for all.
 
-    sinks: a learned one for each head (gpt-oss). output_gate: of the width of the queries (Qwen3-Next).
+    sinks: a learned one for each head (gpt-oss). output_gate: whether there is a gate of the width of the queries
+    (Qwen3-Next).
     """
 
     heads: int
@@ -407,7 +408,8 @@ def activation(
 
 
 def all_reduce(name: str, again: tuple[str, ...] = ()) -> Exchange:
-    """After a part whose last product is divided by depth forwards, and before its first one backwards."""
+    """The all-reduce after a part whose last product is divided by depth forwards, and before its first one
+    backwards."""
     return Exchange(name, HIDDEN, again=again)
 
 
@@ -499,8 +501,8 @@ def embedding_kind(
 ) -> LayerKind:
     """Rows of the vocabulary over devices, each looking up its own, summed (Megatron).
 
-    tables: further ones that each device has, as (name, parameters). normed: a norm follows. half: of the model, where
-    it has several embeddings. tied: as in LayerKind.
+    tables: further ones that each device has, as (name, parameters). normed: a norm follows. half: the half of the
+    model, where it has several embeddings. tied: as in LayerKind.
     """
     operators = [
         Operator(
@@ -535,7 +537,8 @@ def head_kind(
 ) -> LayerKind:
     """Vocabulary projection divided by columns, and the loss on logits in fp32; ``before`` it: a norm if not said.
 
-    tied: the projection's weights are the embedding's; its bias is its own. tokens: that are projected, by formula.
+    tied: the projection's weights are the embedding's; its bias is its own. tokens: those that are projected, by
+    formula.
     """
     operators = (
         *([norm(style, "last norm")] if before is None else before),

@@ -6,12 +6,12 @@ image. Each rule is that of the tower's or the projector's class in Hugging Face
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from piper_ray.workloads.estimate import families
 from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
 from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
 from piper_ray.workloads.estimate.architectures.layers import (
@@ -26,16 +26,6 @@ from piper_ray.workloads.estimate.architectures.layers import (
 )
 from piper_ray.workloads.estimate.architectures.rows import RowConfig, config_of, table
 from piper_ray.workloads.estimate.architectures.vision import patches_kind
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    key,
-    legend,
-)
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     LayerKind,
@@ -55,9 +45,9 @@ _Part = dict[str, object]
 class TowerRules(BlockStyle):
     """What is the same in all layers of a tower, and what is around them.
 
-    positions: learned for each token; class_token: one more token. patch_bias: of what makes tokens of patches.
-    first_norm, last_norm: around the layers. scales: parameters beside a layer's parts. pooling: a last layer of
-    attention that makes one token of all (SigLIP).
+    positions: learned for each token; class_token: one more token. patch_bias: whether what makes tokens of patches has
+    a bias. first_norm, last_norm: whether there are norms around the layers. scales: parameters beside a layer's parts.
+    pooling: a last layer of attention that makes one token of all (SigLIP).
     """
 
     causal: bool = False
@@ -79,14 +69,14 @@ def _both(side: int | list[int]) -> tuple[int, int]:
 class VisionConfig(RowConfig):
     """``vision_config`` as the row of its tower describes it."""
 
-    hidden_size: Count = 768
-    num_hidden_layers: Layers = key("num_hidden_layers", "depth", default=12)
-    num_attention_heads: Count = key("num_attention_heads", "num_heads", default=12)
-    intermediate_size: Count | None = None
+    hidden_size: families.Count = 768
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", default=12)
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", default=12)
+    intermediate_size: families.Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
-    temporal_patch_size: Count = 1
-    num_channels: Count = key("num_channels", "in_channels", "in_chans", default=3)
+    temporal_patch_size: families.Count = 1
+    num_channels: families.Count = families.key("num_channels", "in_channels", "in_chans", default=3)
 
     @property
     def width(self) -> int:
@@ -98,7 +88,7 @@ class VisionConfig(RowConfig):
 
     @property
     def patches(self) -> int:
-        """Of an image."""
+        """The number of patches of an image."""
         image, patch = _both(self.image_size), _both(self.patch_size)
         return max(1, (image[0] // patch[0]) * (image[1] // patch[1]))
 
@@ -108,7 +98,7 @@ class VisionConfig(RowConfig):
         return self.num_channels * height * width * self.temporal_patch_size
 
     def rules(self) -> TowerRules:
-        """Of all its layers."""
+        """The rules of all its layers."""
         return self.rules_of(TowerRules)
 
     def check(self, faults: Faults, inside: str = "") -> None:
@@ -127,136 +117,70 @@ _USUAL_TOWER = config_of(VisionConfig, "bases", "tower")
 
 @dataclass(frozen=True)
 class Projector:
-    """From the tower's tokens to the decoder's. merged: tokens that become one. tokens: of an image, if it is a set
-    number. norm: parameters before, layers: (rows, columns, bias) of its matrices. others: numbers besides. between: q.
+    """What takes the tower's tokens to the decoder's. merged: the tokens that become one. tokens: the tokens of an
+    image, if it is a set number, else 0. norm: the parameters before the layers. layers: (rows, columns, bias) of its
+    matrices. others: further numbers. between: q. copies: further projectors, each with a wider norm, for the layers
+    that the decoder sees beside the last.
     """
 
     layers: tuple[tuple[str, str, bool], ...]
-    merged: int = 1
-    tokens: int | None = None
-    norm: str = "0"
-    others: str = "0"
-    between: int = 0
-    copies: int = 0
+    merged: int
+    tokens: int
+    norm: str
+    others: str
+    between: int
+    copies: int
 
 
-def _llava(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    bias = config.multimodal_projector_bias is not False
-    return Projector((("j", "h", bias), ("h", "h", bias)))
-
-
-def _newline(config: VlmConfig, vision: VisionConfig) -> Projector:
-    return replace(_llava(config, vision), others="h")
-
-
-def _paligemma(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "q", True),), between=config.projection_dim or config.hidden_size or 2048)
-
-
-def _gemma3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "h", False),), tokens=config.mm_tokens_per_image, norm="w")
-
-
-def _mistral3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    bias = config.multimodal_projector_bias is True
-    layers = (("j", "w", False), ("w", "h", bias), ("h", "h", bias))
-    return Projector(layers, merged=config.spatial_merge_size**2, norm="w")
-
-
-def _qwen(config: VlmConfig, vision: VisionConfig) -> Projector:
-    merge = config.vision_config.get("spatial_merge_size", 2)
-    merged = merge**2 if isinstance(merge, int) else 4
-    return Projector((("j", "j", True), ("j", "h", True)), merged=merged, norm=vision.named("norm_before_merging"))
-
-
-def _qwen3(config: VlmConfig, vision: VisionConfig) -> Projector:
-    """Besides the last one, a projector with a wider norm for each of the layers that the decoder sees as well."""
-    deep = config.vision_config.get("deepstack_visual_indexes", [8, 16, 24])
-    return replace(_qwen(config, vision), copies=len(deep) if isinstance(deep, list) else 3)
-
-
-def _internvl(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    merged = round(1 / config.downsample_ratio) ** 2
-    return Projector((("j", "h", True), ("h", "h", True)), merged=merged, norm="2 j")
-
-
-def _idefics3(config: VlmConfig, _vision: VisionConfig) -> Projector:
-    return Projector((("j", "h", False),), merged=config.scale_factor**2)
-
-
-def _llama4(_config: VlmConfig, vision: VisionConfig) -> Projector:
-    layers = (("j", "q", False), ("q", "q", False), ("q", "h", False))
-    return Projector(layers, merged=4, between=vision.named("projector_output_dim"))
-
-
-class VlmConfig(Config):
-    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``."""
+class VlmConfig(RowConfig):
+    """A decoder that sees: the keys of wrappers around ``text_config`` and ``vision_config``, as its row takes them."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")  # Qwen2-VL's may hold the decoder's keys itself
 
     model_type: str = ""
     text_config: _Part = Field(default={}, description="an object")
     vision_config: _Part = Field(default={}, description="an object")
-    hidden_size: Count | None = None
-    projection_dim: Count | None = None
-    mm_tokens_per_image: Count = 256
-    multimodal_projector_bias: Flag | None = None
-    spatial_merge_size: Count = 2
+    hidden_size: families.Count | None = None
+    projection_dim: families.Count | None = None
+    mm_tokens_per_image: families.Count = 256
+    multimodal_projector_bias: families.Flag | None = None
+    spatial_merge_size: families.Count = 2
     downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
-    scale_factor: Count = 2
-    tie_word_embeddings: Flag | None = None
+    scale_factor: families.Count = 2
+    tie_word_embeddings: families.Flag | None = None
 
     @property
     def most_tokens(self) -> int:
         return 2**20
+
+    def projector(self, vision: VisionConfig) -> Projector:
+        """The projector as the row describes it. What the row does not say of norm and width goes by the tower's
+        row."""
+        matrices = [matrix.split() for matrix in self.named("projector").split(", ")]
+        return Projector(
+            tuple((rows, columns, bool(marks) and self.named("biased")) for rows, columns, *marks in matrices),
+            self.named("merged"),
+            self.named("image_tokens"),
+            self.named("norm") or vision.named("norm_before_merging"),
+            self.named("others"),
+            self.named("between") or vision.named("projector_output_dim"),
+            self.named("copies"),
+        )
 
     def check(self, faults: Faults, inside: str = "") -> None:  # noqa: ARG002
         """Both parts are sound."""
         _parts(self, faults)
 
 
-@dataclass(frozen=True)
-class _Wrapper:
-    """Which tower, which decoder and which projector a model has where its config does not say."""
-
-    vision: str
-    text: str
-    projector: Callable[[VlmConfig, VisionConfig], Projector]
-    tied: bool = False
-
-
-_WRAPPERS = {
-    "llava": _Wrapper("clip_vision_model", "llama", _llava),
-    "llava_next": _Wrapper("clip_vision_model", "llama", _newline),
-    "llava_onevision": _Wrapper("siglip_vision_model", "qwen2", _newline),
-    "paligemma": _Wrapper("siglip_vision_model", "gemma", _paligemma, tied=True),
-    "gemma3": _Wrapper("siglip_vision_model", "gemma3_text", _gemma3, tied=True),
-    "mistral3": _Wrapper("pixtral", "mistral", _mistral3),
-    "qwen2_vl": _Wrapper("qwen2_vl", "qwen2", _qwen),
-    "qwen2_5_vl": _Wrapper("qwen2_5_vl", "qwen2", _qwen),
-    "qwen3_vl": _Wrapper("qwen3_vl", "qwen3", _qwen3),
-    "qwen3_vl_moe": _Wrapper("qwen3_vl_moe", "qwen3_moe", _qwen3),
-    "internvl": _Wrapper("internvl_vision", "qwen2", _internvl),
-    "idefics3": _Wrapper("idefics3_vision", "llama", _idefics3),
-    "smolvlm": _Wrapper("smolvlm_vision", "llama", _idefics3),
-    "llama4": _Wrapper("llama4_vision_model", "llama4_text", _llama4),
-}
-_TEXT_TYPES = {
-    "qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe",
-    "qwen2_vl": "qwen2", "qwen2_5_vl": "qwen2",
-}  # fmt: skip
-
-
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
-    wrapper = _WRAPPERS[config.model_type]
     text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
-    text_type = str(text.get("model_type") or wrapper.text)
-    text_type = _TEXT_TYPES.get(text_type, text_type)
+    text_type = str(text.get("model_type") or config.named("decoder"))
+    text_type = table()["text_types"].get(text_type, text_type)
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     text_config = DECODERS.get(text_type, USUAL).config
     decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
-    vision_type = str(config.vision_config.get("model_type") or wrapper.vision)
+    vision_type = str(config.vision_config.get("model_type") or config.named("tower"))
     tower_config = _TOWERS.get(vision_type, _USUAL_TOWER)
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
@@ -266,26 +190,26 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     return decoder, tower
 
 
-def build(config: VlmConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """Tower, projector, decoder."""
+def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Architecture:
+    """The layers of tower, projector and decoder."""
     parts = _parts(config, Faults())
     assert parts is not None
     text, vision = parts
     decoder = decoder_of(text, microbatch)
-    projector = _WRAPPERS[config.model_type].projector(config, vision)
+    projector = config.projector(vision)
     nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
     sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
-    return Architecture(name, chain(*nodes), sample, legend("multimodal"))
+    return Architecture(name, chain(*nodes), sample, families.legend("multimodal"))
 
 
 def _image_tokens(projector: Projector, vision: VisionConfig) -> int:
     return projector.tokens or max(1, vision.patches // projector.merged)
 
 
-def _tower_nodes(config: VisionConfig, microbatch: Microbatch) -> list[LayerNode]:
+def _tower_nodes(config: VisionConfig, microbatch: families.Microbatch) -> list[LayerNode]:
     rules = config.rules()
     style = replace(rules, fused=microbatch.fused)
     heads = config.num_attention_heads
@@ -327,7 +251,7 @@ def _closing(rules: TowerRules, style: BlockStyle) -> tuple[Operator, ...]:
 
 
 def _projector_kind(
-    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: Microbatch
+    projector: Projector, vision: VisionConfig, text: DecoderConfig, microbatch: families.Microbatch
 ) -> LayerKind:
     symbols: dict[str, float] = {
         "z": _image_tokens(projector, vision), "b": microbatch.samples, "h": text.hidden_size,
@@ -355,4 +279,4 @@ def _projector_kind(
     return LayerKind("projector", "projector", symbols, tuple(operators), output="2 z b h")
 
 
-FAMILIES = {name: Family(VlmConfig, build) for name in _WRAPPERS}
+FAMILIES = {name: families.Family(config_of(VlmConfig, "wrappers", name), build) for name in table()["wrappers"]}

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 LAYER_NORM = "2 h"
@@ -39,7 +39,7 @@ def half_of_both_widths(both_widths: int) -> int:
 def inner_adjusted_if_said(
     said_inner: int, block_auto_adjust_ff_dim: bool, block_ffn_dim_multiplier: float, block_multiple_of: int
 ) -> int:
-    """As LFM2 rounds two thirds of it."""
+    """The width as LFM2 rounds two thirds of it."""
     if not block_auto_adjust_ff_dim:
         return said_inner
     inner = int(block_ffn_dim_multiplier * int(2 * said_inner / 3))
@@ -49,14 +49,14 @@ def inner_adjusted_if_said(
 def inner_beside_or_of_shared_expert(
     num_experts: int, intermediate_size: int | None, shared_intermediate_size: int, width: int
 ) -> int:
-    """Without other experts the shared one is the whole part."""
+    """The width of the dense part; without other experts the shared one is the whole part."""
     return (intermediate_size or four_widths(width)) if num_experts else shared_intermediate_size
 
 
 def inner_of_shared_experts(
     shared_expert_intermediate_size: int | None, n_shared_experts: int | None, expert_inner: int
 ) -> int:
-    """Together."""
+    """The width of all shared experts together."""
     return shared_expert_intermediate_size or (n_shared_experts or 0) * expert_inner
 
 
@@ -211,7 +211,7 @@ def window_where_sliding(sliding: bool, sliding_window: int | None) -> int | Non
 
 
 def window_where_local(layer: int, attention_layers: Sequence[str] | None, window_size: int) -> int | None:
-    """By a list that is gone through again and again; every other layer where there is none."""
+    """The window by a list that is gone through again and again; without a list every other layer has one."""
     kinds = attention_layers or ["global", "local"]
     return window_size if kinds[layer % len(kinds)] == "local" else None
 
@@ -337,8 +337,42 @@ def _letter(layer: int, pattern: str) -> str:
 
 
 def _said(layer: int, types: Sequence[str] | None) -> str | None:
-    """Of what kind a list of all layers says that one is; None where it says nothing of it."""
+    """The kind that a list of all layers gives for this one; None where the list says nothing of it."""
     return types[layer] if types and layer < len(types) else None
+
+
+# Projectors between a tower and a decoder: biases, and how many of the tower's tokens become one.
+
+
+def unless_said_false(multimodal_projector_bias: bool | None) -> bool:
+    return multimodal_projector_bias is not False
+
+
+def if_said_true(multimodal_projector_bias: bool | None) -> bool:
+    return multimodal_projector_bias is True
+
+
+def square_of_merged_side(spatial_merge_size: int) -> int:
+    return spatial_merge_size**2
+
+
+def square_of_towers_merged_side(vision_config: Mapping[str, object]) -> int:
+    side = vision_config.get("spatial_merge_size", 2)
+    return side**2 if isinstance(side, int) else 4
+
+
+def square_of_shuffled_side(downsample_ratio: float) -> int:
+    return round(1 / downsample_ratio) ** 2
+
+
+def square_of_scale(scale_factor: int) -> int:
+    return scale_factor**2
+
+
+def layers_seen_besides(vision_config: Mapping[str, object]) -> int:
+    """Layers of the tower that the decoder sees as well as the last one."""
+    seen = vision_config.get("deepstack_visual_indexes", [8, 16, 24])
+    return len(seen) if isinstance(seen, list) else 3
 
 
 # What the keys of an unknown family tell of it.

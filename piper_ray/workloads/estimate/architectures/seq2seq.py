@@ -12,28 +12,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from piper_ray.workloads.estimate.architectures.layers import (
-    HIDDEN,
-    OTHER_TOKENS,
-    POSITIONS,
-    Attention,
-    BlockStyle,
-    Dense,
-    Norms,
-    attention_part,
-    block,
-    block_symbols,
-    cross_attention,
-    dropout,
-    embedding_kind,
-    feed_forward_part,
-    head_kind,
-    layer_kind,
-    norm,
-    sequences_text,
-    table,
-    undivided,
-)
+from piper_ray.workloads.estimate.architectures import layers
 from piper_ray.workloads.estimate.families import Config, Count, Family, Flag, Layers, Microbatch, Share, legend
 from piper_ray.workloads.estimate.operators import (
     Architecture,
@@ -74,23 +53,23 @@ class RobertaConfig(BertConfig):
 def build_bert(config: BertConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Embedding, layers, and the head for masked words, which looks at every position."""
     tokens, width, heads = microbatch.tokens or 1, config.hidden_size, config.num_attention_heads
-    symbols = block_symbols(microbatch.samples, tokens, width, heads, config.intermediate_size)
+    symbols = layers.block_symbols(microbatch.samples, tokens, width, heads, config.intermediate_size)
     symbols |= {"V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size}
-    style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
+    style = layers.BlockStyle(fused=microbatch.fused, causal=False, dropout=config.hidden_dropout_prob > 0)
     next_sentence = not isinstance(config, RobertaConfig)
-    layer = block("block", "encoder layer", symbols, style)
+    layer = layers.block("block", "encoder layer", symbols, style)
     root, head_path = ("bert", "cls") if next_sentence else ("roberta", "lm_head")
-    embedding = embedding_kind(symbols, style, tables=[POSITIONS, ("type embedding", "T h")], normed=True)
-    head = head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
+    embedding = layers.embedding_kind(symbols, style, tables=[layers.POSITIONS, ("type embedding", "T h")], normed=True)
+    head = layers.head_kind(symbols, style, tied=True, before=_before_projection(style, next_sentence))
     nodes = chain(
         LayerNode(embedding, path=f"{root}.embeddings"),
         *stack([layer] * config.num_hidden_layers, f"{root}.encoder.layer"),
         LayerNode(head, path=head_path),
     )
-    return Architecture(name, nodes, sequences_text(microbatch), legend("bert"))
+    return Architecture(name, nodes, layers.sequences_text(microbatch), legend("bert"))
 
 
-def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]:
+def _before_projection(style: layers.BlockStyle, next_sentence: bool) -> list[Operator]:
     """The dense layer and the norm before the projection, its bias, and what classifies the next sentence."""
     dense = Operator(
         "dense layer before the projection",
@@ -103,8 +82,8 @@ def _before_projection(style: BlockStyle, next_sentence: bool) -> list[Operator]
         (KeptBytes("4 s b h", Split.SEQUENCE),),
     )
     products, parameters = (Product("b", "h", "h"),), "h h + h + 2 h + 2"
-    pooler = undivided("pooler and next sentence", products, parameters=parameters, saved="4 b h")
-    return [*([pooler] if next_sentence else []), dense, norm(style)]
+    pooler = layers.undivided("pooler and next sentence", products, parameters=parameters, saved="4 b h")
+    return [*([pooler] if next_sentence else []), dense, layers.norm(style)]
 
 
 TARGETS_PER_TOKEN = 114 / 512
@@ -112,7 +91,7 @@ TARGETS_PER_TOKEN = 114 / 512
 
 
 class T5Config(Config):
-    """``t5`` and ``mt5``. n_positions: of the published training; relative positions know no end."""
+    """``t5`` and ``mt5``. n_positions: the positions of the published training; relative positions know no end."""
 
     d_model: Count
     d_kv: Count
@@ -136,11 +115,11 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
     """Encoder, its last norm, decoder; the norm feeds each layer of the decoder."""
     tokens = microbatch.tokens or 1
     targets = max(1, round(tokens * TARGETS_PER_TOKEN))
-    own = block_symbols(microbatch.samples, tokens, config.d_model, config.num_heads, config.d_ff)
+    own = layers.block_symbols(microbatch.samples, tokens, config.d_model, config.num_heads, config.d_ff)
     inside = {"s": tokens, "z": tokens, **own, "d": config.d_kv, "V": config.vocab_size}
     inside["R"] = config.relative_attention_num_buckets
     outside = {**inside, "s": targets}
-    style = BlockStyle(
+    style = layers.BlockStyle(
         fused=microbatch.fused,
         causal=False,
         norm="h",
@@ -151,13 +130,17 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
         dropout=config.dropout_rate > 0,
     )
     relative = [("relative positions", "R a")]
-    closing = _encoder_norm(inside, norm(style), *([dropout()] if style.dropout else []))
-    first = embedding_kind(inside, style, tables=relative, half="encoder")
-    second = embedding_kind(outside, style, tables=relative, half="decoder", tied="V h")
-    encoder = block("encoder-block", "encoder layer", inside, style)
+    closing = _encoder_norm(inside, layers.norm(style), *([layers.dropout()] if style.dropout else []))
+    first = layers.embedding_kind(inside, style, tables=relative, half="encoder")
+    second = layers.embedding_kind(outside, style, tables=relative, half="decoder", tied="V h")
+    encoder = layers.block("encoder-block", "encoder layer", inside, style)
     causal = replace(style, causal=True)
-    parts = [attention_part(causal, config.num_heads), cross_attention(causal), feed_forward_part(causal)]
-    decoder = layer_kind("decoder-block", "decoder layer", outside, causal, parts)
+    parts = [
+        layers.attention_part(causal, config.num_heads),
+        layers.cross_attention(causal),
+        layers.feed_forward_part(causal),
+    ]
+    decoder = layers.layer_kind("decoder-block", "decoder layer", outside, causal, parts)
     nodes = _encoder_decoder(
         [
             LayerNode(first, path="encoder.embed_tokens"),
@@ -166,19 +149,19 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
         ],
         LayerNode(second, path="decoder.embed_tokens"),
         stack([_reading_both(decoder)] * (config.num_decoder_layers or config.num_layers), "decoder.block"),
-        LayerNode(head_kind(outside, style, tied=config.tie_word_embeddings), path="lm_head"),
+        LayerNode(layers.head_kind(outside, style, tied=config.tie_word_embeddings), path="lm_head"),
     )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and {targets:,} in the decoder"
     return Architecture(name, nodes, sample, legend("t5"))
 
 
 def _encoder_norm(symbols: dict[str, float], *operators: Operator) -> LayerKind:
-    return LayerKind("encoder-norm", "encoder norm", symbols, operators, output=HIDDEN, checkpoint=HIDDEN)
+    return LayerKind("encoder-norm", "encoder norm", symbols, operators, output=layers.HIDDEN, checkpoint=layers.HIDDEN)
 
 
 def _reading_both(decoder: LayerKind) -> LayerKind:
     """A layer that reads the encoder's output, too."""
-    return replace(decoder, checkpoint=f"{HIDDEN} + {OTHER_TOKENS}")
+    return replace(decoder, checkpoint=f"{layers.HIDDEN} + {layers.OTHER_TOKENS}")
 
 
 def _encoder_decoder(
@@ -241,7 +224,7 @@ class _Halves:
     """Both halves of a model. sources, targets: tokens of the encoder and of the decoder."""
 
     config: Seq2SeqConfig
-    style: BlockStyle
+    style: layers.BlockStyle
     samples: int
     sources: int
     targets: int
@@ -261,26 +244,26 @@ class _Halves:
         """All layers. first, second: the embeddings of both halves."""
         config, style, causal = self.config, self.style, replace(self.style, causal=True)
         inside, outside = self.inside, self.outside
-        norms: Norms = "before" if config.normed_before else "after"
+        norms: layers.Norms = "before" if config.normed_before else "after"
         parts = [
             self._attention(config.encoder_attention_heads).part(style, inside),
-            Dense(config.encoder_ffn_dim).part(style, inside),
+            layers.Dense(config.encoder_ffn_dim).part(style, inside),
         ]
-        encoder = layer_kind("encoder-block", "encoder layer", inside, style, parts, norms)
+        encoder = layers.layer_kind("encoder-block", "encoder layer", inside, style, parts, norms)
         parts = [
             self._attention(config.decoder_attention_heads).part(causal, outside),
-            cross_attention(style),
-            Dense(config.decoder_ffn_dim).part(causal, outside),
+            layers.cross_attention(style),
+            layers.Dense(config.decoder_ffn_dim).part(causal, outside),
         ]
-        decoder = _reading_both(layer_kind("decoder-block", "decoder layer", outside, causal, parts, norms))
+        decoder = _reading_both(layers.layer_kind("decoder-block", "decoder layer", outside, causal, parts, norms))
         inner = [
             LayerNode(first, path="model.encoder"),
             *stack([encoder] * config.encoder_layers, "model.encoder.layers"),
         ]
         if config.normed_before:
-            inner.append(LayerNode(_encoder_norm(inside, norm(style)), path="model.encoder.layer_norm"))
+            inner.append(LayerNode(_encoder_norm(inside, layers.norm(style)), path="model.encoder.layer_norm"))
         before: list[Operator] | None = None if config.normed_before else []
-        head = head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
+        head = layers.head_kind(outside, causal, tied=config.tie_word_embeddings, before=before)
         return _encoder_decoder(
             inner,
             LayerNode(second, path="model.decoder.embed_tokens"),
@@ -288,35 +271,37 @@ class _Halves:
             LayerNode(head, path=head_path),
         )
 
-    def _attention(self, heads: int) -> Attention:
-        return Attention(heads, heads, self.config.d_model // heads)
+    def _attention(self, heads: int) -> layers.Attention:
+        return layers.Attention(heads, heads, self.config.d_model // heads)
 
 
 def build_whisper(config: WhisperConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Convolutions over the spectrogram, encoder, its last norm, decoder."""
-    style = BlockStyle(fused=microbatch.fused, causal=False, key_bias=False, dropout=config.dropout > 0)
+    style = layers.BlockStyle(fused=microbatch.fused, causal=False, key_bias=False, dropout=config.dropout > 0)
     sources, targets = config.max_source_positions, config.max_target_positions
     halves = _Halves(config, style, microbatch.samples, sources, targets)
     operators = (
         _convolution("convolution of the spectrogram", "2 s b", "p", 1.0),
         _convolution("convolution that halves it", "s b", "h", 2.0),
-        table(*POSITIONS),
+        layers.table(*layers.POSITIONS),
     )
     inside = {**halves.inside, "p": config.num_mel_bins, "P": sources}
-    sound = LayerKind("encoder-embedding", "encoder embedding", inside, operators, HIDDEN)
-    text = embedding_kind({**halves.outside, "P": targets}, style, tables=[POSITIONS], half="decoder")
+    sound = LayerKind("encoder-embedding", "encoder embedding", inside, operators, layers.HIDDEN)
+    text = layers.embedding_kind({**halves.outside, "P": targets}, style, tables=[layers.POSITIONS], half="decoder")
     sample = f"{microbatch.samples:,} x {sources:,} frames of sound and {targets:,} tokens"
     return Architecture(name, halves.nodes(sound, text, "proj_out"), sample, legend("seq2seq"))
 
 
 def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Architecture:
     """Encoder and decoder of as many tokens."""
-    style = BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
+    style = layers.BlockStyle(fused=microbatch.fused, causal=False, dropout=config.dropout > 0)
     tokens = microbatch.tokens or 1
     halves = _Halves(config, style, microbatch.samples, tokens, tokens)
     positions = {"P": config.max_position_embeddings + 2}
     first, second = (
-        embedding_kind({**symbols, **positions}, style, tables=[POSITIONS], normed=True, half=half, tied=tied)
+        layers.embedding_kind(
+            {**symbols, **positions}, style, tables=[layers.POSITIONS], normed=True, half=half, tied=tied
+        )
         for half, symbols, tied in (("encoder", halves.inside, "0"), ("decoder", halves.outside, "V h"))
     )
     sample = f"{microbatch.samples:,} x {tokens:,} tokens in the encoder and as many in the decoder"
@@ -324,8 +309,8 @@ def build_bart(config: BartConfig, microbatch: Microbatch, name: str) -> Archite
 
 
 def _convolution(name: str, rows: str, depth: str, backward: float) -> Operator:
-    """Of three neighbours."""
-    return undivided(
+    """A convolution over three neighbours."""
+    return layers.undivided(
         name,
         (Product(rows, "h", f"3 {depth}"),),
         forward_bytes=f"4 {rows} h",

@@ -23,7 +23,7 @@ from piper_ray.workloads.estimate.operators import (
 
 @dataclass(frozen=True)
 class Mamba:
-    """Mamba (Gu and Dao 2023). parameter_norms: of time step and states, as Jamba has them."""
+    """Mamba (Gu and Dao 2023). parameter_norms: whether time step and states have norms, as Jamba's have."""
 
     inner: int
     state: int
@@ -174,7 +174,8 @@ def _convolution(columns: str, bias: bool) -> Operator:
 
 
 def _scan(name: str, inner: str, counts: tuple[str, str, str], moved: tuple[str, str], parameters: str) -> Operator:
-    """A scan chunk by chunk. counts: of products of tokens by tokens, of these with values, and of states with both.
+    """A scan chunk by chunk. counts: the numbers of products of tokens by tokens, of these with values, and of states
+    with both.
 
     moved: bytes through the device's memory, forwards and backwards.
     """

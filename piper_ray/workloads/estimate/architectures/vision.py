@@ -16,35 +16,8 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from piper_ray.model.mode import CHEAP
-from piper_ray.workloads.estimate.architectures.layers import (
-    HIDDEN,
-    POSITIONS,
-    Attention,
-    BlockStyle,
-    Dense,
-    Symbols,
-    block,
-    block_symbols,
-    dropout,
-    embedding_kind,
-    layer_kind,
-    norm,
-    table,
-    undivided,
-)
-from piper_ray.workloads.estimate.families import (
-    Config,
-    Count,
-    Family,
-    Flag,
-    Layers,
-    Microbatch,
-    Ratio,
-    Share,
-    Text,
-    key,
-    legend,
-)
+from piper_ray.workloads.estimate import families
+from piper_ray.workloads.estimate.architectures import layers
 from piper_ray.workloads.estimate.operators import (
     Architecture,
     KeptBytes,
@@ -60,27 +33,27 @@ from piper_ray.workloads.estimate.operators import (
 from piper_ray.workloads.formats.faults import Faults
 
 
-class Labelled(Config):
-    """A classifier: of as many classes as the config labels, or of num_labels."""
+class Labelled(families.Config):
+    """A classifier with as many classes as the config labels, or with num_labels."""
 
     id2label: Annotated[Mapping[str, object], Field(description="an object with a label for each class")] | None = None
-    num_labels: Count = 1000
+    num_labels: families.Count = 1000
 
     @property
     def classes(self) -> int:
         return len(self.id2label) if self.id2label else self.num_labels
 
 
-class PatchesConfig(Config):
+class PatchesConfig(families.Config):
     """What reads square images by patches. The sizes are CLIP's."""
 
-    hidden_size: Count = 768
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Count = 12
-    intermediate_size: Count = 3072
-    num_channels: Count = 3
-    image_size: Count = 224
-    patch_size: Count = 32
+    hidden_size: families.Count = 768
+    num_hidden_layers: families.Layers = 12
+    num_attention_heads: families.Count = 12
+    intermediate_size: families.Count = 3072
+    num_channels: families.Count = 3
+    image_size: families.Count = 224
+    patch_size: families.Count = 32
 
     multiples = (("hidden_size", "num_attention_heads"), ("image_size", "patch_size"))
 
@@ -99,14 +72,14 @@ class VitConfig(PatchesConfig, Labelled):
     and feed-forward part side by side, norms of queries and keys.
     """
 
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    intermediate_size: Count
-    patch_size: Count = 16
-    qkv_bias: Flag = True
-    hidden_dropout_prob: Share = 0.0
-    parallel_layers: Flag = False
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers
+    num_attention_heads: families.Count
+    intermediate_size: families.Count
+    patch_size: families.Count = 16
+    qkv_bias: families.Flag = True
+    hidden_dropout_prob: families.Share = 0.0
+    parallel_layers: families.Flag = False
 
 
 def image_projection(bias: bool) -> Operator:
@@ -116,43 +89,43 @@ def image_projection(bias: bool) -> Operator:
 
 
 def patches_kind(
-    symbols: Symbols, *further: Operator, key: str, name: str, bias: bool, table_parameters: str = "s h + h"
+    symbols: layers.Symbols, *further: Operator, key: str, name: str, bias: bool, table_parameters: str = "s h + h"
 ) -> LayerKind:
     """Patches to tokens, whole on every device, with positions and a class token; ``further`` operators follow."""
-    operators = (image_projection(bias), table("position embedding and class token", table_parameters), *further)
-    return LayerKind(key, name, symbols, operators, HIDDEN)
+    operators = (image_projection(bias), layers.table("position embedding and class token", table_parameters), *further)
+    return LayerKind(key, name, symbols, operators, layers.HIDDEN)
 
 
-def images_text(microbatch: Microbatch, size: int) -> str:
+def images_text(microbatch: families.Microbatch, size: int) -> str:
     """A microbatch in words."""
     return f"{microbatch.samples:,} image{'s' if microbatch.samples > 1 else ''} of {size} x {size}"
 
 
-def build_vit(config: VitConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """Patches, layers, classifier."""
+def build_vit(config: VitConfig, microbatch: families.Microbatch, name: str) -> Architecture:
+    """The patches, the layers and the classifier."""
     width, heads, inner = config.hidden_size, config.num_attention_heads, config.intermediate_size
-    symbols = block_symbols(microbatch.samples, config.tokens, width, heads, inner)
+    symbols = layers.block_symbols(microbatch.samples, config.tokens, width, heads, inner)
     symbols |= {"p": config.patch_numbers, "c": config.classes}
-    style = BlockStyle(
+    style = layers.BlockStyle(
         fused=microbatch.fused,
         causal=False,
         query_bias=config.qkv_bias,
         dropout=config.hidden_dropout_prob > 0,
         query_norm="4 d" if config.parallel_layers else "0",
     )
-    layer = block("block", "encoder layer", symbols, style, parallel=config.parallel_layers)
+    layer = layers.block("block", "encoder layer", symbols, style, parallel=config.parallel_layers)
     products = (Product("b", "c", "h"),)
-    classifier = undivided("classifier", products, parameters="h c + c", saved="2 b h + 4 b c")
-    head = LayerKind("head", "classifier", symbols, (norm(style, "last norm"), classifier), output="0")
+    classifier = layers.undivided("classifier", products, parameters="h c + c", saved="2 b h + 4 b c")
+    head = LayerKind("head", "classifier", symbols, (layers.norm(style, "last norm"), classifier), output="0")
     patches = patches_kind(
-        symbols, *([dropout()] if style.dropout else []), key="patches", name="patch embedding", bias=True
+        symbols, *([layers.dropout()] if style.dropout else []), key="patches", name="patch embedding", bias=True
     )
     nodes = chain(
         LayerNode(patches, path="vit.embeddings"),
         *stack([layer] * config.num_hidden_layers, "vit.encoder.layer"),
         LayerNode(head, path="classifier"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.image_size), legend("vit"))
+    return Architecture(name, nodes, images_text(microbatch, config.image_size), families.legend("vit"))
 
 
 _PART_WORDS = "an object of whole numbers >= 1"
@@ -161,7 +134,8 @@ _TOWERS_WORDS = "a list of 2 to 20 towers, each with a name, whole numbers >= 1,
 
 @dataclass(frozen=True)
 class Tower:
-    """One tower. vocabulary: of a tower of text; otherwise 0, and a patch has so many numbers.
+    """One tower. vocabulary: the size of a tower of text's. patch: the numbers of a patch of any other tower. One of
+    them is 0.
 
     module, projection: names of the modules; empty where there is none.
     """
@@ -177,7 +151,9 @@ class Tower:
     projection: str = ""
 
 
-def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: str, sample: str) -> Architecture:
+def build_towers(
+    towers: list[Tower], joint: int, microbatch: families.Microbatch, name: str, sample: str
+) -> Architecture:
     """The towers one after the other in the list of layers, side by side in the graph, and the loss that reads all."""
     nodes: list[LayerNode] = []
     ends: list[int] = []
@@ -190,31 +166,31 @@ def build_towers(towers: list[Tower], joint: int, microbatch: Microbatch, name: 
         nodes.append(LayerNode(projection, (len(nodes) - 1,), tower.projection))
         ends.append(len(nodes) - 1)
     nodes.append(LayerNode(_loss(len(towers), joint, microbatch), tuple(ends)))
-    return Architecture(name, tuple(nodes), sample, legend("towers"))
+    return Architecture(name, tuple(nodes), sample, families.legend("towers"))
 
 
-def _kinds(tower: Tower, joint: int, microbatch: Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
+def _kinds(tower: Tower, joint: int, microbatch: families.Microbatch) -> tuple[LayerKind, LayerKind, LayerKind]:
     width, heads = tower.sizes.hidden_size, tower.sizes.num_attention_heads
-    symbols = block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
+    symbols = layers.block_symbols(microbatch.samples, tower.tokens, width, heads, tower.inner)
     symbols |= {"V": tower.vocabulary, "P": tower.tokens, "p": tower.patch, "j": joint}
-    style = BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
+    style = layers.BlockStyle(fused=microbatch.fused, causal=bool(tower.vocabulary))
     if tower.vocabulary:
-        embedding = embedding_kind(symbols, style, tables=[POSITIONS], half=tower.name)
+        embedding = layers.embedding_kind(symbols, style, tables=[layers.POSITIONS], half=tower.name)
     else:
-        normed = [norm(style, "norm after embedding")] if tower.first_norm else []
+        normed = [layers.norm(style, "norm after embedding")] if tower.first_norm else []
         embedding = patches_kind(
             symbols, *normed, key=f"{tower.name}-embedding", name=f"{tower.name} embedding", bias=False
         )
-    layer = block(f"{tower.name}-block", f"{tower.name} layer", symbols, style)
-    projection = undivided("projection", (Product("b", "j", "h"),), parameters="h j", saved="2 b h")
-    operators = (norm(style, "last norm"), projection)
+    layer = layers.block(f"{tower.name}-block", f"{tower.name} layer", symbols, style)
+    projection = layers.undivided("projection", (Product("b", "j", "h"),), parameters="h j", saved="2 b h")
+    operators = (layers.norm(style, "last norm"), projection)
     end = LayerKind(f"{tower.name}-projection", f"{tower.name} projection", symbols, operators, output="2 b j")
     return embedding, layer, end
 
 
-def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
+def _loss(towers: int, joint: int, microbatch: families.Microbatch) -> LayerKind:
     """Similarities within the microbatch. Training gathers those of the whole batch: a few bytes a sample."""
-    similarities = undivided(
+    similarities = layers.undivided(
         "similarities and loss",
         (Product("b", "b", "j", "w"),),
         forward_bytes="8 b b w",
@@ -226,25 +202,25 @@ def _loss(towers: int, joint: int, microbatch: Microbatch) -> LayerKind:
     return LayerKind("loss", "contrastive loss", symbols, (similarities,), output="0")
 
 
-class ClipText(Config):
+class ClipText(families.Config):
     """``text_config`` of ``clip``, with its defaults."""
 
-    hidden_size: Count = 512
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Count = 8
-    intermediate_size: Count = 2048
-    vocab_size: Count = 49408
-    max_position_embeddings: Count = 77
+    hidden_size: families.Count = 512
+    num_hidden_layers: families.Layers = 12
+    num_attention_heads: families.Count = 8
+    intermediate_size: families.Count = 2048
+    vocab_size: families.Count = 49408
+    max_position_embeddings: families.Count = 77
 
     multiples = (("hidden_size", "num_attention_heads"),)
 
 
-class ClipConfig(Config):
+class ClipConfig(families.Config):
     """``clip``: an image and its caption."""
 
     text_config: Annotated[ClipText, Field(description=_PART_WORDS)] = ClipText()
     vision_config: Annotated[PatchesConfig, Field(description=_PART_WORDS)] = PatchesConfig()
-    projection_dim: Count = 512
+    projection_dim: families.Count = 512
 
     def check(self, faults: Faults, inside: str = "") -> None:
         """Both towers are sound."""
@@ -252,8 +228,8 @@ class ClipConfig(Config):
         self.vision_config.check(faults, f"{inside}vision_config.")
 
 
-def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """Two towers."""
+def build_clip(config: ClipConfig, microbatch: families.Microbatch, name: str) -> Architecture:
+    """The towers of image and text."""
     image, text = config.vision_config, config.text_config
     positions = text.max_position_embeddings
     towers = [
@@ -271,25 +247,26 @@ def build_clip(config: ClipConfig, microbatch: Microbatch, name: str) -> Archite
     return build_towers(towers, config.projection_dim, microbatch, name, sample)
 
 
-class TowerConfig(Config):
-    """One tower of a model of many. vocab_size: of a tower of text; patch_numbers: of a patch of any other."""
+class TowerConfig(families.Config):
+    """One tower of a model of many. vocab_size: the vocabulary of a tower of text. patch_numbers: the numbers of a
+    patch of any other tower."""
 
     name: Annotated[str, Field(min_length=1, description="a text")]
-    hidden_size: Count
-    num_hidden_layers: Layers
-    num_attention_heads: Count
-    tokens: Count
-    vocab_size: Count | None = None
-    patch_numbers: Count | None = None
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers
+    num_attention_heads: families.Count
+    tokens: families.Count
+    vocab_size: families.Count | None = None
+    patch_numbers: families.Count | None = None
 
     multiples = (("hidden_size", "num_attention_heads"),)
 
 
-class TowersConfig(Config):
+class TowersConfig(families.Config):
     """``towers``, a form of our own: any number of towers and the width of their joint space."""
 
     towers: Annotated[list[TowerConfig], Field(min_length=2, max_length=20, description=_TOWERS_WORDS)]
-    projection_dim: Count
+    projection_dim: families.Count
 
     def check(self, faults: Faults, inside: str = "") -> None:
         """Names are unique, and each tower is sound, and of text or of patches."""
@@ -303,8 +280,8 @@ class TowersConfig(Config):
                 faults.at(path, "expected either vocab_size or patch_numbers")
 
 
-def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Architecture:
-    """As many towers as the config lists; feed-forward parts are four times as wide."""
+def build_many(config: TowersConfig, microbatch: families.Microbatch, name: str) -> Architecture:
+    """The model has as many towers as the config lists. Feed-forward parts are four times as wide."""
     towers = [
         Tower(
             tower.name, tower, 4 * tower.hidden_size, tower.tokens, tower.vocab_size or 0, tower.patch_numbers or 0
@@ -318,18 +295,18 @@ def build_many(config: TowersConfig, microbatch: Microbatch, name: str) -> Archi
 _FREQUENCIES = 256
 
 
-class DitConfig(Config):
+class DitConfig(families.Config):
     """``dit``: the keys of DiT's own code."""
 
-    hidden_size: Count
-    num_hidden_layers: Layers = key("num_hidden_layers", "depth", "num_layers")
-    num_attention_heads: Count = key("num_attention_heads", "num_heads")
-    input_size: Count = key("input_size", "sample_size", default=32)
-    patch_size: Count = 2
-    in_channels: Count = 4
-    num_classes: Count = 1000
-    mlp_ratio: Ratio = 4.0
-    learn_sigma: Flag = True
+    hidden_size: families.Count
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", "num_layers")
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads")
+    input_size: families.Count = families.key("input_size", "sample_size", default=32)
+    patch_size: families.Count = 2
+    in_channels: families.Count = 4
+    num_classes: families.Count = 1000
+    mlp_ratio: families.Ratio = 4.0
+    learn_sigma: families.Flag = True
 
     multiples = (("hidden_size", "num_attention_heads"), ("input_size", "patch_size"))
     layers_embed: ClassVar[bool] = False
@@ -349,18 +326,18 @@ class DitConfig(Config):
         return self.in_channels * (2 if self.learn_sigma else 1)
 
 
-class DiffusersDitConfig(Config):
+class DiffusersDitConfig(families.Config):
     """Diffusers' ``DiTTransformer2DModel``, and ``Transformer2DModel`` with norms of the kind ``ada_norm_zero``."""
 
-    num_attention_heads: Count = 16
-    attention_head_dim: Count = 72
-    num_hidden_layers: Layers = key("num_layers", default=28)
-    input_size: Count = key("sample_size", default=32)
-    patch_size: Count = 2
-    in_channels: Count = 4
-    out_channels: Count | None = None
-    num_classes: Count = key("num_embeds_ada_norm", default=1000)
-    norm_type: Text = "ada_norm_zero"
+    num_attention_heads: families.Count = 16
+    attention_head_dim: families.Count = 72
+    num_hidden_layers: families.Layers = families.key("num_layers", default=28)
+    input_size: families.Count = families.key("sample_size", default=32)
+    patch_size: families.Count = 2
+    in_channels: families.Count = 4
+    out_channels: families.Count | None = None
+    num_classes: families.Count = families.key("num_embeds_ada_norm", default=1000)
+    norm_type: families.Text = "ada_norm_zero"
 
     multiples = (("input_size", "patch_size"),)
     layers_embed: ClassVar[bool] = True
@@ -378,14 +355,14 @@ class DiffusersDitConfig(Config):
         return self.out_channels or self.in_channels
 
     def check(self, faults: Faults, inside: str = "") -> None:
-        """Its norms are DiT's, and patches divide the picture."""
+        """Checks that the norms are DiT's and that patches divide the picture."""
         if self.norm_type != "ada_norm_zero":
             text = "expected ada_norm_zero, as DiT has it; other transformers of diffusers are not known"
             faults.at(f"{inside}norm_type", text)
         super().check(faults, inside)
 
 
-def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, name: str) -> Architecture:
+def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: families.Microbatch, name: str) -> Architecture:
     """Patches and what modulates, layers, patches of noise and its variance."""
     heads, width = config.num_attention_heads, config.width
     tokens = (config.input_size // config.patch_size) ** 2
@@ -393,16 +370,16 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         "s": tokens, "b": microbatch.samples, "h": width, "c": config.num_classes + 1, "e": _FREQUENCIES,
         "p": config.in_channels * config.patch_size**2, "o": config.channels_out * config.patch_size**2,
     }  # fmt: skip
-    style = BlockStyle(fused=microbatch.fused, causal=False, norm="0")
+    style = layers.BlockStyle(fused=microbatch.fused, causal=False, norm="0")
     conditions = (_conditions(),)
-    positions = table("position embedding", "0" if config.layers_embed else "s h")
+    positions = layers.table("position embedding", "0" if config.layers_embed else "s h")
     first = (image_projection(bias=True), positions, *(() if config.layers_embed else conditions))
-    embedding = LayerKind("embedding", "embedding", symbols, first, HIDDEN)
+    embedding = LayerKind("embedding", "embedding", symbols, first, layers.HIDDEN)
     parts = [
-        Attention(heads, heads, width // heads).part(style, symbols),
-        Dense(config.inner).part(style, symbols),
+        layers.Attention(heads, heads, width // heads).part(style, symbols),
+        layers.Dense(config.inner).part(style, symbols),
     ]
-    layer = layer_kind("block", "diffusion layer", symbols, style, parts)
+    layer = layers.layer_kind("block", "diffusion layer", symbols, style, parts)
     before = (*(conditions if config.layers_embed else ()), _modulation("6"))
     layer = replace(layer, operators=(*before, *layer.operators))
     noise = Operator(
@@ -415,19 +392,21 @@ def build_dit(config: DitConfig | DiffusersDitConfig, microbatch: Microbatch, na
         Split.WHOLE,
         (KeptBytes("2 s b h + 4 s b o", Split.SEQUENCE),),
     )
-    head = LayerKind("head", "patches of noise", symbols, (_modulation("2"), norm(style), noise), output="0")
+    head = LayerKind("head", "patches of noise", symbols, (_modulation("2"), layers.norm(style), noise), output="0")
     nodes = chain(
         LayerNode(embedding, path="x_embedder"),
         *stack([layer] * config.num_hidden_layers, "blocks"),
         LayerNode(head, path="final_layer"),
     )
-    return Architecture(name, nodes, images_text(microbatch, config.input_size), legend("dit"))
+    return Architecture(name, nodes, images_text(microbatch, config.input_size), families.legend("dit"))
 
 
 def _conditions() -> Operator:
     """Embeddings of the time step and of the class."""
     products = (Product("b", "h", "e"), Product("b", "h", "h"))
-    return undivided("time step and class", products, parameters="e h + h + h h + h + c h", saved="2 b e + 6 b h")
+    return layers.undivided(
+        "time step and class", products, parameters="e h + h + h h + h + c h", saved="2 b e + 6 b h"
+    )
 
 
 def _modulation(parts: str) -> Operator:
@@ -440,18 +419,18 @@ def _modulation(parts: str) -> Operator:
         Split.SEQUENCE,
         f"{parts} h h + {parts} h",
         Split.WHOLE,
-        (KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
+        (KeptBytes(f"2 b h + 2 {parts} b h", Split.WHOLE), KeptBytes(layers.HIDDEN, Split.SEQUENCE, again=(CHEAP,))),
     )
 
 
-_DIFFUSERS = Family(DiffusersDitConfig, build_dit, samples=16, batch=256)
+_DIFFUSERS = families.Family(DiffusersDitConfig, build_dit, samples=16, batch=256)
 
 FAMILIES = {
-    "vit": Family(VitConfig, build_vit, samples=16, batch=16384),
-    "clip": Family(ClipConfig, build_clip, samples=32, batch=32768),
-    "towers": Family(TowersConfig, build_many, samples=8, batch=4096),
-    "dit": Family(DitConfig, build_dit, samples=16, batch=256),
+    "vit": families.Family(VitConfig, build_vit, samples=16, batch=16384),
+    "clip": families.Family(ClipConfig, build_clip, samples=32, batch=32768),
+    "towers": families.Family(TowersConfig, build_many, samples=8, batch=4096),
+    "dit": families.Family(DitConfig, build_dit, samples=16, batch=256),
     "DiTTransformer2DModel": _DIFFUSERS,
     "Transformer2DModel": _DIFFUSERS,
 }
-"""By ``model_type`` or, of diffusers, ``_class_name``."""
+"""The families by ``model_type`` or, for configs of diffusers, by ``_class_name``."""
