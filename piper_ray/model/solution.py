@@ -122,6 +122,9 @@ class DegreeStats:
     """Those whose plans were looked at one by one."""
     states: int
     """Pipeline tails kept, over all pairs."""
+    passes: int = 0
+    """Simulated by a search under a schedule with chunks, and what counts as such: its work, as ``passes_limit`` has
+    it."""
 
 
 @on_demand("pairs")

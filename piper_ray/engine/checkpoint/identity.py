@@ -11,7 +11,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.version import __version__
 
-FORMAT = 4
+FORMAT = 5
 """Of a checkpoint's files; one higher whenever an older program could misread them."""
 
 _DIGEST = "digest"
