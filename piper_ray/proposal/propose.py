@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
+from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
@@ -173,7 +174,7 @@ def propose(
     found: list[Proposed] = []
 
     def so_far() -> FoundPlans | None:
-        ranked = tuple(sorted(found, key=lambda one: (one.step_s, one.samples)))
+        ranked = tuple(sorted(found, key=lambda one: (one.step_s, *rank_of(one.solution), one.samples)))
         return FoundPlans(demand, ranked, tuple(refused), time.perf_counter() - began_s) if ranked else None
 
     if stop is not None:
@@ -428,7 +429,7 @@ def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None, *,
         one = solve(narrowed, (StageCount(ranks),), min(limits_s, default=None))
         if one.plan is not None and not counts_on_one_sum(instance, one.plan):
             found.append(one)
-    best = min(found, key=lambda one: one.time_per_sample_s or 0.0, default=None)
+    best = min(found, key=lambda one: (one.time_per_sample_s or 0.0, rank_of(one)), default=None)
     if best is None:
         return free
     return replace(best, status=Status.FEASIBLE, lower_bound_s=free.lower_bound_s)
