@@ -100,11 +100,11 @@ class ClockedBackend(LocalBackend):
 
     def __init__(self, workers: int, cpu_s: Callable[[], float] = time.thread_time) -> None:
         super().__init__(1)
-        self._new = lambda: ClockedWorkers(workers, cpu_s)
-        self.opened = self._new()
+        self._workers, self._cpu_s = workers, cpu_s
+        self.opened = ClockedWorkers(workers, cpu_s)
 
     def open_workers(self) -> Workers:
-        self.opened = self._new()
+        self.opened = ClockedWorkers(self._workers, self._cpu_s)
         return self.opened
 
 
