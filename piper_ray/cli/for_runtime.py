@@ -17,6 +17,7 @@ from piper_ray.cli.telling import Unwritten, note, working
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
+from piper_ray.model.stop import StoppedBy
 from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, gpus_per_node_of, rank_lines
 
 if TYPE_CHECKING:
@@ -65,9 +66,13 @@ class RuntimeOptions(NodeOption):
 _FREE_GAP = 5e-4
 """How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
 
-_FREE_LEAST_S = 5.0
-"""The free plan is looked for at least so long; and no longer than the runtime's own plan, unless that was given a
-limit."""
+_FREE_LEAST_PASSES = 2_500_000_000
+"""The passes that the search of the free plan may simulate at least under a schedule with chunks; it may simulate as many
+as that of the runtime's own plan, where these are more."""
+
+_FREE_TIMES, _FREE_LEAST_S = 4.0, 20.0
+"""Unless the user gave a limit, it ends after so many times as long as the runtime's own plan took, and no earlier than
+after so many seconds."""
 
 
 @dataclass(frozen=True)
@@ -133,11 +138,12 @@ class RuntimeSolve:
 
     def without_rules(self, instance: Instance, solution: Solution, options: SolveOptions) -> Solution:
         """The plan that the runtime's rules keep us from, under the same schedule."""
-        asked = replace(options, gap=max(options.gap, _FREE_GAP), resume=None)
+        asked, spent = replace(options, gap=max(options.gap, _FREE_GAP), resume=None), solution.stats
         if options.time_limit_s is None:
-            spent = solution.stats
             spent_s = spent.lattice_s + spent.stage_costs_s + spent.search_s
-            asked = replace(asked, time_limit_s=max(_FREE_LEAST_S, spent_s))
+            asked = replace(asked, time_limit_s=max(_FREE_LEAST_S, _FREE_TIMES * spent_s))
+        if spent.degrees is not None:
+            asked = replace(asked, passes_limit=max(_FREE_LEAST_PASSES, spent.degrees.passes))
 
         def search(stop: Stop[Solution]) -> Solution:
             found = piper_ray.solve(
@@ -160,18 +166,20 @@ class RuntimeSolve:
         rules = f"without {self.runtime.title}'s rules"
         if mine_s is None:
             return f"a plan {rules} is there" if free_s is not None else f"no plan {rules} was found either"
+        ended = "" if free.stopped_by is not StoppedBy.TIME_LIMIT else "; the search for it met its time limit"
         if free_s is None:
-            return f"no plan was found {rules} in the same time"
+            return f"no plan was found {rules}{ended}"
         most = mine_s / free.lower_bound_s - 1.0 if free.lower_bound_s > 0 else float("inf")
         least = mine_s / free_s - 1.0
         if least < 0.0:
             bound = "" if most == float("inf") else f"; they cost {_percent(max(0.0, most))} at most"
-            return f"no faster plan {rules} was found in the time{bound}"
+            return f"no faster plan {rules} was found{bound}{ended}"
         known = most - least <= 2.0 * _FREE_GAP
         if known and least < _FREE_GAP:
             return f"as fast as {rules}"
         bound = "" if known or most == float("inf") else f", {_percent(most)} at most"
-        return f"{_percent(least)} slower than {rules}{bound}: {time_text(free_s)}/microbatch with {_differs(free)}"
+        how = f"{time_text(free_s)}/microbatch with {_differs(free)}"
+        return f"{_percent(least)} slower than {rules}{bound}: {how}{ended}"
 
     def document(self, solution: Solution, free: Solution) -> dict[str, object]:
         """The document for ``solve --json``. The runtime's own plan is one without its rules, too."""

@@ -35,24 +35,26 @@ NO_PLAN_FITS = Infeasibility("no plan fits", None)
 @dataclass(frozen=True)
 class Limits:
     """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish.
-    within_s: time per sample; a search ends once no plan keeps within it."""
+    within_s: time per sample; a search ends once no plan keeps within it. passes: that a search may simulate."""
 
     gap: float = 0.0
     deadline_s: float | None = None
     stop: Stop[Any] = field(default_factory=Stop)
     within_s: float = math.inf
+    passes: float = math.inf
 
     @classmethod
     def of(cls, options: SolveOptions, started_s: float, stop: Stop[Any]) -> Limits:
         """started_s: what the time limit counts from, by ``time.perf_counter``."""
         limit_s = options.time_limit_s
         within_s = math.inf if options.within_s is None else options.within_s
-        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop, within_s)
+        passes = math.inf if options.passes_limit is None else options.passes_limit
+        return cls(options.gap, None if limit_s is None else started_s + limit_s, stop, within_s, passes)
 
     @property
     def are_none(self) -> bool:
         """Whether only a wish ends the search before its proof."""
-        return self.gap == 0.0 and self.deadline_s is None and self.within_s == math.inf
+        return self.gap == 0.0 and self.deadline_s is None and self.within_s == self.passes == math.inf
 
     @property
     def reached(self) -> StoppedBy | None:
@@ -129,9 +131,10 @@ class Ledger(Generic[P]):
     but for events, limits and answers, which have those of one: ``optimizer_s`` more over ``microbatches``.
 
     started_s: what events count from, by ``time.perf_counter``. cases: those that hold all plans; a new mapping
-    whenever there are others. best: to begin with. whole: of a search of some of the plans only, the ledger of all,
-    which gets them. may_prefer: whether a search goes on after the proof, to the plan that is preferred among those
-    that take the same. left_open: why the search had no effort left; ended: it had none, or was stopped.
+    whenever there are others. passes: simulated so far. best: to begin with. whole: of a search of some of the plans
+    only, the ledger of all, which gets them. may_prefer: whether a search goes on after the proof, to the plan that is
+    preferred among those that take the same. left_open: why the search had no effort left; ended: it had none, or was
+    stopped.
     """
 
     microbatches: int = 1
@@ -140,6 +143,7 @@ class Ledger(Generic[P]):
     started_s: float = field(default_factory=time.perf_counter)
     optimizer_s: float = 0.0
     cases: Mapping[int, OpenCase] = field(default_factory=lambda: {0: Bounded()})
+    passes: int = 0
     best: P | None = None
     whole: Ledger[P] | None = None
     may_prefer: bool = False
@@ -213,10 +217,12 @@ class Ledger(Generic[P]):
         self.best, self.may_prefer = found, False
 
     def ends(self) -> bool:
-        """Whether the search ends: by a wish to stop, the deadline, or as no plan left is as fast as asked. Sets
-        ``stopped_by``."""
+        """Whether the search ends: by a wish to stop, the deadline, its work, or as no plan left is as fast as asked.
+        Sets ``stopped_by``."""
         if self.stopped_by is None:
             self.stopped_by = self.limits.reached
+        if self.stopped_by is None and self.passes >= self.limits.passes:
+            self.stopped_by = StoppedBy.WORK_LIMIT
         if self.stopped_by is None and self.upper_s > self.lower_s > self.within_s:
             self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None

@@ -118,10 +118,11 @@ def solve_sustained(request: SolveRequest, solve: Solver) -> Solution:
     without = replace(first, status=Status.UNKNOWN, plan=None, time_per_sample_s=None)
     request.stop.offer(lambda: without)
     best = _best_of_others(request, solve, missing_bytes)
+    stopped_by = request.limits.reached or first.stopped_by
     if best is None:
-        return without
+        return replace(without, stopped_by=stopped_by)
     lower_s = min(first.lower_bound_s, best.time_per_sample_s or 0.0)
-    return replace(best, status=Status.FEASIBLE, lower_bound_s=lower_s, stats=first.stats, stopped_by=first.stopped_by)
+    return replace(best, status=Status.FEASIBLE, lower_bound_s=lower_s, stats=first.stats, stopped_by=stopped_by)
 
 
 def _kept(instance: Instance, found: Solution) -> tuple[Solution | None, float]:

@@ -9,7 +9,7 @@ from functools import reduce
 
 from piper_ray.cost.plan import cost_of
 from piper_ray.cost.tolerances import PROOF
-from piper_ray.engine.ledger import Ledger, Limits, status_of
+from piper_ray.engine.ledger import TIE, Ledger, Limits, status_of
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.search.planning import ValuedPlan
 from piper_ray.model.events import PartBegun
@@ -122,7 +122,9 @@ class _SubProblems:
         if part.least_s == math.inf:
             return not none_so_far
         known_s, options = self._known_s, self.request.options
-        is_slower = known_s is not None and part.least_s >= known_s * (1.0 - max(options.gap, PROOF))
+        # Without a gap a plan as fast as the best one is sought too: it may need fewer devices.
+        nearly = 1.0 + TIE if options.gap == 0.0 else 1.0 - max(options.gap, PROOF)
+        is_slower = known_s is not None and part.least_s >= known_s * nearly
         return is_slower or (options.within_s is not None and part.least_s > options.within_s)
 
     def _so_far(self) -> Solution | None:
@@ -139,7 +141,9 @@ class _SubProblems:
             for part, answer in zip(self.parts, answers, strict=True)
         ]
         valued = [(one.time_per_sample_s, one) for one in known if one.time_per_sample_s is not None]
-        value_s, best = min(valued, key=lambda pair: pair[0], default=(math.inf, known[-1]))
+        least_s = min((time_s for time_s, _ in valued), default=math.inf)
+        alike = [(time_s, one) for time_s, one in valued if time_s <= least_s * (1.0 + TIE)]
+        value_s, best = min(alike, key=lambda pair: rank_of(pair[1]), default=(math.inf, known[-1]))
         lower_s = min(value_s, *bounds_s)
         status = Status.UNKNOWN if not valued else status_of(value_s, lower_s)
         early = [one.stopped_by for one in known if one.stopped_by is not None]
@@ -153,6 +157,13 @@ class _SubProblems:
             infeasibility=None,
             stopped_by=None if status is Status.OPTIMAL else reason or stopped_by or of_those_left,
         )
+
+
+def rank_of(found: Solution) -> tuple[int, int]:
+    """Of plans that take the same that of the least is preferred: fewest devices, then stages."""
+    if found.plan is None:
+        return 0, 0
+    return found.plan.by_rank(found.schedule).devices, len(found.plan.stages)
 
 
 def _sum(stats: Sequence[SolveStats]) -> SolveStats:

@@ -40,7 +40,11 @@ class SolveOptions:
     gap: float = 0.0
     """The search may stop at this gap, (time_per_sample_s - lower_bound_s) / time_per_sample_s; 0 asks for a proof."""
     time_limit_s: float | None = None
-    """The search stops after so long with the best plan so far; null: no limit."""
+    """The search stops after so long with the best plan so far; null: no limit. What is found until then depends on the
+    machine."""
+    passes_limit: int | None = None
+    """A search under a schedule with chunks stops after so many simulated passes, of some 2 ns each, and what counts as
+    such, with the best plan so far: the same one on every machine; null: no limit."""
     threads: int | None = None
     """Worker threads; null: one per core available."""
     memory_limit_bytes: float | None = None
@@ -62,6 +66,8 @@ class SolveOptions:
             if limit_s is None or not (math.isfinite(limit_s) and limit_s > 0):
                 given = arguments.shown(self.time_limit_s)
                 raise UsageError(f"the time limit must be a positive number of seconds, not {given}")
+        if self.passes_limit is not None:
+            found["passes_limit"] = arguments.positive("the limit of passes", self.passes_limit)
         if self.within_s is not None:
             found["within_s"] = within_s = arguments.number(self.within_s)
             if within_s is None or not within_s >= 0:

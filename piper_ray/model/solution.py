@@ -123,6 +123,9 @@ class DegreeStats:
     """The pairs whose plans were looked at one by one."""
     states: int
     """The pipeline tails kept, over all pairs."""
+    passes: int = 0
+    """The passes that a search under a schedule with chunks simulated, and what counts as such: its work, as
+    ``passes_limit`` counts it."""
 
 
 @on_demand("pairs")

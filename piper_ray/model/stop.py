@@ -16,9 +16,10 @@ class StoppedBy(str, Enum):
 
     Of schedules with a flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search looks at, or keeps. CHOICES_MERGED: a
     stage has more undominated TMPC choices than are told apart, so that the bound is one of better ones. Of schedules
-    with chunks: NO_BETTER_BOUND, neither bound nor plan got any further. TOO_SLOW: no plan keeps within the time asked.
-    TOO_MANY_DOWNSETS: not even those that a better plan can use can be listed. INEXACT: sums of layers' figures lose
-    the small ones. PROCESS_LOST: the process that searched was ended from outside, as by Ray.
+    with chunks: NO_BETTER_BOUND, neither bound nor plan got any further; WORK_LIMIT, as many passes were simulated as
+    may be. TOO_SLOW: no plan keeps within the time asked. TOO_MANY_DOWNSETS: not even those that a better plan can use
+    can be listed. INEXACT: sums of layers' figures lose the small ones. PROCESS_LOST: the process that searched was
+    ended from outside, as by Ray.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -33,6 +34,7 @@ class StoppedBy(str, Enum):
     TOO_MANY_STATES = "too many states to keep"
     CHOICES_MERGED = "TMPC choices merged"
     NO_BETTER_BOUND = "no better bound or plan found"
+    WORK_LIMIT = "work limit"
     TOO_SLOW = "no plan is fast enough"
     TOO_MANY_DOWNSETS = "too many downsets to list"
     INEXACT = "figures too far apart"
@@ -66,7 +68,7 @@ class StoppedBy(str, Enum):
         >>> StoppedBy.CHOICE_TOO_HARD.breaks_off, StoppedBy.GAP.breaks_off
         (True, False)
         """
-        return self.ends_all or self in (StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT)
+        return self.ends_all or self in (StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT, StoppedBy.WORK_LIMIT)
 
 
 _Answer = TypeVar("_Answer")

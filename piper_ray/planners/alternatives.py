@@ -21,11 +21,12 @@ from piper_ray.model.stop import Stop
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 
-CHUNKED_SHAPE_S = 5.0
-"""What the search of one shape may take under a schedule with chunks, whose search ends with a gap."""
+CHUNKED_SHAPE_PASSES = 2_500_000_000
+"""The passes that the search of one shape may simulate under a schedule with chunks, whose search ends with a gap: some
+5 s."""
 
-CHUNKED_TOTAL_S = 60.0
-"""What the searches of all shapes may take, if nobody sets a limit."""
+CHUNKED_TOTAL_PASSES = 30_000_000_000
+"""The passes that the searches of all shapes may simulate."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,8 @@ def best_plans(
     """The best plan of each of the ``count`` best shapes (d, t and chunks), under a schedule with a flush.
 
     tolerance: relative; plans within it of the fastest count as equally fast, and so do those of a shape on fewer
-    ranks. Each is found to within half of it. Of ``options`` the time limit holds for all shapes together; without one,
-    schedules with chunks end after ``CHUNKED_TOTAL_S``. known: of a solve of all shapes together.
+    ranks. Each is found to within half of it. Of ``options`` the time limit holds for all shapes together; schedules
+    with chunks end after ``CHUNKED_TOTAL_PASSES``. known: of a solve of all shapes together.
     """
     search = _Search(instance, restrictions, known.step, replace(options, gap=max(options.gap, tolerance / 2.0)), stop)
     search.chunked = _name(schedule) in CHUNKED
@@ -162,7 +163,7 @@ def best_plans(
 
 @dataclass
 class _Search:
-    """A search over shapes. looked_at: the solves so far."""
+    """A search over shapes. looked_at: the solves so far. passes: what they have simulated."""
 
     instance: Instance
     restrictions: Restrictions
@@ -171,25 +172,24 @@ class _Search:
     stop: Stop[Any] | None
     chunked: bool = False
     looked_at: int = 0
+    passes: int = 0
     started_s: float = field(default_factory=time.perf_counter)
 
     @property
     def left_s(self) -> float | None:
         """What is left of the time for all; None: no limit."""
-        limit_s = self.options.time_limit_s or (CHUNKED_TOTAL_S if self.chunked else None)
+        limit_s = self.options.time_limit_s
         return None if limit_s is None else limit_s - (time.perf_counter() - self.started_s)
 
     @property
     def ended(self) -> bool:
-        left_s = self.left_s
-        return (left_s is not None and left_s <= 0.0) or (self.stop is not None and self.stop.requested)
+        late = (left_s := self.left_s) is not None and left_s <= 0.0
+        return late or self.passes >= CHUNKED_TOTAL_PASSES or (self.stop is not None and self.stop.requested)
 
     def solve(self, shape: PlanShape, pipeline_ranks: int | None) -> Alternative | None:
         """The best plan of the shape, on so many ranks; None: any number. None if there is none."""
         self.looked_at += 1
-        left_s = self.left_s
-        if self.chunked and left_s is not None:
-            left_s = min(CHUNKED_SHAPE_S, left_s)
+        passes_limit = min(CHUNKED_SHAPE_PASSES, CHUNKED_TOTAL_PASSES - self.passes) if self.chunked else None
         asked = [
             DataParallelDegrees((shape.data_parallel_degree,)),
             TensorParallelDegrees((shape.tensor_parallel_degree,)),
@@ -201,9 +201,10 @@ class _Search:
             restrictions=kept.adding(*asked, *ranks),
             schedule=shape.schedule,
             step=self.step,
-            options=replace(self.options, time_limit_s=left_s),
+            options=replace(self.options, time_limit_s=self.left_s, passes_limit=passes_limit),
             stop=None if self.stop is None else self.stop.part(),
         )
+        self.passes += 0 if solution.stats.degrees is None else solution.stats.degrees.passes
         return None if solution.plan is None else self.alternative(solution, solution.plan)
 
     def alternative(self, solution: Solution, plan: Plan) -> Alternative:

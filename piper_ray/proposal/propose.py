@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from piper_ray.engine.solve import solve
+from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import StageCount, choices_made
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.events import Event
@@ -37,10 +38,11 @@ from piper_ray.workloads.estimate.hardware import Hardware
 MOST_SAMPLES = 16
 """Of a microbatch that is tried by itself: matrix products gain little beyond, and memory is gone before."""
 
-CHUNKED_S = 3.0
-"""What the search under a schedule with chunks, which ends with a gap, may take for one microbatch size."""
+CHUNKED_PASSES = 2_000_000_000
+"""That the search under a schedule with chunks, which ends with a gap, may simulate for one microbatch size: some 4 s
+of one core."""
 
-CHUNKED_HELP_S = 1.0
+CHUNKED_HELP_PASSES = 700_000_000
 """And the search for a plan on another cluster, which is compared with the one at hand."""
 
 RUNNERS_UP = 1.25
@@ -139,7 +141,7 @@ class FoundPlans:
 
 @dataclass(frozen=True)
 class Help:
-    """What a change of the cluster or the batch would bring: the step with it, or None where no plan was found in time.
+    """What a change of the cluster or the batch would bring: the step with it, or None where no plan was found.
 
     samples: of its batch."""
 
@@ -172,7 +174,7 @@ def propose(
     found: list[Proposed] = []
 
     def so_far() -> FoundPlans | None:
-        ranked = tuple(sorted(found, key=lambda one: (one.step_s, one.samples)))
+        ranked = tuple(sorted(found, key=lambda one: (one.step_s, *rank_of(one.solution), one.samples)))
         return FoundPlans(demand, ranked, tuple(refused), time.perf_counter() - began_s) if ranked else None
 
     if stop is not None:
@@ -235,7 +237,7 @@ def what_would_help(proposal: FoundPlans, stop: Stop[Any] | None = None, watch: 
     for number, (what, changed) in enumerate(changes, start=1):
         changed_instance = replace(instance, **changed)
         watch(SolveBegun(number, len(changes), f"with {what}", instance.microbatches, best.step_s))
-        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop, watch, CHUNKED_HELP_S)
+        found = _plan(demand, changed_instance, best.solution.schedule, best.step_s, stop, watch, CHUNKED_HELP_PASSES)
         if stop is not None and stop.requested:
             return
         plans = [best.plan] if found.plan is None else [best.plan, found.plan]
@@ -246,7 +248,7 @@ def what_would_help(proposal: FoundPlans, stop: Stop[Any] | None = None, watch: 
         watch(SolveBegun(len(changes) + 1, len(changes) + 1, f"with a batch of {batch:,}", batch // best.samples, None))
         of_batch = _estimated(demand, replace(demand.request, samples=best.samples, batch=batch))
         within_s = best.step_s * batch / best.batch
-        found = _plan(demand, of_batch.instance, best.solution.schedule, within_s, stop, watch, CHUNKED_HELP_S)
+        found = _plan(demand, of_batch.instance, best.solution.schedule, within_s, stop, watch, CHUNKED_HELP_PASSES)
         if found.plan is not None:
             step_s = _simulated(demand, of_batch.instance, found.plan, found).step_s
             yield Help(f"a batch of {batch:,} samples", step_s, batch)
@@ -306,7 +308,7 @@ def _solved(
     stop: Stop[Any] | None,
     watch: Watch,
 ) -> Proposed | str:
-    """Or why there is none: nothing fits, nothing was found in time, or it would be far slower than the best plan."""
+    """Or why there is none: nothing fits, nothing was found, or it would be far slower than the best plan."""
     best_s = min((one.step_s for one in found), default=math.inf)
     slow = f"no plan is within {RUNNERS_UP:g} times the best one's step"
     if _least_s(of_size.instance) > RUNNERS_UP * best_s:
@@ -330,8 +332,6 @@ def _solved(
     if solution.infeasibility is not None:
         least_bytes = solution.infeasibility.least_memory_bytes
         return solution.infeasibility.reason + ("" if least_bytes is None else f"; {size_text(least_bytes)} would do")
-    if solution.stopped_by is StoppedBy.TIME_LIMIT:
-        return f"no plan was found in {CHUNKED_S:g} s"
     return f"no plan was found ({solution.stopped_by})"
 
 
@@ -360,7 +360,7 @@ def _plan(
     within_s: float | None,
     stop: Stop[Any] | None,
     watch: Watch,
-    chunked_s: float = CHUNKED_S,
+    chunked_passes: int = CHUNKED_PASSES,
 ) -> Solution:
     name = schedule.name if isinstance(schedule, Schedule) else schedule
     node = demand.request.gpus_per_node or demand.hardware.gpu(demand.gpu).gpus_per_node
@@ -372,7 +372,7 @@ def _plan(
             restrictions=demand.runtime.restricted(asked, narrowed, name, min(node, narrowed.devices)),
             options=SolveOptions(
                 gap=_CHUNKED_GAP if name in CHUNKED else _GAP,
-                time_limit_s=chunked_s if name in CHUNKED else None,
+                passes_limit=chunked_passes if name in CHUNKED else None,
                 within_s=within_s,
             ),
             schedule=schedule,
@@ -429,7 +429,7 @@ def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None, *,
         one = solve(narrowed, (StageCount(ranks),), min(limits_s, default=None))
         if one.plan is not None and not counts_on_one_sum(instance, one.plan):
             found.append(one)
-    best = min(found, key=lambda one: one.time_per_sample_s or 0.0, default=None)
+    best = min(found, key=lambda one: (one.time_per_sample_s or 0.0, rank_of(one)), default=None)
     if best is None:
         return free
     return replace(best, status=Status.FEASIBLE, lower_bound_s=free.lower_bound_s)

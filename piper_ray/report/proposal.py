@@ -95,7 +95,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
     """What other clusters would bring."""
     for one in found:
         if one.step_s is None:
-            yield f"with {one.what}: no plan was found in time"
+            yield f"with {one.what}: no plan was found"
             continue
         gain = 1.0 - one.step_s * best.batch / (one.samples * best.step_s)
         words = f"{percent_text(gain)} less time a sample" if gain > 1e-4 else "no faster"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,6 @@ from scripts.benchmarks.table import Table, ratio, remarks, seconds, size, table
 FOLDER = ROOT / "docs" / "performance"
 PICTURE = FOLDER / "time-downsets.svg"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "performance.md")
-IN_README = ("bert32", "bert96", "resnet50", "gnmt-k8", "inception-k128")
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,7 @@ def parts_of_pages(yardsticks: Results, compared: Compared) -> dict[str, str]:
     families = [row for row in compared.rows if SUBJECTS[row.subject].family != YARDSTICKS]
     of_yardsticks = {table.title: table for table in tables_of(yardsticks)}
     tables = {
-        "readme": _short(yardsticks),
+        "readme": _short(yardsticks.twins),
         "yardsticks": _long(yardsticks),
         "commands": of_yardsticks.get("The whole command"),
         "threads": of_yardsticks.get("Threads"),
@@ -152,18 +151,21 @@ def parts_of_pages(yardsticks: Results, compared: Compared) -> dict[str, str]:
     return parts
 
 
-def _short(results: Results) -> Table:
-    head = ("instance", "time per microbatch", "solve", "reference C++", "reference / solve")
-    return Table("", "", head, tuple(_line(row)[:3] + _line(row)[4:6] for row in results.rows if _in_readme(row)))
+def _short(twins: Sequence[TwinResult]) -> Table:
+    """Ratios of what was measured in one process."""
+
+    def line(result: TwinResult) -> tuple[str, ...]:
+        ours_s, tables_s = result.ours.total_s, (result.greedy.seconds, result.exact.seconds)
+        in_words = (seconds(ours_s), *map(seconds, tables_s))
+        return (result.twin.case.title, *(ratio(table_s, ours_s) for table_s in tables_s), *in_words)
+
+    head = ("instance", "greedy / solve", "exact / solve", "solve", "the paper's, greedy", "the paper's, exact")
+    return Table("", "", head, tuple(map(line, twins)))
 
 
 def _long(results: Results) -> Table:
     head = ("instance", "time per microbatch", "solve", "goal", "reference C++", "reference / solve", "peak memory")
     return Table("", "", head, tuple(map(_line, results.rows)))
-
-
-def _in_readme(row: RowResult) -> bool:
-    return row.row.case.id in IN_README
 
 
 def _line(result: RowResult) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 from piper_ray.model.errors import EXIT_INTERRUPTED
+from piper_ray.model.options import SolveOptions
+from piper_ray.workloads.formats import load
 from scripts.benchmarks.runner import describe_machine
 from scripts.ray_benchmarks.cases import RAY_CASES, TIGHT_TOWERS
 from scripts.ray_benchmarks.model import fit
@@ -36,6 +38,14 @@ def main(
             "which need root and iproute2. About two minutes.",
         ),
     ] = False,
+    calls: Annotated[
+        str,
+        typer.Option(
+            "--calls",
+            metavar="INPUT",
+            help="What 1 to 64 workers make of the calls of an interleaved search of INPUT instead, by CPU time alone.",
+        ),
+    ] = "",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the tables in Markdown.")] = False,
 ) -> None:
     """Measure the Ray backend beside one local thread, and predict the time on 1 to 256 machines.
@@ -47,6 +57,12 @@ def main(
         from scripts.ray_benchmarks.machines import check
 
         table = checked_table(check(_tell))
+        typer.echo(table.to_markdown() if markdown else table.to_text())
+        return
+    if calls:
+        from scripts.ray_benchmarks.calls import calls_table
+
+        table = calls_table(load(calls), "interleaved", SolveOptions(), (1, 2, 8, 64))
         typer.echo(table.to_markdown() if markdown else table.to_text())
         return
     wanted = [name.strip() for name in cases.split(",") if name.strip()]

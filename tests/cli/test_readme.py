@@ -12,6 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from piper_ray.cli.app import app
+from scripts.benchmarks.kept import read_yardsticks
+from scripts.benchmarks.table import ratio
 from scripts.delivery.table import HEAD, MODELS, row
 from tests.lengths import long_after
 
@@ -59,3 +61,9 @@ def test_rows_of_the_table_of_what_plans_deliver(name: str) -> None:
     assert tuple(shown[:2]) == HEAD
     assert [line.split(",")[0] for line in shown[2:]] == [f"| {model}" for model in MODELS]
     assert row(name) in shown
+
+
+def test_how_much_sooner_answers_come_is_what_was_measured_in_one_process() -> None:
+    ratios = [ratio(twin.greedy.seconds, twin.ours.total_s) for twin in read_yardsticks().twins]
+    least, most = (pick(ratios, key=lambda text: float(text.replace(",", ""))) for pick in (min, max))
+    assert f"{least} to {most} times as quick as its dynamic program, on one machine." in _readme()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,18 @@ def test_a_size_that_is_no_runner_up_is_left_out_with_the_reason(
 def test_best_is_what_each_size_by_itself_gives(proposal: FoundPlans, tmp_path: Path) -> None:
     for one in proposal.found:
         assert propose(demand(tmp_path, one.samples)).best.step_s == one.step_s
+
+
+def test_no_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that leaps by an hour at each look changes nothing, as a busy machine does not."""
+    asked = replace(demand(tmp_path, 4), schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))
+    before = propose(asked)
+    hours = count(0.0, 3600.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(hours))
+    found = propose(asked)
+    assert [(one.step_s, one.plan) for one in found.found] == [(one.step_s, one.plan) for one in before.found]
+    assert found.refused == before.refused
+    assert not any("time" in why for why in found.refused)
 
 
 def test_utilisation_is_of_the_products_of_a_step(proposal: FoundPlans) -> None:

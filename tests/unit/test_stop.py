@@ -16,7 +16,7 @@ from tests.report_cases import small_instance, solution
 
 IN_HASTE = {StoppedBy.INTERRUPT, StoppedBy.PROCESS_LOST}
 FROM_OUTSIDE = {*IN_HASTE, StoppedBy.TIME_LIMIT}
-BROKEN_OFF = {*FROM_OUTSIDE, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT}
+BROKEN_OFF = {*FROM_OUTSIDE, StoppedBy.CHOICE_TOO_HARD, StoppedBy.INEXACT, StoppedBy.WORK_LIMIT}
 AT_ITS_OWN_END = {
     StoppedBy.GAP,
     StoppedBy.OPERATOR_BLOCKS,

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import is_loaded
-from piper_ray.engine.backends.calls import ThreadWorkers
+from piper_ray.engine.backends.calls import ThreadWorkers, Workers
 from piper_ray.engine.evaluation.backend import Activity, NextBatch, OnProgress
 from piper_ray.engine.evaluation.state_tables import StateTables, between, evaluate_downsets, joined, no_states
 from piper_ray.engine.kernels.buckets import BUCKET_SIZE
@@ -60,7 +60,7 @@ class LocalBackend:
             return NextBatch(end_level, here=True)
         return NextBatch(states.level + 1, here=False)
 
-    def open_workers(self) -> ThreadWorkers:
+    def open_workers(self) -> Workers:
         """As many threads more, for calls. Close them after use."""
         return ThreadWorkers(self._threads)
 

@@ -36,6 +36,9 @@ _NEARLY = 1.003
 _DESCENT_PASSES = 20_000_000
 """Of all simulations by which one is: some seconds."""
 
+_PASSES_OF_A_STEP = 10
+"""A step through all plans of a small model takes about as long as so many simulated passes."""
+
 _HEAT = 0.003
 """Relative: by how much a move may make a plan worse at first."""
 
@@ -78,7 +81,10 @@ class Candidate:
 
 
 class Candidates:
-    """Keeps the best plan of a task for each of its choices. On one thread at a time, but for ``like``."""
+    """Keeps the best plan of a task for each of its choices. On one thread at a time, but for ``like``.
+
+    passes: simulated so far, which is what its work is counted in.
+    """
 
     def __init__(self, task: Task, program: ChunkProgram) -> None:
         self._task = task
@@ -92,6 +98,7 @@ class Candidates:
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
         self._moved = False
+        self.passes = 0
 
     @property
     def best(self) -> Candidate | None:
@@ -142,6 +149,7 @@ class Candidates:
                 _HEAT,
                 control,
             )
+            self._count(moves)
             self._take(index, Candidate(found.task, found.tables, chunk_of, choice, float(value_s)))
 
     def descend(self, control: FloatArray) -> None:
@@ -156,7 +164,9 @@ class Candidates:
         left = _DESCENT_PASSES // max(1, self._program.kind.size)
         for index, found in enumerate(self._best[:-1]):
             if best is not None and found is not None and found.value_s <= best.value_s * _NEARLY:
-                left = self._descend(index, found, left, control)
+                after = self._descend(index, found, left, control)
+                self._count(left - after)
+                left = after
 
     def _descend(self, index: int, found: Candidate, left: int, control: FloatArray) -> int:
         """left: simulations that there may be; how many are left afterwards."""
@@ -185,10 +195,14 @@ class Candidates:
         found = all_plans(self._task, self._program, most_steps, target_s, control)
         if found is None:
             return False
+        self.passes += 0 if found.is_least else _PASSES_OF_A_STEP * most_steps
         if found.value < target_s:
             mixed = self._task.mixed.tables
             self._take(-1, Candidate(self._task, mixed, found.chunk_of, found.choice, found.value))
         return found.is_least
+
+    def _count(self, simulations: int) -> None:
+        self.passes += simulations * self._program.kind.size
 
     def _take(self, index: int, found: Candidate) -> None:
         best = self._best[index]
@@ -201,6 +215,7 @@ class Candidates:
 
     def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
         found = self._plan_at(index, order, cuts)
+        self._count(1)
         if found is not None:
             self._take(index, found)
 

@@ -79,6 +79,12 @@ class _Unpickler(pickle.Unpickler):
         return self._parts[number]
 
 
+_PASSES_TO_BUILD = 150
+"""A shape's program takes about as long to make as so many simulations of it, ..."""
+
+_PASSES_OF_A_CELL = 20
+"""... and a round of prices, for each kind, chunk and TMPC, as long as so many simulated passes."""
+
 _PROMISING = 1.1
 """Later moves are for plans within so many times the best one."""
 
@@ -129,7 +135,8 @@ class Node:
 
     name: the same in every run. program, candidates: None before the first plan; relaxation: before the first effort.
     owed: turns whose outcomes were known without them, made up for when another one comes. parent: of which it is the
-    so manyth case, as long as it has nothing of its own.
+    so manyth case, as long as it has nothing of its own. passes: its work so far, beside that of its candidates;
+    counted: of all its work, what counts.
     """
 
     task: Task
@@ -142,6 +149,8 @@ class Node:
     candidates: Candidates | None = None
     owed: list[Turn] = field(default_factory=list)
     parent: tuple[Node, int] | None = None
+    passes: int = 0
+    counted: int = 0
 
     def take(self, turn: Turn, control: FloatArray) -> TurnOutcome:
         """control: the best time known, as the turn has it; not zero for a wish to stop."""
@@ -167,14 +176,22 @@ class Node:
     def _take(self, turn: Turn, control: FloatArray) -> TurnOutcome:
         control[0] = turn.target_s
         if turn.kind is TurnKind.PLAN:
-            return self._plan(turn.number, control)
-        return self._descend(control) if turn.kind is TurnKind.DESCEND else self._bound(turn.number, control)
+            outcome = self._plan(turn.number, control)
+        else:
+            outcome = self._descend(control) if turn.kind is TurnKind.DESCEND else self._bound(turn.number, control)
+        return outcome._replace(passes=self._all_passes)
+
+    @property
+    def _all_passes(self) -> int:
+        """Cases of a node share its candidates, and simulate little."""
+        return self.passes + (self.candidates.passes if self.whole and self.candidates is not None else 0)
 
     def _plan(self, moves: int, control: FloatArray) -> TurnOutcome:
         if self.candidates is None:
             self.program = self.task.shape.program()
             if self.program is None:
                 return TurnOutcome(np.inf)
+            self.passes += _PASSES_TO_BUILD * self.program.kind.size
             self.candidates = Candidates(self.task, self.program)
             self.candidates.cut_evenly()
         self.candidates.move(moves, control)
@@ -227,6 +244,7 @@ class Node:
             if control[1] != 0.0 or max(self.lower_s, relaxation.lower_s) >= target_s * (1.0 - PROOF):
                 break
             relaxation.improve(effort.rounds)
+            self.passes += _PASSES_OF_A_CELL * effort.rounds * relaxation.prices.share.size
             relaxation.aim(target_s)
         return max(self.lower_s, relaxation.lower_s)
 
@@ -248,11 +266,12 @@ class Node:
 
 class TurnOutcome(NamedTuple):
     """Of a node's turn. lower_s: what is proved of it. best: the best plan found so far. children: cases that take its
-    place; none: it stays."""
+    place; none: it stays. passes: simulated in all its turns, and what counts as such."""
 
     lower_s: float
     best: Candidate | None = None
     children: Sequence[Node] = ()
+    passes: int = 0
 
 
 Taken = tuple[Node, TurnOutcome]
@@ -284,13 +303,14 @@ class TurnMemo:
             lower_s,
             None if best is None else _candidate(node.task, best),
             [node.case(index, done) for index, done in enumerate(row["children"])],
+            row["passes"],
         )
 
     def record(self, node: Node, turn: Turn, outcome: TurnOutcome) -> None:
         """Raises CheckpointLost if another solve has taken the checkpoint over."""
         best = None if outcome.best is None else _row(node.task, outcome.best)
         children = [child.done for child in outcome.children]
-        row = {"lower_s": float(outcome.lower_s).hex(), "best": best, "children": children}
+        row = {"lower_s": float(outcome.lower_s).hex(), "best": best, "children": children, "passes": outcome.passes}
         self.checkpoint.record_result(_key(node, turn), row)
 
 

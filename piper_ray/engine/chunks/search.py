@@ -100,7 +100,7 @@ class ChunkSearch:
             yield from self._plan_and_bound()
         except (KeyboardInterrupt, GeneratorExit):
             self._recall()
-            if self.ledger.stopped_by is not StoppedBy.TOO_SLOW:
+            if (reason := self.ledger.stopped_by) is None or reason.ends_all:
                 # When an interrupt or a deadline comes is no matter of the search, so all counts that is known.
                 for index in [*self._ready]:
                     self._take(index, self._pop(index))
@@ -269,6 +269,8 @@ class ChunkSearch:
         """The nodes to go on with."""
         found, node = outcome.best, self._nodes[index]
         node.lower_s = max(node.lower_s, outcome.lower_s)
+        self.ledger.passes += outcome.passes - node.counted
+        node.counted = outcome.passes
         if found is not None:
             if index not in self._found or found.value_s < self._found[index].value_s:
                 self._found[index] = found

@@ -91,7 +91,7 @@ def _stats(problem: ChunkProblem, search: ChunkSearch) -> SolveStats:
         threads=search.workers.width,
         lattice_s=problem.tables_s,
         search_s=search.seconds,
-        degrees=DegreeStats(len(search.tasks), search.bounded, search.bounded, 0),
+        degrees=DegreeStats(len(search.tasks), search.bounded, search.bounded, 0, search.ledger.passes),
     )
 
 

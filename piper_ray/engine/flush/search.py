@@ -1,8 +1,14 @@
-"""The search over all (d, t): rounds of tasks at rising times, with a bound that holds at every moment."""
+"""The search over all (d, t): rounds of tasks at rising times, with a bound that holds at every moment.
+
+It is the same whatever the workers. Tasks hear of plans that others find meanwhile; one that is left open all the same
+is tried again when the best plan of the others is known. Where a search may end within a round, by its gap or as no
+plan is fast enough, results count in the tasks' order, and no task goes by the plan of a later one.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -51,6 +57,7 @@ class FlushSearch:
         self._began_s = time.perf_counter()
         self._ended_s: float | None = None
         self._bound_s = np.inf  # that plans must beat
+        self._in_order = False  # whether results count in the tasks' order
         self._cases = {
             task.order: _Case(task, max(task.lower_s, self.proved_s.get(task.degrees, 0.0))) for task in self.tasks
         }
@@ -128,36 +135,80 @@ class FlushSearch:
 
     def _seek(self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round) -> Generator[None, None, None]:
         """One round: plans of at most ``cutoff_s``."""
-        workers = self.workers
-        self._bound_s = cutoff_s
-        waiting = list(reversed(tasks))
-        running = 0
+        self._bound_s, limits = cutoff_s, self.ledger.limits
+        may_end = limits.gap > 0.0 or limits.within_s < np.inf
+        again = yield from self._go_through(tasks, cutoff_s, round_, in_order=may_end)
+        yield from self._go_through(again, self._bound_s, round_, in_order=True)
+
+    def _go_through(
+        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, *, in_order: bool
+    ) -> Generator[None, None, list[DegreePair]]:
+        """Plans of at most ``most_s``, of each task. Returns tasks that are left open, and that a better plan is known
+        for than they began with: what they have come to may depend on when they heard of it, and does not count."""
+        workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
+        self._in_order, running = in_order, 0
+        ready: dict[int, _Outcome] = {}
+        left_open: list[_Outcome] = []
         try:
-            while (waiting or running) and not self._is_near():
-                while waiting and running < workers.width:
-                    task = waiting.pop()
-                    known = None if self.memo is None else self.memo.result(task, cutoff_s)
+            while left and not self._is_near():
+                while waiting and running < workers.width and self._may_begin(waiting[0], left, ready):
+                    task = waiting.popleft()
+                    known = None if self.memo is None else self.memo.result(task, most_s)
                     if known is not None:
-                        self._take(task, known)
-                        continue
+                        ready[task.order] = _Outcome(task, known)
+                        break
                     workers.give(call_of(self.space, task, self._bound_s, proves=self.proves))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
-                for finished in workers.done(_LOOK_S):
+                for finished in workers.done(_LOOK_S if self._next(left, ready) is None else 0.0):
                     running -= 1
-                    proved_s = self._take(finished.call.key, finished.result)
-                    if self.memo is not None:
-                        self.memo.record(finished.call.key, cutoff_s, replace(finished.result, lower_s=proved_s))
-                self._lower_bound(workers.heard_s())
+                    task, began_with_s = finished.call.key, finished.call.bound_s
+                    ready[task.order] = _Outcome(task, finished.result, began_with_s)
+                if not in_order:
+                    self._lower_bound(workers.heard_s())
+                while (order := self._next(left, ready)) is not None and not self._is_near():
+                    outcome = ready.pop(order)
+                    is_late = outcome.result.left_open is not None and outcome.began_with_s > self._bound_s
+                    if in_order and is_late:
+                        waiting.appendleft(outcome.task)
+                        break
+                    left.remove(order)
+                    if outcome.result.left_open is not None and not in_order:
+                        left_open.append(outcome)
+                    else:
+                        self._count(outcome, most_s)
+                    yield
                 yield
         finally:
-            for finished in workers.recall():
-                self._take(finished.call.key, finished.result)
+            recalled = [_Outcome(finished.call.key, finished.result) for finished in workers.recall()]
+            if (reason := self.ledger.stopped_by) is None or reason.ends_all:
+                for outcome in (*ready.values(), *recalled, *(left_open if left else ())):
+                    self._take(outcome.task, outcome.result)
+        again = [outcome.task for outcome in left_open if outcome.began_with_s > self._bound_s]
+        for outcome in left_open:
+            if outcome.began_with_s <= self._bound_s:
+                self._count(outcome, most_s)
+        return again
+
+    def _next(self, left: Sequence[int], ready: Mapping[int, _Outcome]) -> int | None:
+        """The task whose outcome counts next, if it is there."""
+        order = left[0] if self._in_order and left else next(iter(ready), None)
+        return order if order in ready else None
+
+    def _may_begin(self, task: DegreePair, left: Sequence[int], ready: Mapping[int, _Outcome]) -> bool:
+        """Whether it is worth beginning: of those that come far behind the next one to count not too many."""
+        return task.order == left[0] or len(ready) < 2 * self.workers.width
+
+    def _count(self, outcome: _Outcome, most_s: float) -> None:
+        proved_s = self._take(outcome.task, outcome.result)
+        if self.memo is not None and outcome.began_with_s > 0.0:
+            self.memo.record(outcome.task, most_s, replace(outcome.result, lower_s=proved_s))
 
     def _lower_bound(self, bound_s: float) -> None:
         if bound_s < self._bound_s:
             self._bound_s = bound_s
-            self.workers.tell(bound_s)
+            if not self._in_order:
+                self.workers.tell(bound_s)
 
     def _take(self, task: DegreePair, result: TaskResult) -> float:
         """Returns what is proved of all plans of the task: no batch takes less, in s."""
@@ -177,6 +228,15 @@ class FlushSearch:
             self.found.append(result.found)
             self.ledger.offer(result.found, self.origin)
         return proved_s
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """Of a task. began_with_s: the bound that its plans had to beat at first; 0: it is on record."""
+
+    task: DegreePair
+    result: TaskResult
+    began_with_s: float = 0.0
 
 
 @dataclass
