@@ -1,4 +1,4 @@
-"""An early plan on a long chain: borders are looked at coarsely, then near the best plan's; the answer is the same."""
+"""An early plan on a long chain: of the cheapest cuts, then of those near its own borders; the answer is the same."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.downsets import Lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.search import neighbourhood
-from piper_ray.engine.search.neighbourhood import every, finer, first_spacing, is_long_chain, near, within
+from piper_ray.engine.search.neighbourhood import cheapest_cuts, finer, first_spacing, is_long_chain, near, within
+from piper_ray.engine.tables.problem import Problem
 from piper_ray.model.events import Event, IncumbentFound
 from piper_ray.model.instance import Instance
 from tests.instances import RECOMPUTE, build, tmpc, two_towers
@@ -84,33 +85,76 @@ def test_what_is_nearly_a_chain_is_begun_so_where_it_is_longer() -> None:
     assert not is_long_chain(tables(two_towers(60)).problem.workload.lattice)
 
 
-def test_near_takes_all_downsets_of_a_size() -> None:
-    lattice = tables(ladder(400)).problem.workload.lattice
-    sizes = [len(members(row)) for row in lattice.arrays.bits]
-    border = sizes.index(201)
-    allowed = near(lattice, [TracedStage(lattice.size - 1, border, 0, 1, 0, 1.0)], 4)
-    found = [v for v in range(1, lattice.size - 1) if allowed[v]]
-    assert found == [v for v in range(1, lattice.size - 1) if sizes[v] in range(185, 218, 4)]
-    coarse = every(lattice, 5)
-    assert [v for v in range(1, lattice.size - 1) if coarse[v]] == [
-        v for v in range(1, lattice.size - 1) if sizes[v] % 5 == 0
+def cuts_by_hand(problem: Problem, spacing: int) -> set[int]:
+    """The ends, and of the downsets in each window of sizes the first whose edges to the rest cost hardly more than
+    those of the best."""
+    lattice = problem.workload.lattice
+    edge_s = problem.costs.both_s.min(axis=0)
+    windows: dict[int, list[tuple[float, int]]] = {}
+    for v in range(lattice.size):
+        inside = set(members(lattice.arrays.bits[v]))
+        cut = [e for e, (tail, head, _) in enumerate(lattice.graph.edges) if tail not in inside and head in inside]
+        windows.setdefault(len(inside) // spacing, []).append((float(sum(edge_s[e] for e in cut)), v))
+    first = {next(v for cut_s, v in window if cut_s <= min(window)[0] * 1.1 + 1e-9) for window in windows.values()}
+    return first | {0, lattice.size - 1}
+
+
+@pytest.mark.parametrize(("layers", "spacing"), [(40, 1), (40, 7), (90, 4), (90, 100)])
+def test_of_each_window_the_cheapest_cut(layers: int, spacing: int) -> None:
+    problem = tables(ladder(layers), contraction=without_contraction()).problem
+    assert set(np.flatnonzero(cheapest_cuts(problem, spacing)).tolist()) == cuts_by_hand(problem, spacing)
+
+
+def test_the_cheapest_cuts_are_between_blocks() -> None:
+    """Blocks of five layers with one cheap edge between two blocks."""
+    edges = {(v, v + 1): 0.01 if v % 5 == 4 else 1.0 for v in range(99)}
+    instance = build({v: {1: [tmpc(1)]} for v in range(100)}, edges, devices=8, microbatches=8, memory_bytes=1e6)
+    problem = tables(instance, contraction=without_contraction()).problem
+    assert np.flatnonzero(cheapest_cuts(problem, 7)).tolist() == [
+        0,
+        10,
+        15,
+        25,
+        30,
+        35,
+        45,
+        50,
+        60,
+        65,
+        70,
+        80,
+        85,
+        95,
+        100,
     ]
 
 
+def test_borders_that_cost_the_same_are_spaced_evenly() -> None:
+    edges = {(v, v + 1): 1.0 + 0.04 * (v % 3) for v in range(99)}
+    instance = build({v: {1: [tmpc(1)]} for v in range(100)}, edges, devices=8, microbatches=8, memory_bytes=1e6)
+    problem = tables(instance, contraction=without_contraction()).problem
+    assert np.flatnonzero(cheapest_cuts(problem, 4)).tolist() == [*range(0, 101, 4)]
+
+
 def test_borders_get_finer_around_the_plan() -> None:
-    lattice = lattice_of(chain(600, 1))
-    spacing = first_spacing(lattice)
-    assert spacing == 3
-    assert np.flatnonzero(every(lattice, spacing)).tolist() == [*range(0, 600, 3), 600]
+    assert first_spacing(lattice_of(chain(600, 1))) == 4
     assert (finer(4), finer(3), finer(2), finer(1)) == (2, 1, 1, 0)
-    stages = [TracedStage(outer, inner, 0, 1, 0, 1.0) for outer, inner in ((600, 303), (303, 0))]
-    assert np.flatnonzero(near(lattice, stages, 2)).tolist() == [*range(0, 9, 2), *range(295, 312, 2), 600]
+    problem = tables(ladder(400), contraction=without_contraction()).problem
+    lattice = problem.workload.lattice
+    sizes = [len(members(row)) for row in lattice.arrays.bits]
+    border = sizes.index(201)
+    stages = [TracedStage(lattice.size - 1, border, 0, 1, 0, 1.0), TracedStage(border, 0, 0, 1, 0, 1.0)]
+    for spacing in (4, 1):
+        close = {v for v in range(lattice.size) if min(abs(sizes[v] - size) for size in (0, 201)) <= 4 * spacing}
+        cuts = cuts_by_hand(problem, spacing) if spacing > 1 else close
+        found = set(np.flatnonzero(near(problem, stages, spacing)).tolist())
+        assert found == close & cuts | {0, border, lattice.size - 1}
 
 
 def test_a_plan_keeps_to_the_borders_that_are_allowed() -> None:
     made = tables(chain(40, 1), contraction=without_contraction())
-    allowed = every(made.problem.workload.lattice, 8)
+    allowed = cheapest_cuts(made.problem, 8)
     with closing(LocalBackend(1)) as backend:
         outcome = evaluate_threshold(made.problem, backend, 1e3, completion=within(allowed, 24))
     assert outcome.feasible
-    assert {stage.inner for stage in outcome.stages} <= set(range(0, 41, 8))
+    assert {stage.inner for stage in outcome.stages} <= cuts_by_hand(made.problem, 8)

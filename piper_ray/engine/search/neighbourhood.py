@@ -56,14 +56,18 @@ _LONG, _LONG_AND_WIDE = 128, 1024
 _WIDEST = 2.0
 """Downsets of each size on average, at most, of what is nearly a chain."""
 
-_BORDERS = 256
-"""Sizes of the first plan's downsets to choose from, at most."""
+_BORDERS, _LEAST_SPACING = 1024, 4
+"""Of the first plan: windows of sizes, of which each has a border, at most; and sizes in a window, at least."""
+
+_HARDLY_MORE = 1.1
+"""Times the cheapest border of a window: where all cost about the same, borders spaced evenly are better than the
+cheapest ones."""
 
 _FINER = 2
 """Times, from one plan to the next."""
 
 _REACH = 2
-"""How far a border may move at once, in spacings of the borders before."""
+"""How far a border may move at once, in windows of the borders before."""
 
 
 def is_long_chain(lattice: Lattice) -> bool:
@@ -74,8 +78,8 @@ def is_long_chain(lattice: Lattice) -> bool:
 
 
 def first_spacing(lattice: Lattice) -> int:
-    """How many layers lie between two of the first plan's borders."""
-    return max(2, -(-lattice.levels // _BORDERS))
+    """How many sizes have one border together, of the first plan."""
+    return max(_LEAST_SPACING, -(-lattice.levels // _BORDERS))
 
 
 def finer(spacing: int) -> int:
@@ -83,26 +87,37 @@ def finer(spacing: int) -> int:
     return 0 if spacing == 1 else max(1, spacing // _FINER)
 
 
-def every(lattice: Lattice, spacing: int) -> BoolArray:
-    """bool[m]: the first and last downset, and those of every ``spacing``th size between them."""
-    allowed: BoolArray = _sizes(lattice) % spacing == 0
-    allowed[[0, -1]] = True
+def cheapest_cuts(problem: Problem, spacing: int) -> BoolArray:
+    """bool[m]: the first and last downset, and of each ``spacing`` sizes the downset whose border costs least, or the
+    first that costs hardly more. Costs of borders go up and down with the period of a model's blocks.
+    """
+    cut_s, window = (problem.costs.need_s - problem.costs.cap_s).min(axis=1), _sizes(problem) // spacing
+    least_s = np.full(window[-1] + 1, np.inf)
+    np.minimum.at(least_s, window, cut_s)
+    cheap = np.flatnonzero(cut_s <= least_s[window] * _HARDLY_MORE)
+    allowed = np.zeros(cut_s.size, np.bool_)
+    allowed[cheap[np.diff(window[cheap], prepend=-1) > 0]] = True
+    allowed[-1] = True
     return allowed
 
 
-def near(lattice: Lattice, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
-    """bool[m]: of every ``spacing``th size, what is near the borders of a plan; and these."""
-    sizes, allowed = _sizes(lattice), np.zeros(lattice.size, np.bool_)
-    for stage in stages:
-        apart = np.abs(sizes - sizes[stage.inner])
-        allowed |= (apart <= _REACH * _FINER * spacing) & (apart % spacing == 0)
-    allowed[[0, -1]] = True
+def near(problem: Problem, stages: Sequence[TracedStage], spacing: int) -> BoolArray:
+    """bool[m]: of the cheapest cuts those near the borders of a plan, and these; where the spacing is one, all that are
+    near.
+    """
+    sizes, borders = _sizes(problem), [stage.inner for stage in stages]
+    allowed = np.zeros(sizes.size, np.bool_)
+    for border in borders:
+        allowed |= np.abs(sizes - sizes[border]) <= _REACH * _FINER * spacing
+    if spacing > 1:
+        allowed &= cheapest_cuts(problem, spacing)
+    allowed[[*borders, 0, -1]] = True
     return allowed
 
 
-def _sizes(lattice: Lattice) -> IndexArray:
+def _sizes(problem: Problem) -> IndexArray:
     """int64[m]: of each downset."""
-    return np.repeat(np.arange(lattice.levels), np.diff(lattice.arrays.level_start))
+    return np.repeat(np.arange(problem.lattice.level_start.size - 1), np.diff(problem.lattice.level_start))
 
 
 def within(allowed: BoolArray, devices: int) -> Completion:

@@ -282,16 +282,16 @@ class Search:
             self.bracket.doubt()
 
     def _begin_coarsely(self) -> None:
-        """On a long chain: a plan with few borders to choose from, then with those near its own."""
+        """On a long chain: a plan with few borders to choose from, which cost little, then with those near its own."""
         lattice = self.problem.workload.lattice
         if self.ledger.best is not None or not neighbourhood.is_long_chain(lattice):
             return
         spacing, devices, stages = neighbourhood.first_spacing(lattice), self.problem.cluster.devices, None
         while spacing > 1 or (spacing and stages is not None):
             if stages is None:
-                allowed = neighbourhood.every(lattice, spacing)
+                allowed = neighbourhood.cheapest_cuts(self.problem, spacing)
             else:
-                allowed = neighbourhood.near(lattice, stages, spacing)
+                allowed = neighbourhood.near(self.problem, stages, spacing)
             stages = self._on_borders(neighbourhood.within(allowed, devices)) or stages
             spacing = neighbourhood.finer(spacing)
         if stages is not None:
