@@ -106,7 +106,7 @@ def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathP
     return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
 
 
-NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(4)), *(np.zeros((0, 0)) for _ in range(2))))
+NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(5)), *(np.zeros((0, 0)) for _ in range(2))))
 
 
 def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None) -> PathBounds:
@@ -127,8 +127,11 @@ def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None)
     ahead[:, :positions] = behind_s[-1] - behind_s + _leaving_s(tables, task)[:, None] * a_second
     ahead[:-1, positions] = np.inf
     ahead -= rooms_s + _ROUNDING * (behind_s[-1].max() + rooms_s[0])
+    first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
     return frozen(
-        PathBounds(prices.forward, prices.backward, prices.sync, room_s, np.ascontiguousarray(of_stage), ahead)
+        PathBounds(
+            prices.forward, prices.backward, prices.sync, first_sync, room_s, np.ascontiguousarray(of_stage), ahead
+        )
     )
 
 

@@ -14,9 +14,10 @@ from piper_ray.engine.flush.stage_limits import FlushCover, PathArrays, tail_lim
 from piper_ray.engine.flush.tables import LayerValues, tables_on
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.downsets import member_sums
+from piper_ray.engine.kernels.flush_completion import least_ahead_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import FlushTables, PathBounds
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 
@@ -26,6 +27,10 @@ _CELLS, _FEW_CELLS = 1024, 256
 _ROOM = Room(downsets=1_000_000, steps=1_000_000_000)
 _BEAM = Beam(width=30, early=0.02)
 _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
+
+
+_MOST_KEPT = 20_000_000
+"""Stages at their positions, of ``least_ahead_s``."""
 
 
 class TooManyDownsets(Exception):
@@ -93,6 +98,15 @@ class SearchSpace:
             return self._listed(cover, task, prices, check), 0.0
         inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
         return replace(whole, most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
+
+    def completed(self, listed: ListedTables, task: DegreePair, control: FloatArray) -> ListedTables:
+        """With what stages of the lattice cost in front of each tail, in plans below the cutoff: see ``run_task``."""
+        if listed.bounds is NO_BOUNDS or not np.isfinite(control[0]):
+            return listed
+        ahead_s = least_ahead_s(
+            listed.tables, task.arrays, listed.ahead, listed.most_tails, listed.bounds, _MOST_KEPT, control
+        )
+        return replace(listed, bounds=frozen(listed.bounds._replace(ahead_s=ahead_s)))
 
     def _listed(
         self, cover: FlushCover, task: DegreePair, prices: DualPrices, check: Callable[[], None]

@@ -199,6 +199,7 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
         return TaskResult(task.lower_s)
     if listed is None:
         return TaskResult(np.inf, proved_s=proved_s)
+    listed = space.completed(listed, task, control)
     return _completed(listed, task, *_tails(listed, task, _NO_LEVELS, _MOST_STATES, control), control, proves)
 
 
