@@ -10,7 +10,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.task_search import ChosenStages, Effort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
@@ -104,13 +104,17 @@ class FlushSearch:
         """
         ledger, share, index = self.ledger, self.first_share, 0
         try:
+            if self.space.is_large and np.isfinite(ledger.upper_s) and not self._is_near():
+                index += 1
+                round_ = Round(ledger, index, len(self.tasks), ledger.upper_s)
+                yield from self._seek(self.tasks, ledger.upper_s, round_, Effort.BOUND)
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s = ledger.upper_s, ledger.lower_s
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
-                yield from self._seek(tasks, cutoff_s, round_)
+                yield from self._seek(tasks, cutoff_s, round_, Effort.PROOF if self.proves else Effort.PLAN)
                 if ledger.stopped_by is None:
                     round_.tell_of_end()
                 if ledger.proved or cutoff_s >= upper_s:
@@ -126,8 +130,10 @@ class FlushSearch:
     def _is_near(self) -> bool:
         return self.ledger.is_near(self.ledger.upper_s)
 
-    def _seek(self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round) -> Generator[None, None, None]:
-        """One round: plans of at most ``cutoff_s``."""
+    def _seek(
+        self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: Effort
+    ) -> Generator[None, None, None]:
+        """One round: plans of at most ``cutoff_s``, or only bounds on them."""
         workers = self.workers
         self._bound_s = cutoff_s
         waiting = list(reversed(tasks))
@@ -136,17 +142,17 @@ class FlushSearch:
             while (waiting or running) and not self._is_near():
                 while waiting and running < workers.width:
                     task = waiting.pop()
-                    known = None if self.memo is None else self.memo.result(task, cutoff_s)
+                    known = None if self.memo is None or effort is Effort.BOUND else self.memo.result(task, cutoff_s)
                     if known is not None:
                         self._take(task, known)
                         continue
-                    workers.give(call_of(self.space, task, self._bound_s, proves=self.proves))
+                    workers.give(call_of(self.space, task, self._bound_s, effort))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S):
                     running -= 1
                     proved_s = self._take(finished.call.key, finished.result)
-                    if self.memo is not None:
+                    if self.memo is not None and effort is not Effort.BOUND:
                         self.memo.record(finished.call.key, cutoff_s, replace(finished.result, lower_s=proved_s))
                 self._lower_bound(workers.heard_s())
                 yield

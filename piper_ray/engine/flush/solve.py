@@ -42,8 +42,9 @@ _ANY_PLAN = 0.999
 _MOST_DOWNSETS = 200_000
 """Of more than so many those alone are listed that plans can use."""
 
-_MANY_DOWNSETS, _BLOCK_DOWNSETS = 600, 200
-"""Where there are more than the former, whole blocks of layers with at most the latter give an early plan."""
+_MANY_DOWNSETS = 600
+_BLOCK_DOWNSETS = 200
+"""Of whole blocks of layers, which give an early plan where there are many downsets."""
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -219,14 +220,10 @@ class _Problem:
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """To its end. Where its lattice is large, it gets plans to begin with."""
-        if self.blocks is not None:
-            search.improve(
-                SearchSpace(self.blocks.arrays, is_large=True), self.tasks(self.blocks, instance), "blocks", FIRST_SHARE
-            )
-        if self.chain is not None and search.ledger.stopped_by is None:
-            search.improve(
-                SearchSpace(self.chain.arrays, is_large=True), self.tasks(self.chain, instance), "chain", FIRST_SHARE
-            )
+        for origin, workload in (("blocks", self.blocks), ("chain", self.chain)):
+            if workload is not None and search.ledger.stopped_by is None:
+                space = SearchSpace(workload.arrays, is_large=True)
+                search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)
