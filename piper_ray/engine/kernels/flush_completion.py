@@ -123,4 +123,5 @@ def least_ahead_s(
         for at in range(start[i], start[i + 1]):
             j, behind = inner_of[at], behind_of[at]
             found[j, behind] = min(found[j, behind], cost_of[at] + found[i, behind + 1])
-    return np.maximum(found - _TOO_MUCH * limit, bounds.ahead_s)
+    closer: FloatArray = np.maximum(found - _TOO_MUCH * limit, bounds.ahead_s)
+    return closer
