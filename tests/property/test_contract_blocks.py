@@ -10,7 +10,7 @@ import pytest
 import piper_ray.engine.blocks.block_instance as by_blocks
 from piper_ray.cost.variants import Variant, stage_variants
 from piper_ray.engine.blocks.block_instance import build_instance
-from piper_ray.engine.blocks.blocks import Blocks, find_blocks
+from piper_ray.engine.lattice.blocks import Blocks, find_blocks
 from piper_ray.engine.lattice.contraction import contract
 from piper_ray.engine.lattice.counting import count_downsets
 from piper_ray.engine.lattice.layer_graph import number_graph

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from piper_ray.engine.blocks.blocks import Quotient
+from piper_ray.engine.lattice.blocks import Quotient
 from tests.lengths import long_after
 
 

@@ -16,7 +16,7 @@ from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, often, room
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
-from piper_ray.engine.flush.task_search import run_task
+from piper_ray.engine.flush.task_search import Effort, run_task
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import stage_items
 from piper_ray.engine.kernels.flush_paths import simulate_step
@@ -91,13 +91,13 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
         _, workload, paths, task, batch_s = one
         space = SearchSpace(workload.arrays, True, paths)
 
-        within, _ = space.within(task, batch_s, lambda: None)
+        within, _ = space.within(task, np.array([batch_s, 0.0]), lambda: None)
         assert within is not None
         limits = within.most_tails
         every, limited = states_within(one, any_tails(task.arrays, workload)), states_within(one, limits)
         assert figures_of_all(limited, workload) == figures_of_all(every, workload), one.seed
         fewer += len(limited.origin) < len(every.origin)
-        below, proved_s = space.within(task, 0.9 * batch_s, lambda: None)
+        below, proved_s = space.within(task, np.array([0.9 * batch_s, 0.0]), lambda: None)
         assert proved_s <= batch_s * (1.0 + 1e-9)
         ruled_out += limits.size if below is None else int((below.most_tails < limits).sum())
     assert fewer > 5
@@ -128,7 +128,7 @@ def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule
     found = best = 0
     for _, workload, paths, task, batch_s in searched(schedule):
         beams = listed_when_wanted(workload, paths).along_beams()
-        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), proves=False)
+        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), Effort.PLAN)
         assert result.proved_s <= batch_s * (1.0 + 1e-9)
         if result.found is not None:
             found += 1

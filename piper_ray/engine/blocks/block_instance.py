@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.variants import Variant, layer_without_choice
-from piper_ray.engine.blocks.blocks import MOST_DOWNSETS, find_blocks
+from piper_ray.engine.lattice.blocks import MOST_DOWNSETS, find_blocks
 from piper_ray.engine.preparation import Outline
 from piper_ray.engine.tables.flat_options import SHARED, TIME, WEIGHTS, A, B, figures_of
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc

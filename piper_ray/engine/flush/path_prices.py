@@ -22,9 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.engine.flush.paths import longest_paths
 from piper_ray.engine.kernels.downsets import member_sums
 from piper_ray.engine.kernels.flush_stages import in_flight
-from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask, PathBounds
+from piper_ray.engine.kernels.flush_types import TWO_BW, FlushTables, FlushTask, PathBounds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 
 _ROUNDING = 1e-9
@@ -42,6 +43,18 @@ class PathPrices(NamedTuple):
     sync: FloatArray
     memory_s: FloatArray
     bound_s: float
+
+
+def even_prices(task: FlushTask) -> PathPrices | None:
+    """Those of all paths alike that are longest where all stages are: good ones where memory is no matter and layers
+    are small. None where a schedule has no paths.
+    """
+    if task.schedule == TWO_BW:
+        return None
+    even, none = np.ones(task.most_stages), np.zeros(task.most_stages)
+    paths = longest_paths(task.schedule, task.microbatches, even, even, none)
+    forward, backward, sync = (np.mean(often, axis=0) for often in zip(*paths, strict=True))
+    return frozen(PathPrices(forward, backward, sync, none, 0.0))
 
 
 class LayerChoices(NamedTuple):
@@ -71,6 +84,11 @@ class LayerChoices(NamedTuple):
         numbers = np.array(of_vertex, np.int64)
         copies = np.bincount(numbers, minlength=len(used)).astype(np.float64)
         return cls(numbers, copies, layer, *np.concatenate(used).T.copy())
+
+    @property
+    def has_all(self) -> bool:
+        """Whether each layer has some choice."""
+        return self.copies.size == np.unique(self.layer).size
 
     def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
         """float64[positions, layers]: the least that each costs at each position. at_once: microbatches in flight."""
@@ -106,15 +124,19 @@ def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathP
     return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
 
 
-NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(4)), *(np.zeros((0, 0)) for _ in range(2))))
+NO_BOUNDS: PathBounds = frozen(PathBounds(*(np.zeros(0) for _ in range(5)), *(np.zeros((0, 0)) for _ in range(2))))
 
 
 def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None) -> PathBounds:
-    """What the prices say of each downset; of nothing where there are none, or too many figures."""
+    """What the prices say of each downset; of nothing where there are none, where a layer has no choice, or where
+    figures are too many.
+    """
     positions, downsets = task.most_stages, tables.bits.shape[0]
     if prices is None or downsets * (2 * positions + 1) > _MOST_FIGURES:
         return NO_BOUNDS
     choices = LayerChoices.of(tables, task)
+    if not choices.has_all:
+        return NO_BOUNDS
     at_once = in_flight_at(task)
     cost_s = choices.least_s(prices, at_once)[:, choices.of_vertex]
     ahead_s = np.minimum.accumulate(cost_s[::-1])[::-1]
@@ -127,8 +149,11 @@ def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None)
     ahead[:, :positions] = behind_s[-1] - behind_s + _leaving_s(tables, task)[:, None] * a_second
     ahead[:-1, positions] = np.inf
     ahead -= rooms_s + _ROUNDING * (behind_s[-1].max() + rooms_s[0])
+    first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
     return frozen(
-        PathBounds(prices.forward, prices.backward, prices.sync, room_s, np.ascontiguousarray(of_stage), ahead)
+        PathBounds(
+            prices.forward, prices.backward, prices.sync, first_sync, room_s, np.ascontiguousarray(of_stage), ahead
+        )
     )
 
 

@@ -30,8 +30,7 @@ def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
     if task.schedule == TWO_BW or task.work_s <= 0.0:
         return None
     choices = LayerChoices.of(tables, task)
-    has_choices = choices.copies.size == np.unique(choices.layer).size
-    if not has_choices or choices.layer.size * task.most_stages > _MOST_COLUMNS:
+    if not choices.has_all or choices.layer.size * task.most_stages > _MOST_COLUMNS:
         return None
     program = PositionProgram(choices, task)
     for _ in range(_MOST_ROUNDS):

@@ -16,7 +16,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.task_search import ChosenStages, Effort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
@@ -111,13 +111,17 @@ class FlushSearch:
         """
         ledger, share, index = self.ledger, self.first_share, 0
         try:
+            if self.space.is_large and np.isfinite(ledger.upper_s) and not self._is_near():
+                index += 1
+                round_ = Round(ledger, index, len(self.tasks), ledger.upper_s)
+                yield from self._seek(self.tasks, ledger.upper_s, round_, Effort.BOUND)
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s = ledger.upper_s, ledger.lower_s
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
-                yield from self._seek(tasks, cutoff_s, round_)
+                yield from self._seek(tasks, cutoff_s, round_, Effort.PROOF if self.proves else Effort.PLAN)
                 if ledger.stopped_by is None:
                     round_.tell_of_end()
                 if ledger.proved or cutoff_s >= upper_s:
@@ -133,19 +137,22 @@ class FlushSearch:
     def _is_near(self) -> bool:
         return self.ledger.is_near(self.ledger.upper_s)
 
-    def _seek(self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round) -> Generator[None, None, None]:
-        """One round: plans of at most ``cutoff_s``."""
+    def _seek(
+        self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: Effort
+    ) -> Generator[None, None, None]:
+        """One round: plans of at most ``cutoff_s``, or only bounds on them."""
         self._bound_s, limits = cutoff_s, self.ledger.limits
         may_end = limits.gap > 0.0 or limits.within_s < np.inf
-        again = yield from self._go_through(tasks, cutoff_s, round_, in_order=may_end)
-        yield from self._go_through(again, self._bound_s, round_, in_order=True)
+        again = yield from self._go_through(tasks, cutoff_s, round_, effort, in_order=may_end)
+        yield from self._go_through(again, self._bound_s, round_, effort, in_order=True)
 
     def _go_through(
-        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, *, in_order: bool
+        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, effort: Effort, *, in_order: bool
     ) -> Generator[None, None, list[DegreePair]]:
         """Plans of at most ``most_s``, of each task. Returns tasks that are left open, and that a better plan is known
         for than they began with: what they have come to may depend on when they heard of it, and does not count."""
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
+        memo = None if effort is Effort.BOUND else self.memo
         self._in_order, running = in_order, 0
         ready: dict[int, _Outcome] = {}
         left_open: list[_Outcome] = []
@@ -153,11 +160,11 @@ class FlushSearch:
             while left and not self._is_near():
                 while waiting and running < workers.width and self._may_begin(waiting[0], left, ready):
                     task = waiting.popleft()
-                    known = None if self.memo is None else self.memo.result(task, most_s)
+                    known = None if memo is None else memo.result(task, most_s)
                     if known is not None:
                         ready[task.order] = _Outcome(task, known)
                         break
-                    workers.give(call_of(self.space, task, self._bound_s, proves=self.proves))
+                    workers.give(call_of(self.space, task, self._bound_s, effort))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S if self._next(left, ready) is None else 0.0):
@@ -176,7 +183,7 @@ class FlushSearch:
                     if outcome.result.left_open is not None and not in_order:
                         left_open.append(outcome)
                     else:
-                        self._count(outcome, most_s)
+                        self._count(outcome, most_s, memo)
                     yield
                 yield
         finally:
@@ -187,7 +194,7 @@ class FlushSearch:
         again = [outcome.task for outcome in left_open if outcome.began_with_s > self._bound_s]
         for outcome in left_open:
             if outcome.began_with_s <= self._bound_s:
-                self._count(outcome, most_s)
+                self._count(outcome, most_s, memo)
         return again
 
     def _next(self, left: Sequence[int], ready: Mapping[int, _Outcome]) -> int | None:
@@ -199,10 +206,10 @@ class FlushSearch:
         """Whether it is worth beginning: of those that come far behind the next one to count not too many."""
         return task.order == left[0] or len(ready) < 2 * self.workers.width
 
-    def _count(self, outcome: _Outcome, most_s: float) -> None:
+    def _count(self, outcome: _Outcome, most_s: float, memo: TaskMemo | None) -> None:
         proved_s = self._take(outcome.task, outcome.result)
-        if self.memo is not None and outcome.began_with_s > 0.0:
-            self.memo.record(outcome.task, most_s, replace(outcome.result, lower_s=proved_s))
+        if memo is not None and outcome.began_with_s > 0.0:
+            memo.record(outcome.task, most_s, replace(outcome.result, lower_s=proved_s))
 
     def _lower_bound(self, bound_s: float) -> None:
         if bound_s < self._bound_s:

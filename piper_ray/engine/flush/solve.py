@@ -15,17 +15,19 @@ from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.stage_limits import build_paths
-from piper_ray.engine.flush.tables import FlushWorkload, build_workload
+from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.forecast import downsets_within, note_of_many, tell_of_lattice, tell_of_options
+from piper_ray.engine.lattice.blocks import find_blocks
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import GrownLattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, block_lattice, build_lattice, chain_lattice
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.errors import LimitError
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
@@ -39,6 +41,10 @@ _ANY_PLAN = 0.999
 
 _MOST_DOWNSETS = 200_000
 """Of more than so many those alone are listed that plans can use."""
+
+_MANY_DOWNSETS = 600
+_BLOCK_DOWNSETS = 200
+"""Of whole blocks of layers, which give an early plan where there are many downsets."""
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -179,6 +185,21 @@ class _Problem:
         return build_workload(self.instance, _chain_of(graph), self.variants)
 
     @cached_property
+    def blocks(self) -> FlushWorkload | None:
+        """On whole blocks of layers, whose borders are cheap: for a plan to begin with; None where all downsets are few
+        enough, or layers cannot be merged into few blocks.
+        """
+        known = self.workload
+        if not self.is_wide and known.lattice.size <= _MANY_DOWNSETS:
+            return None
+        try:
+            found = find_blocks(self.instance, self.variants, without_contraction(), _BLOCK_DOWNSETS)
+        except LimitError:
+            return None
+        lattice = block_lattice(known.lattice.graph, found.members)
+        return replace(known, lattice=lattice, arrays=tables_on(lattice, known.arrays, known.values), ahead_of={})
+
+    @cached_property
     def space(self) -> SearchSpace:
         workload, graph = self.workload, self.workload.lattice.graph
         if self.chain is None:
@@ -199,8 +220,10 @@ class _Problem:
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """To its end. Where its lattice is large, it gets plans to begin with."""
-        if self.chain is not None:
-            search.improve(SearchSpace(self.chain.arrays), self.tasks(self.chain, instance), "chain", FIRST_SHARE)
+        for origin, workload in (("blocks", self.blocks), ("chain", self.chain)):
+            if workload is not None and search.ledger.stopped_by is None:
+                space = SearchSpace(workload.arrays, is_large=True)
+                search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.engine.evaluation.dual_prices import DualPrices
 from piper_ray.engine.evaluation.reach import Beam, Reach, Room
-from piper_ray.engine.flush.path_prices import NO_BOUNDS, path_bounds
+from piper_ray.engine.flush.path_prices import NO_BOUNDS, PathPrices, path_bounds
 from piper_ray.engine.flush.stage_limits import FlushCover, PathArrays, tail_limits
 from piper_ray.engine.flush.tables import LayerValues, tables_on
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.downsets import member_sums
+from piper_ray.engine.kernels.flush_completion import least_ahead_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
 from piper_ray.engine.kernels.flush_types import FlushTables, PathBounds
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import listed_lattice
 from piper_ray.engine.lattice.layer_graph import LayerGraph
 
@@ -28,12 +30,19 @@ _BEAM = Beam(width=30, early=0.02)
 _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
 
 
+_MOST_KEPT = 20_000_000
+"""Stages at their positions, of ``least_ahead_s``."""
+
+
+_SOON = 500_000
+"""Downsets at their positions whose bounds take little time: a tenth of a second or so."""
+
+
 class TooManyDownsets(Exception):
     """More can be part of plans than there is room for, or than can be told in the time there is."""
 
 
-@dataclass(frozen=True)
-class ListedTables:
+class ListedTables(NamedTuple):
     """tables: on some downsets. most_tails: int64[m], how many stages the tail of each has at most. bounds: of the
     task."""
 
@@ -41,6 +50,11 @@ class ListedTables:
     ahead: AheadArrays
     most_tails: IndexArray
     bounds: PathBounds = NO_BOUNDS
+
+    @property
+    def least_s(self) -> float:
+        """No plan takes less by the bounds."""
+        return float(self.bounds.ahead_s[0, 0]) if self.bounds.ahead_s.size > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -69,15 +83,24 @@ class SearchSpace:
         most_tails = np.full(self.tables.bits.shape[0], task.arrays.most_stages)
         return ListedTables(self.tables, task.ahead, most_tails)
 
-    def within(self, task: DegreePair, batch_s: float, check: Callable[[], None]) -> tuple[ListedTables | None, float]:
-        """The downsets that plans of the task can use whose batch takes so much at most, or those along a beam; and
-        what no batch takes less than, as far as that is shown. None if there is no such plan.
+    def is_soon_bounded(self, task: DegreePair) -> bool:
+        """Whether ``least_s`` takes little time."""
+        return self.graph is None and self.tables.bits.shape[0] * task.arrays.most_stages <= _SOON
+
+    def within(
+        self, task: DegreePair, control: FloatArray, check: Callable[[], None]
+    ) -> tuple[ListedTables | None, float]:
+        """The downsets that plans of the task can use whose batch takes at most control[0], or those along a beam; and
+        what no batch takes less than, as far as that is shown. None if there is no such plan. control: see
+        ``run_task``.
 
         Raises TooManyDownsets, and what ``check`` raises.
         """
-        whole = self.whole(task)
+        whole, batch_s = self.whole(task), float(control[0])
         if whole is not None:
-            whole = replace(whole, bounds=path_bounds(self.tables, task.arrays, task.prices))
+            whole = self._completed(whole, task, task.prices, control)
+            if whole.least_s == np.inf:
+                return None, 0.0
         cover, prices = None, None
         if self.paths is not None:
             cells = _FEW_CELLS if self.is_beam or whole is not None else _CELLS
@@ -90,12 +113,35 @@ class SearchSpace:
         if not cover.has_plan(prices):
             return None, cover.none_below_s(batch_s, check)
         if whole is None:
-            return self._listed(cover, task, prices, check), 0.0
+            return self._listed(cover, task, prices, control, check), 0.0
         inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
-        return replace(whole, most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
+        return whole._replace(most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
+
+    def least_s(self, task: DegreePair, prices: PathPrices | None, control: FloatArray) -> float:
+        """What plans take at least by prices whose batch takes at most control[0]; inf if there are none. Not for
+        graphs with too many downsets."""
+        whole = self.whole(task)
+        assert whole is not None
+        return self._completed(whole, task, prices, control).least_s
+
+    def _completed(
+        self, listed: ListedTables, task: DegreePair, prices: PathPrices | None, control: FloatArray
+    ) -> ListedTables:
+        """With what prices say, by the stages of the lattice where there is a cutoff."""
+        tables, ahead, most_tails, _ = listed
+        bounds = path_bounds(tables, task.arrays, prices)
+        if bounds is not NO_BOUNDS and np.isfinite(control[0]):
+            ahead_s = least_ahead_s(tables, task.arrays, ahead, most_tails, bounds, _MOST_KEPT, control)
+            bounds = frozen(bounds._replace(ahead_s=ahead_s))
+        return ListedTables(tables, ahead, most_tails, bounds)
 
     def _listed(
-        self, cover: FlushCover, task: DegreePair, prices: DualPrices, check: Callable[[], None]
+        self,
+        cover: FlushCover,
+        task: DegreePair,
+        prices: DualPrices,
+        control: FloatArray,
+        check: Callable[[], None],
     ) -> ListedTables | None:
         assert self.graph is not None
         assert self.values is not None
@@ -108,9 +154,6 @@ class SearchSpace:
         lattice = listed_lattice(self.graph, found)
         tables = tables_on(lattice, self.tables, self.values)
         inside = lattice.sums(prices.of_vertex[:, None])[:, 0]
-        return ListedTables(
-            tables,
-            look_ahead(tables, task.arrays),
-            tail_limits(inside, task.arrays.most_stages),
-            path_bounds(tables, task.arrays, task.prices),
-        )
+        most_tails = tail_limits(inside, task.arrays.most_stages)
+        listed = ListedTables(tables, look_ahead(tables, task.arrays), most_tails)
+        return self._completed(listed, task, task.prices, control)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
-from piper_ray.engine.flush.path_prices import PathPrices
+from piper_ray.engine.flush.path_prices import PathPrices, even_prices
 from piper_ray.engine.flush.space import ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
@@ -160,17 +161,29 @@ class _Stopped(Exception):
     """By control[1]."""
 
 
-def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, *, proves: bool = True) -> TaskResult:
-    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one. proves:
-    whether plans are looked through where the bound does not meet the first one.
+class Effort(Enum):
+    """How much is done for a task: a bound by prices, or a plan, or a plan and the proof that none is better."""
+
+    BOUND = "bound"
+    PLAN = "plan"
+    PROOF = "proof"
+
+
+def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, effort: Effort = Effort.PROOF) -> TaskResult:
+    """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
 
     A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
     for, in s, and control[1], the wish to stop (0: none).
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
-    kept, whole = 0, space.whole(task) if task.prices is None else None
+    if effort is Effort.BOUND:
+        return _bounded(space, task, control)
+    kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort is Effort.PROOF
     if whole is not None:
+        by_even_s = _least_by_even_s(space, task, control) if space.is_large else 0.0
+        if by_even_s == np.inf:
+            return TaskResult(np.inf)
         most_states = _MOST_STATES if not space.is_large or control[0] == np.inf else _FEW_STATES
         status, states = _tails(whole, task, _NO_LEVELS, most_states, control)
         if status != TOO_MANY or most_states == _MOST_STATES:
@@ -179,6 +192,20 @@ def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, *, prove
     prices = task.prices or _find_prices(space, task)
     found = _run_priced(space, replace(task, prices=prices), control, proves)
     return replace(found, states=kept + found.states, prices=prices)
+
+
+def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
+    """By prices that are there at once, and by good ones, which take longer to find, where those do not rule it out."""
+    least_s = max(task.lower_s, _least_by_even_s(space, task, control))
+    if least_s == np.inf or not space.is_soon_bounded(task):
+        return TaskResult(least_s)
+    prices = task.prices or _find_prices(space, task)
+    return TaskResult(max(least_s, space.least_s(task, prices, control)), prices=prices)
+
+
+def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) -> float:
+    """0 where that would take long."""
+    return space.least_s(task, even_prices(task.arrays), control) if space.is_soon_bounded(task) else 0.0
 
 
 def _find_prices(space: SearchSpace, task: DegreePair) -> PathPrices | None:
@@ -192,7 +219,7 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
     if task.prices is not None and task.prices.bound_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf, proved_s=task.prices.bound_s)
     try:
-        listed, proved_s = space.within(task, control[0], partial(_check, control))
+        listed, proved_s = space.within(task, control, partial(_check, control))
     except TooManyDownsets:
         return TaskResult(task.lower_s, left_open=StoppedBy.TOO_MANY_DOWNSETS)
     except _Stopped:
@@ -261,7 +288,7 @@ def _check(control: FloatArray) -> None:
         raise _Stopped
 
 
-def call_of(space: SearchSpace, task: DegreePair, bound_s: float, *, proves: bool = True) -> Call:
+def call_of(space: SearchSpace, task: DegreePair, bound_s: float, effort: Effort = Effort.PROOF) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
     shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead))
@@ -269,7 +296,7 @@ def call_of(space: SearchSpace, task: DegreePair, bound_s: float, *, proves: boo
         task,
         _run_sent,
         (space, task.ahead),
-        (task.arrays, task.order, task.lower_s, task.prices, proves),
+        (task.arrays, task.order, task.lower_s, task.prices, effort),
         f"the search of d={d} t={t}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
@@ -283,11 +310,11 @@ def _run_sent(
     order: int,
     lower_s: float,
     prices: PathPrices | None,
-    proves: bool,
+    effort: Effort,
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, proves=proves)
+    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, effort)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

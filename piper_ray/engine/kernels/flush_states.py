@@ -8,6 +8,8 @@ promises nothing; with no further levels all figures are bounds from below, and 
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
@@ -83,8 +85,8 @@ def tails(
     # alive[k]: bit ``rank`` of a downset that has states of at most k stages; the last one ends each search.
     alive = np.zeros((most_stages, m // 64 + 2), np.uint64)
     for few in range(most_stages):
-        _set_alive(alive[few], ahead.rank[0])
-        _set_alive(alive[few], 64 * alive.shape[1] - 1)
+        set_alive(alive[few], ahead.rank[0])
+        set_alive(alive[few], 64 * alive.shape[1] - 1)
 
     # Of the downset at hand: candidates, linked by level and number of stages.
     new_room = 1024
@@ -107,42 +109,20 @@ def tails(
             break
         limit = control[0] * (1.0 + SLACK)
         ahead_s, ahead_forward_s = ahead.ahead_s[i], ahead.ahead_forward_s[i]
-        # m t + ahead <= limit for the stage that is put in front; without a flush nothing waits for what is ahead.
-        fill_s = 0.0 if schedule == TWO_BW else ahead_s
-        slowest_s = (limit - fill_s) / microbatches
-        if slowest_s < 0.0:
-            continue
-        if limit < np.inf and limit > 0.0:
-            even_s = limit / microbatches
-            if _stages_for(ahead.own_s[i], even_s) + _stages_for(ahead_s, even_s) > most_stages:
-                continue
-        most_tail = min(most_tails[i], most_behind(i, task, ahead))
-        fewest_tail = 1
-        spare_s = limit - max(task.work_s, ahead.own_s[i] + ahead_s)
-        if task.room.size > 0 and limit < np.inf:
-            if spare_s < -SLACK * limit:
-                continue
-            spare_s = spare_s * (1.0 + SLACK) + 2.0 * SLACK * limit
-            while fewest_tail <= most_tail and ahead.own_s[i] > spare_s * task.room[fewest_tail]:
-                fewest_tail += 1
-            while most_tail > 0 and ahead_s > spare_s * (task.room[most_stages] - task.room[most_tail]):
-                most_tail -= 1
+        there = tail_limits_at(i, limit, most_tails[i], task, ahead)
+        most_tail, fewest_tail, spare_s, fill_s = there.most, there.fewest, there.spare_s, there.fill_s
         if most_tail < fewest_tail:
             continue
         new = 0
         outer = tables.bits[i]
-        most_s = slowest_s * (1.0 + SLACK)
+        most_s = there.slowest_s * (1.0 + SLACK)
         top_level = levels.shape[0] - 1 if i < m - 1 else 0  # nothing is in front of all layers
-        if np.isfinite(slowest_s):
-            from_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 - SLACK) - slowest_s * (1.0 + 1e-9))
-        else:
-            from_rank = 0
-        to_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 + SLACK) + 1e-300, side="right")
+        from_rank, to_rank = ranks_within(i, there.slowest_s, ahead)
         behind_it = alive[most_tail - 1]
-        rank = _next_alive(behind_it, from_rank)
+        rank = next_alive(behind_it, from_rank)
         while rank < to_rank:
             inner = rank
-            rank = _next_alive(behind_it, rank + 1)
+            rank = next_alive(behind_it, rank + 1)
             j = ahead.order[inner]
             if j >= i or not is_subset(ahead.ordered_bits[inner], outer):
                 continue
@@ -183,6 +163,8 @@ def tails(
                             priced_s = 0.0
                             if is_priced:
                                 priced_s = figures[s, PRICED] + least_priced_s(key, behind, time_s, least, bounds)
+                                if i == m - 1:
+                                    priced_s += bounds.first_sync[behind] * least.sync_s
                                 if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                     continue
                             tail = figures_of(figures, s)
@@ -231,7 +213,8 @@ def tails(
                                 # A choice that stands for all others counts as the cheapest of them.
                                 if is_priced and not alone:
                                     row_s = bounds.forward[behind] * f + bounds.backward[behind] * b
-                                    priced_s = figures[s, PRICED] + row_s + bounds.sync[behind] * sync
+                                    of_sync = bounds.sync[behind] + (bounds.first_sync[behind] if i == m - 1 else 0.0)
+                                    priced_s = figures[s, PRICED] + row_s + of_sync * sync
                                     if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                         continue
                                 seconds = StageSeconds(f + b, f, b, sync, max(f, promised_f), max(b, promised_b))
@@ -281,11 +264,60 @@ def tails(
                     at = link[at]
             kept[level * m + i] = used - start[level * m + i]
         for few in range(fewest, most_stages):
-            _set_alive(alive[few], ahead.rank[i])
+            set_alive(alive[few], ahead.rank[i])
         if used > most_states:
             status = TOO_MANY
             break
     return status, TailArrays(start, kept, figures[:used].copy(), stage[:used].copy(), origin[:used].copy())
+
+
+class TailLimits(NamedTuple):
+    """Of the tails of one downset. fewest, most: stages, with fewest > most where there is no tail. slowest_s: what its
+    first stage takes at most; fill_s: what else comes on top of that. spare_s: see ``FlushTask.room``.
+    """
+
+    fewest: int
+    most: int
+    slowest_s: float
+    fill_s: float
+    spare_s: float
+
+
+@leaf_kernel
+def tail_limits_at(i: int, limit: float, most: int, task: FlushTask, ahead: AheadArrays) -> TailLimits:
+    """Of downset i, in batches of at most ``limit``. most: as ``tails`` has them."""
+    ahead_s, own_s = ahead.ahead_s[i], ahead.own_s[i]
+    # m t + ahead <= limit for the stage that is put in front; without a flush nothing waits for what is ahead.
+    fill_s = 0.0 if task.schedule == TWO_BW else ahead_s
+    slowest_s = (limit - fill_s) / task.microbatches
+    nothing = TailLimits(1, 0, slowest_s, fill_s, 0.0)
+    if slowest_s < 0.0:
+        return nothing
+    if limit < np.inf and limit > 0.0:
+        even_s = limit / task.microbatches
+        if _stages_for(own_s, even_s) + _stages_for(ahead_s, even_s) > task.most_stages:
+            return nothing
+    most, fewest = min(most, most_behind(i, task, ahead)), 1
+    spare_s = limit - max(task.work_s, own_s + ahead_s)
+    if task.room.size > 0 and limit < np.inf:
+        if spare_s < -SLACK * limit:
+            return nothing
+        spare_s = spare_s * (1.0 + SLACK) + 2.0 * SLACK * limit
+        while fewest <= most and own_s > spare_s * task.room[fewest]:
+            fewest += 1
+        while most > 0 and ahead_s > spare_s * (task.room[task.most_stages] - task.room[most]):
+            most -= 1
+    return TailLimits(fewest, most, slowest_s, fill_s, spare_s)
+
+
+@inlined_kernel
+def ranks_within(i: int, slowest_s: float, ahead: AheadArrays) -> tuple[int, int]:
+    """By ``AheadArrays.order`` the first downset that a stage of at most ``slowest_s`` may come from to i, and the
+    first behind them."""
+    from_rank = 0
+    if np.isfinite(slowest_s):
+        from_rank = np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 - SLACK) - slowest_s * (1.0 + 1e-9))
+    return from_rank, np.searchsorted(ahead.ordered_s, ahead.own_s[i] * (1.0 + SLACK) + 1e-300, side="right")
 
 
 @inlined_kernel
@@ -319,12 +351,13 @@ def figures_of(figures: FloatArray, s: int) -> Figures:
 
 
 @inlined_kernel
-def _set_alive(alive: BitArray, rank: int) -> None:
+def set_alive(alive: BitArray, rank: int) -> None:
+    """Sets the bit of a downset, by its rank."""
     alive[rank >> 6] |= np.uint64(1) << np.uint64(rank & 63)
 
 
 @inlined_kernel
-def _next_alive(alive: BitArray, rank: int) -> int:
+def next_alive(alive: BitArray, rank: int) -> int:
     """The first set bit from ``rank`` on; the last one of all is set."""
     word = rank >> 6
     rest = alive[word] & (~np.uint64(0) << np.uint64(rank & 63))

@@ -115,11 +115,13 @@ class FlushTask(NamedTuple):
 class PathBounds(NamedTuple):
     """A bound of ``flush.path_prices``; all of no size where there is none. By the number of stages behind, q, what a
     second of a stage's passes and of its synchronisation counts in a batch, and room_s, the price of a device's memory.
+    first_sync: how much more the synchronisation counts in the first stage of all, for positions in front are empty.
     """
 
     forward: FloatArray  # float64[most_stages]
     backward: FloatArray
     sync: FloatArray
+    first_sync: FloatArray
     room_s: FloatArray
     of_stage_s: FloatArray  # float64[m, most_stages]: least cost of all layers of a downset in stages with q behind
     ahead_s: FloatArray  # float64[m, most_stages + 1]: of all in front of a tail of so many stages, less its room
