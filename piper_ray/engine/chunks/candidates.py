@@ -91,14 +91,17 @@ class Candidates:
         self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
-        self._moved = False
+        self._is_cut, self._moved = False, False
 
     @property
     def best(self) -> Candidate | None:
         return min((x for x in self._best if x is not None), key=lambda x: x.value_s, default=None)
 
     def cut_evenly(self) -> None:
-        """Plans of equal work, and of whole layers shared out to turns."""
+        """Plans of equal work, and of whole layers shared out to turns; once."""
+        if self._is_cut:
+            return
+        self._is_cut = True
         shape, order = self._task.shape, self._orders[0]
         for index, fastest_s in enumerate(self._fastest_s):
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
