@@ -197,8 +197,8 @@ class Node:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         relaxation = self.relaxation
-        # Where many layers read one, little is proved as long as that may be anywhere.
-        if number > 0 and (number == len(EFFORTS) or relaxation.hub_is_open or relaxation.is_best):
+        # Little is proved as long as the hub may be anywhere, or any rank may be the fullest.
+        if number > 0 and (number == len(EFFORTS) or relaxation.case.splits == 0 or relaxation.is_best):
             children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
@@ -210,7 +210,7 @@ class Node:
             return TurnOutcome(lower_s)
         if self.candidates is None:
             self.candidates = Candidates(self.task, relaxation.program)
-        found = self.candidates.like(relaxation.layers_in)
+        found = self.candidates.like(relaxation.layers_in.sum(axis=0), relaxation.chunk_of())
         if not self.whole:
             return TurnOutcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
         self.candidates.take(found)

@@ -54,11 +54,11 @@ class Case:
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises.
+    """``lower_s``: no batch of the case takes less; it rises. kinds: merged ones, by which prices are looked for.
 
-    counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers each
-    chunk has, and units of time each rank, in the last fractional plan, which keeps the limits only about. is_best:
-    whether no other prices are better for the target.
+    counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
+    each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
+    the limits only about. is_best: whether no other prices are better for the target.
     """
 
     task: Task
@@ -102,8 +102,8 @@ class Relaxation:
             np.full(shape.ranks, chunk_bound.NO_LIMIT),
         )
         exact, kinds = (
-            with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), beside_s, shape.stages)
-            for rounded in (False, True)
+            with_transfers(task.tables.kinds(shape.stages, d, merged=merged), beside_s, shape.stages)
+            for merged in (False, True)
         )
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
@@ -158,24 +158,24 @@ class Relaxation:
     def cases(self) -> Iterator[Case]:
         """Cases that hold all plans of this one together; none if there are none worth telling apart.
 
-        First the hub's chunk. Then: no rank has as many units as the best known plan would let it, or rank r has. Then
-        the units of the rank whose number is the furthest from a whole one.
+        First the hub's chunk. The fullest rank has at least the mean number of units, rounded up: so no rank has more
+        than that, or rank r has; and if none has more, rank r has as many. Then the units of the rank whose number is
+        the furthest from a whole one.
         """
-        case = self.case
+        case, p = self.case, self.task.shape.ranks
+        fullest = self._least_units_of_fullest()
         if self.hub_is_open:
             for chunk in self.hub_chunks():
                 yield replace(case, hub=chunk)
-        elif not np.isfinite(self.target_s) or self.unit.seconds <= 0.0 or case.splits == _MOST_SPLITS:
+        elif not np.isfinite(self.target_s) or fullest < 1.0 or case.splits == _MOST_SPLITS:
             return
         elif case.most_units is None or case.least_units is None:
             most = self.limits.most_units.max()
-            p = self.task.shape.ranks
-            yield replace(case, most_units=np.full(p, most - 1.0), least_units=np.zeros(p), splits=1)
-            for rank in range(p):
-                if self.limits.most_units[rank] >= most:
-                    least = np.zeros(p)
-                    least[rank] = most
-                    yield replace(case, most_units=np.full(p, most), least_units=least, splits=1)
+            if fullest < most:
+                yield replace(case, most_units=np.full(p, fullest), least_units=np.zeros(p), splits=1)
+            yield from self._with_full_rank(min(fullest + 1.0, most), np.full(p, most))
+        elif case.least_units.max() <= 0.0 and case.most_units.max() <= fullest:
+            yield from self._with_full_rank(fullest, case.most_units)
         elif self.units is not None:
             apart = np.abs(self.units - np.round(self.units))
             rank = int(apart.argmax())
@@ -185,6 +185,19 @@ class Relaxation:
                 least_units[rank] = most_units[rank] + 1.0
                 yield replace(case, most_units=most_units, splits=case.splits + 1)
                 yield replace(case, least_units=least_units, splits=case.splits + 1)
+
+    def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
+        """One of the ranks has so many."""
+        for rank in np.flatnonzero(self.limits.most_units >= units).tolist():
+            least_units = np.zeros(most_units.size)
+            least_units[rank] = units
+            yield replace(self.case, most_units=most_units, least_units=least_units, splits=self.case.splits + 1)
+
+    def _least_units_of_fullest(self) -> float:
+        """Of the rank that has the most, in any plan."""
+        kinds = self.exact_kinds
+        least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
+        return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
     def improve(self, rounds: int) -> None:
         """Looks for better prices: so many times for the best ones of the paths known, then for a longer path."""
@@ -219,6 +232,15 @@ class Relaxation:
         if found.lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
         self._make_room(prices.path)
+
+    def chunk_of(self) -> IndexArray:
+        """After the last fractional plan, int64[n]: layers of a kind one after the other."""
+        assert self.layers_in is not None
+        shape, found = self.task.shape, np.zeros(self.task.tables.order.size, np.int64)
+        members = self.task.tables.members(self.task.data_parallel_degree)
+        for positions, in_chunks in zip(members, self.layers_in, strict=False):  # the last may be of transfers
+            found[positions] = np.searchsorted(np.cumsum(in_chunks), np.arange(len(positions)) + 0.5)
+        return np.minimum(found, shape.stages - 1)
 
     @property
     def paths(self) -> Paths:

@@ -35,7 +35,7 @@ class FractionalPlan(NamedTuple):
     """batch_s: what it takes by the paths that are known, and by what it has too much or too little. lacks: whether it
     has.
 
-    passes_s: float64[s, PASSES]. sync_s, units: float64[p]. layers_in: float64[s].
+    passes_s: float64[s, PASSES]. sync_s, units: float64[p]. layers_in: float64[kinds, s], how many.
     """
 
     batch_s: float
@@ -101,7 +101,7 @@ class ShareProgram:
             np.ascontiguousarray(values[first:sync].reshape(PASSES, s).T) * self._scale_s,
             values[sync:activation] * self._scale_s,
             units,
-            np.bincount(chunk, part, s),
+            np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s),
             lacks,
         )
 
