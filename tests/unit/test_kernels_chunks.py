@@ -12,7 +12,8 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of
-from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.crossings import rank_seconds
+from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
@@ -262,6 +263,50 @@ def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_laye
             beside = relaxation.kinds.layers.sum() - task.tables.order.size  # transfers count as a layer
             assert relaxation.layers_in.sum() - beside == pytest.approx(task.tables.order.size)
     assert raised > 10
+
+
+def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray, IndexArray]) -> bool:
+    """plan: of each layer its chunk and its option."""
+    chunk_of, choice = plan
+    seconds = rank_seconds(task.tables.figures(task.data_parallel_degree), task)[choice]
+    rank_of = relaxation.program.rank_of[chunk_of]
+    units = np.bincount(rank_of, np.floor(seconds / relaxation.unit.seconds), task.shape.ranks)
+    hub = task.tables.order.hub
+    return (
+        (case.hub is None or hub is None or chunk_of[task.tables.order.position[hub]] == case.hub)
+        and (case.least_units is None or bool((units >= case.least_units).all()))
+        and (case.most_units is None or bool((units <= case.most_units).all()))
+    )
+
+
+def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
+    rng, told_apart = Random(8), 0
+    for _, task, relaxation in relaxations(range(60)):
+        end_s = np.empty(relaxation.program.kind.size + 1)
+        plans: list[tuple[float, tuple[IndexArray, IndexArray]]] = []
+        for _ in range(30):
+            plan = random_chunks(task, rng), random_choice(task, rng)
+            peaks = [rank_peak(task, relaxation.program, r, *plan) for r in range(task.shape.ranks)]
+            if max(peaks) <= task.memory_bytes:
+                value_s = float(batch_seconds(model_of(task, task.tables, relaxation.program), *plan, end_s))
+                plans.append((value_s, plan))
+        if not plans or relaxation.unit.seconds <= 0.0:
+            continue
+        best_s, best = min(plans, key=lambda one: one[0])
+        found = Relaxation.of(task, relaxation.program, best_s * 1.01 + 1e-6)
+        assert found is not None
+        for _ in range(5):
+            found.improve(20)
+            assert found.lower_s <= best_s * (1 + 1e-9) + 1e-9
+            cases = [*found.cases()]
+            if not cases:
+                break
+            holding = [case for case in cases if is_in(case, task, found, best)]
+            assert holding
+            found = found.with_case(rng.choice(holding))
+            found.aim(best_s * 1.005 + 1e-6)
+            told_apart += 1
+    assert told_apart > 20
 
 
 def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:
