@@ -280,7 +280,7 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
 
 
 def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
-    rng, told_apart = Random(8), 0
+    rng, told_apart, tightened = Random(8), 0, 0
     for _, task, relaxation in relaxations(range(60)):
         end_s = np.empty(relaxation.program.kind.size + 1)
         plans: list[tuple[float, tuple[IndexArray, IndexArray]]] = []
@@ -295,7 +295,11 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
         best_s, best = min(plans, key=lambda one: one[0])
         found = Relaxation.of(task, relaxation.program, best_s * 1.01 + 1e-6)
         assert found is not None
-        for _ in range(5):
+        for depth in range(5):
+            if depth == 0 and not found.hub_is_open:
+                found.limit_ranks()
+                tightened += found.case.most_units is not None
+                assert is_in(found.case, task, found, best)
             found.improve(20)
             assert found.lower_s <= best_s * (1 + 1e-9) + 1e-9
             cases = [*found.cases()]
@@ -307,6 +311,7 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
             found.aim(best_s * 1.005 + 1e-6)
             told_apart += 1
     assert told_apart > 20
+    assert tightened > 10
 
 
 def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:

@@ -93,7 +93,7 @@ class Effort(NamedTuple):
     moves: int
 
 
-EFFORTS = (Effort(20, 200), Effort(200, 1_000))
+EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 """What is done for a case each time that it is the one of the least bound; then it is split."""
 
 LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
@@ -197,13 +197,15 @@ class Node:
             assert self.candidates is not None
             return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
         relaxation = self.relaxation
-        # Little is proved as long as the hub may be anywhere, or any rank may be the fullest.
-        if number > 0 and (number == len(EFFORTS) or relaxation.case.splits == 0 or relaxation.is_best):
+        # Where many layers read one, little is proved as long as that may be anywhere.
+        if number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open):
             children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
         effort = (*EFFORTS, *LAST_EFFORTS)[number]
         relaxation.aim(target_s)
+        if number == 1 and relaxation.case.splits == 0:
+            relaxation.limit_ranks()
         relaxation.improve(effort.rounds)
         lower_s = max(self.lower_s, relaxation.lower_s)
         if lower_s >= target_s * (1.0 - PROOF) or relaxation.layers_in is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from piper_ray.engine.kernels import chunk_bound
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, Prices, ShapeLimits
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+if TYPE_CHECKING:
+    from piper_ray.engine.chunks.share_program import FractionalPlan, ShareProgram
 
 _MOST_PATHS = 200
 """That a relaxation keeps from one turn to the next."""
@@ -30,6 +33,9 @@ _MOST_MOMENTS = 24
 
 _MOST_SPLITS = 40
 """One inside the other."""
+
+_ROUNDS_OF_A_RANK = 4
+"""By which it is asked what a rank may have."""
 
 _WHOLE = 1e-3
 """Units of a rank that differ by no more from a whole number are one."""
@@ -173,7 +179,7 @@ class Relaxation:
             most = self.limits.most_units.max()
             if fullest < most:
                 yield replace(case, most_units=np.full(p, fullest), least_units=np.zeros(p), splits=1)
-            yield from self._with_full_rank(min(fullest + 1.0, most), np.full(p, most))
+            yield from self._with_full_rank(min(fullest + 1.0, most), self.limits.most_units.copy())
         elif case.least_units.max() <= 0.0 and case.most_units.max() <= fullest:
             yield from self._with_full_rank(fullest, case.most_units)
         elif self.units is not None:
@@ -201,37 +207,76 @@ class Relaxation:
 
     def improve(self, rounds: int) -> None:
         """Looks for better prices: so many times for the best ones of the paths known, then for a longer path."""
-        if self.task.lower_s <= 0.0 or self.is_best or self.lower_s >= self.target_s:
-            return  # nothing takes any time, or no other prices are better
+        if self._is_over or self.is_best:
+            return
         if np.isinf(self._evaluate(self._even_prices())):
             return  # some layer has no place
-        from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
-
-        program = ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths)
-        core_s: tuple[FloatArray, FloatArray] | None = None
+        program = self._program()
         for _ in range(rounds):
             found = program.solve(self.target_s)
             if found is None:
                 self.is_best = True
                 return
             prices, self.layers_in, self.units = program.prices, found.layers_in, found.units
-            if found.batch_s >= self.target_s or not self._is_longer(found.passes_s, found.sync_s, found.batch_s):
+            if not self._add_longer(program, found):
                 self.is_best = True
                 break
-            # Paths that are long in plans between this one and those before cut off more than its own alone.
-            now_s = found.passes_s, found.sync_s
-            core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
-            before = len(self.rank)
-            self._add_paths(*core_s)
-            self._add_paths(*now_s)
-            if len(self.rank) == before:
-                self.is_best = True
-                break
-            program.add(Paths(*(of_all[before:] for of_all in self.paths)))
         self._evaluate(prices)
         if found.lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
         self._make_room(prices.path)
+
+    def limit_ranks(self) -> None:
+        """Asks of each rank whether it may have more units than the fullest one needs, or as many as any may."""
+        if self._is_over or not np.isfinite(self.target_s) or (fullest := self._least_units_of_fullest()) < 1.0:
+            return
+        most_units, program = self.limits.most_units.copy(), self._program()
+        units = min(fullest + 1.0, most_units.max())
+        for rank in np.flatnonzero(most_units >= units).tolist():
+            before = self.limits.least_units[rank]
+            program.require_units(rank, units)
+            self.limits.least_units[rank] = units
+            for _ in range(_ROUNDS_OF_A_RANK):
+                found = program.solve(self.target_s)
+                if found is None:
+                    break
+                if found.batch_s >= self.target_s:
+                    if self._bound_s(program.prices) >= self.target_s:
+                        most_units[rank] = units - 1.0
+                    break
+                if not self._add_longer(program, found):
+                    break
+            self.limits.least_units[rank] = before
+            program.require_units(rank, before)
+        self.case = replace(self.case, most_units=most_units)
+        self.is_best = False
+        self.aim(self.target_s)
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing takes any time, or no plan is quick enough."""
+        return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
+
+    def _program(self) -> ShareProgram:
+        from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
+
+        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths)
+
+    def _add_longer(self, program: ShareProgram, found: FractionalPlan) -> bool:
+        """Whether the batch of a fractional plan is shorter than a path, and than the target; then with such paths."""
+        if found.batch_s >= self.target_s:
+            return False
+        now_s = found.passes_s, found.sync_s
+        if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
+            return False
+        # Paths that are long in plans between this one and those before cut off more than its own alone.
+        core_s = program.core_s
+        program.core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
+        before = len(self.rank)
+        self._add_paths(*program.core_s)
+        self._add_paths(*now_s)
+        program.add(Paths(*(of_all[before:] for of_all in self.paths)))
+        return len(self.rank) > before
 
     def chunk_of(self) -> IndexArray:
         """After the last fractional plan, int64[n]: layers of a kind one after the other."""
@@ -256,14 +301,17 @@ class Relaxation:
 
     def _evaluate(self, prices: Prices) -> float:
         """The bound of these prices, which may be for fewer paths, the first ones; it may raise ``lower_s``."""
+        found_s = self._bound_s(prices)
+        self.lower_s = max(self.lower_s, min(found_s, self.target_s))
+        return found_s
+
+    def _bound_s(self, prices: Prices) -> float:
         paths = Paths(*(of_all[: prices.path.size] for of_all in self.paths))
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum() + self.exact_kinds.layers.sum() * prices.filled.sum()
         priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
-        found_s -= _ROUNDING * (abs(found_s) + priced_s) if np.isfinite(found_s) else 0.0
-        self.lower_s = max(self.lower_s, min(found_s, self.target_s))
-        return float(found_s)
+        return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 
     def _narrow(self) -> None:
         """Windows beside a hub whose chunk is given."""
@@ -286,10 +334,6 @@ class Relaxation:
             slower = even.copy()
             slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
             self._add_paths(slower, np.zeros(self.task.shape.ranks))
-
-    def _is_longer(self, passes_s: FloatArray, sync_s: FloatArray, batch_s: float) -> bool:
-        """Whether a fractional plan, of so many seconds of each chunk's passes, float64[s, PASSES], takes longer."""
-        return simulate_chunks(self.program, passes_s, sync_s, self._end_s) > batch_s * (1.0 + _NEAR)
 
     def _add_paths(self, passes_s: FloatArray, sync_s: FloatArray) -> None:
         """The longest of a fractional plan: two where there are several."""

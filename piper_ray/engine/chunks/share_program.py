@@ -51,12 +51,14 @@ class ShareProgram:
 
     Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
-    are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths.
+    are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths. core_s: an
+    average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation.
     """
 
     def __init__(self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
         s, p = limits.rank_of.size, limits.most_units.size
+        self.core_s: tuple[FloatArray, FloatArray] | None = None
         self._cells = _cells(kinds, hub)
         cells, moments = self._cells.kind.size, limits.moment_rank.size
         # Where groups of columns and of rows begin.
@@ -77,6 +79,10 @@ class ShareProgram:
             some = np.flatnonzero(often)
             columns = np.concatenate([self._sums[0] + some, [self._sums[1] + rank, batch]]).astype(np.int32)
             self._highs.addRow(0.0, np.inf, columns.size, columns, np.concatenate([-often[some], [-1.0, 1.0]]))
+
+    def require_units(self, rank: int, units: float) -> None:
+        """The rank has so many at least."""
+        self._highs.changeRowBounds(int(self._rows[7]) + rank, units, np.inf)
 
     def solve(self, enough_s: float) -> FractionalPlan | None:
         """None if no solution is found. enough_s: a longer batch is as good as any other one."""
