@@ -100,6 +100,9 @@ LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
 """What follows for a case that cannot be split."""
 
 
+_ROUNDS_BEFORE_HUB = 4
+"""Instead, while the hub may be anywhere."""
+
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
 """Before such an effort all plans of a model of few layers are looked at, if so many steps are enough."""
@@ -206,7 +209,7 @@ class Node:
         relaxation.aim(target_s)
         if number == 1 and relaxation.case.splits == 0:
             relaxation.limit_ranks()
-        relaxation.improve(effort.rounds)
+        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
         lower_s = max(self.lower_s, relaxation.lower_s)
         if lower_s >= target_s * (1.0 - PROOF) or relaxation.layers_in is None:
             return TurnOutcome(lower_s)
