@@ -106,8 +106,8 @@ class ShareProgram:
             batch_s,
             np.ascontiguousarray(values[first:sync].reshape(PASSES, s).T) * self._scale_s,
             values[sync:activation] * self._scale_s,
-            units,
-            np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s),
+            units.astype(np.float64),
+            np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s).astype(np.float64),
             lacks,
         )
 
