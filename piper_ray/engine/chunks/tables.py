@@ -396,7 +396,10 @@ class DegreeTables:
                 rows += [(n, f, e, side, options) for n, (f, e) in zip(count.tolist(), each.tolist(), strict=True)]
         figures = [np.frombuffer(options).reshape(-1, len(FIGURE)) for *_, options in rows]
         return LayerKinds(
-            *(_integers(row[column] for row in rows) for column in range(4)),
+            _integers(count for count, *_ in rows),
+            _integers(first for _, first, *_ in rows),
+            _integers(last for _, _, last, *_ in rows),
+            _integers(side for _, _, _, side, _ in rows),
             offsets(len(options) for options in figures),
             np.concatenate(figures),
             np.zeros(sum(len(options) for options in figures)),
