@@ -217,12 +217,13 @@ class Relaxation:
             if found is None:
                 self.is_best = True
                 return
-            prices, self.layers_in, self.units = program.prices, found.layers_in, found.units
+            prices, lacks = program.prices, found.lacks
+            self.layers_in, self.units = found.layers_in, found.units
             if not self._add_longer(program, found):
                 self.is_best = True
                 break
         self._evaluate(prices)
-        if found.lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
+        if lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
         self._make_room(prices.path)
 
@@ -275,7 +276,7 @@ class Relaxation:
         before = len(self.rank)
         self._add_paths(*program.core_s)
         self._add_paths(*now_s)
-        program.add(Paths(*(of_all[before:] for of_all in self.paths)))
+        program.add(_some(self.paths, slice(before, None)))
         return len(self.rank) > before
 
     def chunk_of(self) -> IndexArray:
@@ -306,7 +307,7 @@ class Relaxation:
         return found_s
 
     def _bound_s(self, prices: Prices) -> float:
-        paths = Paths(*(of_all[: prices.path.size] for of_all in self.paths))
+        paths = _some(self.paths, slice(prices.path.size))
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
         priced_s = self.task.memory_bytes * prices.memory.sum() + self.exact_kinds.layers.sum() * prices.filled.sum()
@@ -353,6 +354,10 @@ class Relaxation:
             price = np.append(prices, np.full(len(self.rank) - prices.size, np.inf))
             kept = np.sort(np.argsort(-price, kind="stable")[:_MOST_PATHS]).tolist()
             self.counts, self.rank = [self.counts[n] for n in kept], [self.rank[n] for n in kept]
+
+
+def _some(paths: Paths, which: slice) -> Paths:
+    return Paths(paths.counts[which], paths.rank[which])
 
 
 R = TypeVar("R", LayerKinds, ShapeLimits)
