@@ -12,11 +12,11 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.chunks.candidates import all_plans, model_of
-from piper_ray.engine.chunks.relaxation import Relaxation
+from piper_ray.engine.chunks.crossings import rank_seconds
+from piper_ray.engine.chunks.relaxation import Case, Relaxation
 from piper_ray.engine.chunks.tasks import ChunkProblem, PipelineShape, Task
 from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, Paths, Prices, least_priced_s, moments, window
 from piper_ray.engine.kernels.chunk_moves import DRAWS, anneal, batch_seconds, fit_all
-from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.chunk_stages import chunk_figures, fit_rank, peak_bytes, sync_of_ranks
 from piper_ray.engine.kernels.types import IndexArray
@@ -177,8 +177,8 @@ def relaxations(seeds: range) -> Iterator[tuple[Instance, Task, Relaxation]]:
 
 
 def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
-    prices, limits = relaxation.prices, relaxation.limits
-    path = rng.random(prices.paths)
+    limits = relaxation.limits
+    path = rng.random(len(relaxation.rank))
     memory = rng.random(limits.moment_rank.size) * rng.choice([0.0, 1.0], limits.moment_rank.size)
     units = rng.random(limits.most_units.size) * (limits.most_units < NO_LIMIT)
     return Prices(path / path.sum(), memory, units, rng.random(limits.rank_of.size))
@@ -217,8 +217,7 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
     for _, task, relaxation in relaxations(range(40)):
         relaxation.aim(task.lower_s * 1.5 + 1.0)
         kinds, limits, prices = relaxation.exact_kinds, relaxation.limits, random_prices(relaxation, random)
-        counts = relaxation.prices.counts[: relaxation.prices.paths]
-        rank = relaxation.prices.rank[: relaxation.prices.paths]
+        counts, rank = relaxation.paths
         passes = np.tensordot(prices.path, counts, 1)
         sync = np.bincount(rank, prices.path, task.shape.ranks) * task.sync_s_per_byte
         fixed = np.bincount(limits.moment_rank, prices.memory, task.shape.ranks)
@@ -247,25 +246,72 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
         assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
-def test_better_prices_raise_the_bound_and_shares_stay_shares() -> None:
-    raised = 0
-    for _, task, relaxation in relaxations(range(30)):
-        prices = relaxation.prices
-        if task.lower_s <= 0.0:
+def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_layers() -> None:
+    random, raised = np.random.default_rng(7), 0
+    for _, task, relaxation in relaxations(range(60)):
+        if task.lower_s <= 0.0 or relaxation.hub_is_open:
             continue
-        paths = relaxation.paths
-        mine = Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
-        hub = -1 if not relaxation.hub_chunks() else relaxation.hub_chunks()[0]
-        steps = PriceSteps(task.lower_s, 200, 1.0)
-        before_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
-        better_prices(relaxation.kinds, relaxation.limits, hub, paths, mine, prices.share, steps)
-        after_s, _ = least_priced_s(relaxation.exact_kinds, relaxation.limits, paths, mine)
-        raised += after_s > before_s * (1 + 1e-6)
-        assert mine.path.sum() == pytest.approx(1.0)
-        assert min(mine.path.min(), mine.memory.min(initial=0.0), mine.filled.min()) >= 0.0
-        _, _, layers = spread(relaxation.kinds, relaxation.limits, prices.share, hub)
-        assert layers.sum() == pytest.approx(task.tables.order.size)
+        relaxation.aim(task.lower_s * random.choice([1.5, 3.0]) + 1.0)
+        relaxation.improve(100)
+        best_s = relaxation.lower_s
+        for _ in range(20):
+            prices = random_prices(relaxation, random)
+            other_s, _ = least_priced_s(relaxation.kinds, relaxation.limits, relaxation.paths, prices)
+            assert best_s >= min(other_s, relaxation.target_s) * (1 - 1e-6)
+        raised += best_s > task.lower_s * (1 + 1e-6)
+        if relaxation.layers_in is not None:
+            beside = relaxation.kinds.layers.sum() - task.tables.order.size  # transfers count as a layer
+            assert relaxation.layers_in.sum() - beside == pytest.approx(task.tables.order.size)
     assert raised > 10
+
+
+def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray, IndexArray]) -> bool:
+    """plan: of each layer its chunk and its option."""
+    chunk_of, choice = plan
+    seconds = rank_seconds(task.tables.figures(task.data_parallel_degree), task)[choice]
+    rank_of = relaxation.program.rank_of[chunk_of]
+    units = np.bincount(rank_of, np.floor(seconds / relaxation.unit.seconds), task.shape.ranks)
+    hub = task.tables.order.hub
+    return (
+        (case.hub is None or hub is None or chunk_of[task.tables.order.position[hub]] == case.hub)
+        and (case.least_units is None or bool((units >= case.least_units).all()))
+        and (case.most_units is None or bool((units <= case.most_units).all()))
+    )
+
+
+def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
+    rng, told_apart, tightened = Random(8), 0, 0
+    for _, task, relaxation in relaxations(range(60)):
+        end_s = np.empty(relaxation.program.kind.size + 1)
+        plans: list[tuple[float, tuple[IndexArray, IndexArray]]] = []
+        for _ in range(30):
+            plan = random_chunks(task, rng), random_choice(task, rng)
+            peaks = [rank_peak(task, relaxation.program, r, *plan) for r in range(task.shape.ranks)]
+            if max(peaks) <= task.memory_bytes:
+                value_s = float(batch_seconds(model_of(task, task.tables, relaxation.program), *plan, end_s))
+                plans.append((value_s, plan))
+        if not plans or relaxation.unit.seconds <= 0.0:
+            continue
+        best_s, best = min(plans, key=lambda one: one[0])
+        found = Relaxation.of(task, relaxation.program, best_s * 1.01 + 1e-6)
+        assert found is not None
+        for depth in range(5):
+            if depth == 0 and not found.hub_is_open:
+                found.limit_ranks()
+                tightened += found.case.most_units is not None
+                assert is_in(found.case, task, found, best)
+            found.improve(20)
+            assert found.lower_s <= best_s * (1 + 1e-9) + 1e-9
+            cases = [*found.cases()]
+            if not cases:
+                break
+            holding = [case for case in cases if is_in(case, task, found, best)]
+            assert holding
+            found = found.with_case(rng.choice(holding))
+            found.aim(best_s * 1.005 + 1e-6)
+            told_apart += 1
+    assert told_apart > 20
+    assert tightened > 10
 
 
 def test_moves_leave_a_plan_that_fits_and_takes_no_longer() -> None:

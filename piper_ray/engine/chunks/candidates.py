@@ -97,7 +97,7 @@ class Candidates:
         self._best: list[Candidate | None] = [None] * (len(task.choices) + 1)  # the last: of mixed choices
         self._random = np.random.default_rng(0)
         self._orders = task.tables.order.orders
-        self._moved = False
+        self._is_cut, self._moved = False, False
         self.passes = 0
 
     @property
@@ -105,7 +105,10 @@ class Candidates:
         return min((x for x in self._best if x is not None), key=lambda x: x.value_s, default=None)
 
     def cut_evenly(self) -> None:
-        """Plans of equal work, and of whole layers shared out to turns."""
+        """Plans of equal work, and of whole layers shared out to turns; once."""
+        if self._is_cut:
+            return
+        self._is_cut = True
         shape, order = self._task.shape, self._orders[0]
         for index, fastest_s in enumerate(self._fastest_s):
             large = (fastest_s >= _SMALL * fastest_s.mean()).astype(np.float64)
@@ -114,12 +117,21 @@ class Candidates:
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
 
-    def like(self, layers_in: FloatArray) -> dict[int, Candidate]:
-        """Plans after a fractional one, float64[stages], by choice. They are not kept."""
+    def like(self, layers_in: FloatArray, chunk_of: IndexArray) -> dict[int, Candidate]:
+        """Plans after a fractional one, by choice. They are not kept. layers_in: of each chunk, whatever their kinds;
+        chunk_of: of each layer the chunk, which may be earlier than that of one that it reads."""
         order = self._orders[0]
-        cuts = _cuts(np.ones(order.size), layers_in, self._task.shape.stages)
-        plans = {index: self._plan_at(index, order, cuts) for index in range(len(self._models))}
-        return {index: plan for index, plan in plans.items() if plan is not None}
+        cut = np.empty(order.size, np.int64)
+        cut[order] = np.repeat(
+            np.arange(layers_in.size), np.diff(_cuts(np.ones(order.size), layers_in, layers_in.size))
+        )
+        by_kind = _filled(_in_order(chunk_of, self._task.tables.order.predecessors), layers_in.size)
+        found = {}
+        for index in range(len(self._models)):
+            plans = [plan for way in (cut, by_kind) if (plan := self._plan_of(index, way)) is not None]
+            if plans:
+                found[index] = min(plans, key=lambda plan: plan.value_s)
+        return found
 
     def take(self, found: Mapping[int, Candidate]) -> None:
         """Keeps those that are the best of their choice."""
@@ -214,16 +226,16 @@ class Candidates:
         self._cut_at(index, order, _cuts(size[order], wanted, self._task.shape.stages))
 
     def _cut_at(self, index: int, order: IndexArray, cuts: IndexArray) -> None:
-        found = self._plan_at(index, order, cuts)
+        chunk_of = np.empty(order.size, np.int64)
+        chunk_of[order] = np.repeat(np.arange(self._task.shape.stages), np.diff(cuts))
+        found = self._plan_of(index, chunk_of)
         self._count(1)
         if found is not None:
             self._take(index, found)
 
-    def _plan_at(self, index: int, order: IndexArray, cuts: IndexArray) -> Candidate | None:
-        """Of a choice, cut there; None if that does not fit."""
+    def _plan_of(self, index: int, chunk_of: IndexArray) -> Candidate | None:
+        """Of a choice; None if that does not fit."""
         task, model = self._task, self._models[index]
-        chunk_of = np.empty(order.size, np.int64)
-        chunk_of[order] = np.repeat(np.arange(task.shape.stages), np.diff(cuts))
         choice = model.layers.option_start[:-1].copy()
         if not fit_all(model, chunk_of, choice):
             return None
@@ -295,12 +307,32 @@ def _regular(stages: int, layers: int) -> Iterator[IndexArray]:
 
 def _shifted(chunk_of: IndexArray, a: int, b: int) -> IndexArray:
     """With a layer of chunk a handed on from chunk to chunk as far as b: each gives its last one, or its first one."""
-    shifted = chunk_of.copy()
+    shifted, x = chunk_of.copy(), -1
     step = 1 if a < b else -1
     for chunk in range(a, b, step):
         members = np.flatnonzero(chunk_of == chunk)
-        shifted[members[-1 if a < b else 0]] += step
+        if members.size:  # else what it has been handed
+            x = members[-1 if a < b else 0]
+        shifted[x] += step
     return shifted
+
+
+def _in_order(chunk_of: IndexArray, predecessors: Sequence[Sequence[int]]) -> IndexArray:
+    """No layer in an earlier chunk than one that it reads."""
+    found = chunk_of.copy()
+    for x, tails in enumerate(predecessors):
+        found[x] = max([found[x], *(found[tail] for tail in tails)])
+    return found
+
+
+def _filled(chunk_of: IndexArray, stages: int) -> IndexArray:
+    """With layers handed on to chunks that are empty, from the nearest that has several."""
+    found = chunk_of
+    layers_in = np.bincount(found, minlength=stages)
+    for k in np.flatnonzero(layers_in == 0).tolist():
+        several = np.flatnonzero(np.bincount(found, minlength=stages) >= 2)
+        found = _shifted(found, int(several[np.abs(several - k).argmin()]), k)
+    return found
 
 
 def _mean_held(program: ChunkProgram) -> FloatArray:

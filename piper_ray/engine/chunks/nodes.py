@@ -82,8 +82,8 @@ class _Unpickler(pickle.Unpickler):
 _PASSES_TO_BUILD = 150
 """A shape's program takes about as long to make as so many simulations of it, ..."""
 
-_PASSES_OF_A_CELL = 20
-"""... and a round of prices, for each kind, chunk and TMPC, as long as so many simulated passes."""
+_PASSES_OF_AN_ITERATION = 10
+"""... and an iteration of its linear program, for each of its rows, as long as so many simulated passes."""
 
 _PROMISING = 1.1
 """Later moves are for plans within so many times the best one."""
@@ -93,23 +93,25 @@ _OF_A_PARENT = threading.RLock()
 
 
 class Effort(NamedTuple):
-    """looks, rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
+    """rounds: for better prices, see ``Relaxation.improve``. moves: of the task's best plans."""
 
-    looks: int
     rounds: int
     moves: int
 
 
-EFFORTS = (Effort(1, 60, 200), Effort(6, 80, 1_000), Effort(20, 100, 8_000))
+EFFORTS = (Effort(20, 200), Effort(60, 1_000))
 """What is done for a case each time that it is the one of the least bound; then it is split."""
 
-LAST_EFFORTS = (Effort(20, 150, 10_000), Effort(30, 300, 20_000), Effort(40, 600, 20_000))
+LAST_EFFORTS = (Effort(500, 10_000), Effort(1_000, 20_000))
 """What follows for a case that cannot be split."""
 
 
+_ROUNDS_BEFORE_HUB = 4
+"""Instead, while the hub may be anywhere."""
+
 _FEW_LAYERS = 24
-_STEPS = {0: 20_000, 2: 1_000_000}
-"""After so many efforts all plans of a model of few layers are looked at, if so many steps are enough."""
+_STEPS = {0: 20_000, 1: 1_000_000}
+"""Before such an effort all plans of a model of few layers are looked at, if so many steps are enough."""
 
 
 class TurnKind(Enum):
@@ -193,7 +195,7 @@ class Node:
                 return TurnOutcome(np.inf)
             self.passes += _PASSES_TO_BUILD * self.program.kind.size
             self.candidates = Candidates(self.task, self.program)
-            self.candidates.cut_evenly()
+        self.candidates.cut_evenly()
         self.candidates.move(moves, control)
         return TurnOutcome(self.lower_s, self.candidates.best)
 
@@ -206,26 +208,34 @@ class Node:
     def _bound(self, number: int, control: FloatArray) -> TurnOutcome:
         target_s = control[0]
         if self.relaxation is None:
-            if self.candidates is None:
-                self._plan(0, control)
+            if self.program is None and (program := self.task.shape.program()) is not None:
+                self.program = program
+                self.passes += _PASSES_TO_BUILD * program.kind.size
             if self.program is not None:
                 self.relaxation = Relaxation.of(self.task, self.program, target_s)
             if self.relaxation is None:
                 return TurnOutcome(np.inf)
-        assert self.candidates is not None
-        if number == len(EFFORTS) or (number == 1 and self.relaxation.hub_is_open):
-            # Where many layers read one, little is proved as long as that may be anywhere.
-            done = 0 if self.relaxation.hub_is_open else 1
-            children = [self.case(index, done) for index, _ in enumerate(self.relaxation.cases())]
+        if self.whole and (proved_s := self._try_all(_STEPS.get(number, 0), control)) is not None:
+            assert self.candidates is not None
+            return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
+        relaxation = self.relaxation
+        # Where many layers read one, little is proved as long as that may be anywhere.
+        if number == len(EFFORTS) or (number > 0 and relaxation.hub_is_open):
+            children = [self.case(index, 0) for index, _ in enumerate(relaxation.cases())]
             if children:
                 return TurnOutcome(self.lower_s, None, children)
-        if self.whole and (proved_s := self._try_all(_STEPS.get(number, 0), control)) is not None:
-            return TurnOutcome(max(self.lower_s, proved_s), self.candidates.best)
-        effort = (*EFFORTS, *LAST_EFFORTS)[number]
-        lower_s = self._prove(effort, control)
-        if lower_s >= target_s * (1.0 - PROOF):
+        effort, before = (*EFFORTS, *LAST_EFFORTS)[number], relaxation.worked
+        relaxation.aim(target_s)
+        if number == 1 and relaxation.case.splits == 0:
+            relaxation.limit_ranks()
+        relaxation.improve(_ROUNDS_BEFORE_HUB if relaxation.hub_is_open else effort.rounds)
+        self.passes += _PASSES_OF_AN_ITERATION * (relaxation.worked - before)
+        lower_s = max(self.lower_s, relaxation.lower_s)
+        if lower_s >= target_s * (1.0 - PROOF) or relaxation.layers_in is None:
             return TurnOutcome(lower_s)
-        found = self.candidates.like(self.relaxation.layers_in)
+        if self.candidates is None:
+            self.candidates = Candidates(self.task, relaxation.program)
+        found = self.candidates.like(relaxation.layers_in.sum(axis=0), relaxation.chunk_of())
         if not self.whole:
             return TurnOutcome(lower_s, min(found.values(), key=lambda x: x.value_s, default=None))
         self.candidates.take(found)
@@ -234,25 +244,14 @@ class Node:
             self.candidates.move(effort.moves, control)
         return TurnOutcome(lower_s, self.candidates.best)
 
-    def _prove(self, effort: Effort, control: FloatArray) -> float:
-        """What is proved then, if not before of all plans that take less than ``control[0]``."""
-        relaxation, target_s = self.relaxation, control[0]
-        assert relaxation is not None
-        relaxation.aim(target_s)
-        relaxation.try_single_paths()
-        for _ in range(effort.looks):
-            if control[1] != 0.0 or max(self.lower_s, relaxation.lower_s) >= target_s * (1.0 - PROOF):
-                break
-            relaxation.improve(effort.rounds)
-            self.passes += _PASSES_OF_A_CELL * effort.rounds * relaxation.prices.share.size
-            relaxation.aim(target_s)
-        return max(self.lower_s, relaxation.lower_s)
-
     def _try_all(self, most_steps: int, control: FloatArray) -> float | None:
         """What no plan of a small model takes less than, if all of them could be looked at."""
-        assert self.candidates is not None
         if most_steps == 0 or self.task.tables.order.size > _FEW_LAYERS:
             return None
+        if self.candidates is None:
+            assert self.program is not None
+            self.candidates = Candidates(self.task, self.program)
+            self.candidates.cut_evenly()
         target_s = control[0]
         if not self.candidates.try_all(most_steps, target_s, control):
             return None

@@ -1,26 +1,45 @@
-"""The bound of a case of a task: prices of paths, improved against the fractional plans that they lead to."""
+"""The bound of a case of a task: the prices of the linear program of its shares.
+
+The program grows by the longest paths of the fractional plans that it leads to.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from piper_ray.engine.chunks.crossings import forced_transfers_s, rank_seconds, with_transfers
 from piper_ray.engine.chunks.tasks import Task
 from piper_ray.engine.kernels import chunk_bound
-from piper_ray.engine.kernels.chunk_bound import FIGURE, FrequentKind, LayerKinds, Paths, Prices, ShapeLimits
-from piper_ray.engine.kernels.chunk_prices import PriceSteps, better_prices, spread
+from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, Paths, Prices, ShapeLimits
 from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critical_path, simulate_chunks
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
-_MOST_PATHS = 160
+if TYPE_CHECKING:
+    from piper_ray.engine.chunks.share_program import FractionalPlan, ShareProgram
+
+_MOST_PATHS = 200
+"""That a relaxation keeps from one turn to the next."""
+
 _SLOWER = 0.25
+_NEAR = 1e-4
+"""A path that is longer than the batch by no more, relative, is not added."""
+
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
+
+_MOST_SPLITS = 40
+"""One inside the other."""
+
+_ROUNDS_OF_A_RANK = 4
+"""By which it is asked what a rank may have."""
+
+_WHOLE = 1e-3
+"""Units of a rank that differ by no more from a whole number are one."""
+
 _ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""
 
@@ -29,36 +48,25 @@ _ROUNDING = 1e-10
 class Case:
     """Which plans of a task are meant. hub: the chunk of the layer that many read; None: any.
 
-    least_units, most_units: float64[p], of each rank, in units of time; None: any number.
+    least_units, most_units: float64[p], of each rank, in units of time; None: any number. splits: how often the plans
+    were told apart by units.
     """
 
     hub: int | None = None
     least_units: FloatArray | None = None
     most_units: FloatArray | None = None
-
-
-@dataclass
-class _Prices:
-    """Paths through the event graph so far, what they and the ranks' limits are priced, and the shares beside.
-
-    weight: see ``better_prices``.
-    """
-
-    counts: FloatArray
-    rank: IndexArray
-    paths: int
-    path: FloatArray
-    memory: FloatArray
-    units: FloatArray
-    filled: FloatArray
-    share: FloatArray
-    weight: float = 1.0
+    splits: int = 0
 
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises. ``layers_in``: how many layers each chunk has in the last
-    fractional plan, which keeps the limits only about."""
+    """``lower_s``: no batch of the case takes less; it rises. kinds: merged ones, by which prices are looked for.
+
+    counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
+    each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
+    the limits only about. is_best: whether no other prices are better for the target. worked: iterations of its linear
+    programs so far, times their rows.
+    """
 
     task: Task
     case: Case
@@ -68,21 +76,22 @@ class Relaxation:
     kinds: LayerKinds
     unit: TimeUnit
     lower_s: float
-    prices: _Prices
-    layers_in: FloatArray = field(init=False)
+    counts: list[FloatArray] = field(default_factory=list)
+    rank: list[int] = field(default_factory=list)
+    layers_in: FloatArray | None = None
+    units: FloatArray | None = None
+    is_best: bool = False
+    worked: int = 0
 
     def __post_init__(self) -> None:
+        self.target_s = np.inf
         self._end_s = np.empty(self.program.kind.size + 1)
-        self._target_s = np.inf
-        self._hub = -1
         self._narrow()
-        self.layers_in = self._count_layers(self.prices.share)
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
-        """All plans of a task that take less than ``target_s``. None if none fits."""
+        """All plans of a task that take less than ``target_s``. None if none is quick enough."""
         shape, d = task.shape, task.data_parallel_degree
-        p = shape.ranks
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
         forced_s = forced_transfers_s(task, target_s)
         if np.isinf(forced_s):
@@ -97,53 +106,53 @@ class Relaxation:
             program.rank_of,
             task.sync_s_per_byte,
             task.memory_bytes,
-            np.zeros(p),
-            np.full(p, chunk_bound.NO_LIMIT),
+            np.zeros(shape.ranks),
+            np.full(shape.ranks, chunk_bound.NO_LIMIT),
         )
         exact, kinds = (
-            with_transfers(task.tables.kinds(shape.stages, d, rounded=rounded), beside_s, shape.stages)
-            for rounded in (False, True)
+            with_transfers(task.tables.kinds(shape.stages, d, merged=merged), beside_s, shape.stages)
+            for merged in (False, True)
         )
-        none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
-        byte_each = Prices(
-            np.zeros(0), 1.0 / np.bincount(moment_rank)[moment_rank], np.zeros(p), np.zeros(shape.stages)
-        )
-        # Every rank's least bytes together: above nothing if they are more than there are.
-        if chunk_bound.least_priced_s(exact, limits, none, byte_each)[0] > 0.0:
-            return None
         unit = TimeUnit.of(exact, task)
-        exact = unit.told(exact, task)
-        kinds = unit.told(kinds, task)
-        prices = _Prices(
-            np.zeros((_MOST_PATHS, shape.stages, PASSES)),
-            np.zeros(_MOST_PATHS, np.int64),
-            0,
-            np.zeros(_MOST_PATHS),
-            np.zeros(moment_rank.size),
-            np.zeros(p),
-            np.zeros(shape.stages),
-            _even_shares(kinds),
-        )
-        found = cls(task, Case(), program, limits, exact, kinds, unit, task.lower_s, prices)
+        none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
+        byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
+        nothing = Prices(np.zeros(0), byte_each, np.zeros(shape.ranks), np.zeros(shape.stages))
+        # Every rank's least bytes together: above nothing if they are more than there are.
+        if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
+            return None
+        found = cls(task, Case(), program, limits, unit.told(exact, task), unit.told(kinds, task), unit, task.lower_s)
         found.aim(target_s)
         found._add_first_paths()
         return found
 
     def with_case(self, case: Case) -> Relaxation:
-        """Fewer plans of the same task, beginning with the prices found so far."""
-        limits, prices = _own(self.limits, "least_units", "most_units"), deepcopy(self.prices)
+        """Fewer plans of the same task, beginning with the paths found so far."""
+        limits = _own(self.limits, "least_units", "most_units")
         exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
-        found = replace(self, case=case, limits=limits, exact_kinds=exact, kinds=kinds, prices=prices)
-        found.aim(self._target_s)
+        found = replace(
+            self,
+            case=case,
+            limits=limits,
+            exact_kinds=exact,
+            kinds=kinds,
+            counts=[*self.counts],
+            rank=[*self.rank],
+            is_best=False,
+            worked=0,
+        )
+        found.aim(self.target_s)
         return found
 
     def aim(self, target_s: float) -> None:
         """From now on only plans that take less than ``target_s`` matter: that limits what ranks hold."""
-        self._target_s = target_s
+        self.is_best &= target_s == self.target_s
+        self.target_s = target_s
         most = self.unit.most(self.task, self.limits.crossing_s, self.limits.rank_of, target_s)
         self.limits.most_units[:] = most if self.case.most_units is None else np.minimum(most, self.case.most_units)
         if self.case.least_units is not None:
             self.limits.least_units[:] = self.case.least_units
+        if (self.limits.least_units > self.limits.most_units).any():
+            self.lower_s = max(self.lower_s, target_s)
 
     def hub_chunks(self) -> range:
         """Those that the hub may be in; none without a hub."""
@@ -158,150 +167,206 @@ class Relaxation:
     def cases(self) -> Iterator[Case]:
         """Cases that hold all plans of this one together; none if there are none worth telling apart.
 
-        First the hub's chunk. Then: no rank has as many units as the best known plan would let it, or rank r has.
+        First the hub's chunk. The fullest rank has at least the mean number of units, rounded up: so no rank has more
+        than that, or rank r has; and if none has more, rank r has as many. Then the units of the rank whose number is
+        the furthest from a whole one.
         """
+        case, p = self.case, self.task.shape.ranks
+        fullest = self._least_units_of_fullest()
         if self.hub_is_open:
             for chunk in self.hub_chunks():
-                yield replace(self.case, hub=chunk)
-        elif self.case.most_units is None and np.isfinite(self._target_s):
-            most = self.limits.most_units.max()
-            p = self.task.shape.ranks
-            yield replace(self.case, most_units=np.full(p, most - 1.0), least_units=np.zeros(p))
-            for rank in range(p):
-                if self.limits.most_units[rank] >= most:
-                    least = np.zeros(p)
-                    least[rank] = most
-                    yield replace(self.case, most_units=np.full(p, most), least_units=least)
-
-    def try_single_paths(self) -> None:
-        """Takes the path of one rank alone for all, where that gives a better bound.
-
-        So it is where that rank has more to do than any other, and those are full.
-        """
-        if self.task.lower_s <= 0.0:
+                yield replace(case, hub=chunk)
+        elif not np.isfinite(self.target_s) or fullest < 1.0 or case.splits == _MOST_SPLITS:
             return
-        prices = self.prices
-        found_s, best = self._evaluate(self._priced()), self._priced()
-        for path in range(min(prices.paths, 2 * self.task.shape.ranks)):
-            alone = Prices(np.zeros(prices.paths), prices.memory * 0.0, prices.units * 0.0, prices.filled * 0.0)
-            alone.path[path] = 1.0
-            self._price_full_ranks(alone)
-            alone_s = self._evaluate(alone)
-            if alone_s > found_s:
-                found_s, best = alone_s, alone
-        prices.path[: prices.paths] = best.path
-        prices.memory, prices.units, prices.filled = best.memory, best.units, best.filled
+        elif case.most_units is None or case.least_units is None:
+            most = self.limits.most_units.max()
+            if fullest < most:
+                yield replace(case, most_units=np.full(p, fullest), least_units=np.zeros(p), splits=1)
+            yield from self._with_full_rank(min(fullest + 1.0, most), self.limits.most_units.copy())
+        elif case.least_units.max() <= 0.0 and case.most_units.max() <= fullest:
+            yield from self._with_full_rank(fullest, case.most_units)
+        elif self.units is not None:
+            apart = np.abs(self.units - np.round(self.units))
+            rank = int(apart.argmax())
+            if apart[rank] > _WHOLE:
+                most_units, least_units = case.most_units.copy(), case.least_units.copy()
+                most_units[rank] = np.floor(self.units[rank])
+                least_units[rank] = most_units[rank] + 1.0
+                yield replace(case, most_units=most_units, splits=case.splits + 1)
+                yield replace(case, least_units=least_units, splits=case.splits + 1)
+
+    def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
+        """One of the ranks has so many."""
+        for rank in np.flatnonzero(self.limits.most_units >= units).tolist():
+            least_units = np.zeros(most_units.size)
+            least_units[rank] = units
+            yield replace(self.case, most_units=most_units, least_units=least_units, splits=self.case.splits + 1)
+
+    def _least_units_of_fullest(self) -> float:
+        """Of the rank that has the most, in any plan."""
+        kinds = self.exact_kinds
+        least = np.minimum.reduceat(kinds.units, kinds.option_start[:-1])
+        return float(np.ceil(kinds.layers @ least / self.task.shape.ranks))
 
     def improve(self, rounds: int) -> None:
-        """Looks for better prices, and adds the longest paths of the fractional plan on the way."""
-        if self.task.lower_s <= 0.0:
-            return  # nothing takes any time
-        prices = self.prices
-        priced = self._priced()
-        prices.weight = better_prices(
-            self.kinds,
-            self.limits,
-            self._hub,
-            self.paths,
-            priced,
-            prices.share,
-            PriceSteps(self.task.lower_s, rounds, prices.weight),
-        )
-        found_s = self._evaluate(priced)
-        full = priced._replace(units=priced.units.copy())
-        self._price_full_ranks(full)
-        if self._evaluate(full) > found_s:
-            prices.units = full.units
-        self.layers_in = self._count_layers(prices.share)
-        held, _, _ = spread(self.kinds, self.limits, prices.share, self._hub)
-        held[:, FIGURE.forward_s] += self.limits.crossing_s
-        held[:, FIGURE.input_s] += self.limits.crossing_s
-        self._make_room()
-        self._add_paths(held)
+        """Looks for better prices: so many times for the best ones of the paths known, then for a longer path."""
+        if self._is_over or self.is_best:
+            return
+        if np.isinf(self._evaluate(self._even_prices())):
+            return  # some layer has no place
+        program = self._program()
+        for _ in range(rounds):
+            found = self._solve(program)
+            if found is None:
+                self.is_best = True
+                return
+            prices, lacks = program.prices, found.lacks
+            self.layers_in, self.units = found.layers_in, found.units
+            if not self._add_longer(program, found):
+                self.is_best = True
+                break
+        self._evaluate(prices)
+        if lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
+            self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
+        self._make_room(prices.path)
+
+    def limit_ranks(self) -> None:
+        """Asks of each rank whether it may have more units than the fullest one needs, or as many as any may."""
+        if self._is_over or not np.isfinite(self.target_s) or (fullest := self._least_units_of_fullest()) < 1.0:
+            return
+        most_units, program = self.limits.most_units.copy(), self._program()
+        units = min(fullest + 1.0, most_units.max())
+        for rank in np.flatnonzero(most_units >= units).tolist():
+            before = self.limits.least_units[rank]
+            program.require_units(rank, units)
+            self.limits.least_units[rank] = units
+            for _ in range(_ROUNDS_OF_A_RANK):
+                found = self._solve(program)
+                if found is None:
+                    break
+                if found.batch_s >= self.target_s:
+                    if self._bound_s(program.prices) >= self.target_s:
+                        most_units[rank] = units - 1.0
+                    break
+                if not self._add_longer(program, found):
+                    break
+            self.limits.least_units[rank] = before
+            program.require_units(rank, before)
+        self.case = replace(self.case, most_units=most_units)
+        self.is_best = False
+        self.aim(self.target_s)
+
+    @property
+    def _is_over(self) -> bool:
+        """Nothing takes any time, or no plan is quick enough."""
+        return self.task.lower_s <= 0.0 or self.lower_s >= self.target_s
+
+    def _program(self) -> ShareProgram:
+        from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
+
+        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths)
+
+    def _solve(self, program: ShareProgram) -> FractionalPlan | None:
+        before = program.worked
+        found = program.solve(self.target_s)
+        self.worked += program.worked - before
+        return found
+
+    def _add_longer(self, program: ShareProgram, found: FractionalPlan) -> bool:
+        """Whether the batch of a fractional plan is shorter than a path, and than the target; then with such paths."""
+        if found.batch_s >= self.target_s:
+            return False
+        now_s = found.passes_s, found.sync_s
+        if simulate_chunks(self.program, *now_s, self._end_s) <= found.batch_s * (1.0 + _NEAR):
+            return False
+        # Paths that are long in plans between this one and those before cut off more than its own alone.
+        core_s = program.core_s
+        program.core_s = now_s if core_s is None else (0.5 * (core_s[0] + now_s[0]), 0.5 * (core_s[1] + now_s[1]))
+        before = len(self.rank)
+        self._add_paths(*program.core_s)
+        self._add_paths(*now_s)
+        program.add(_some(self.paths, slice(before, None)))
+        return len(self.rank) > before
+
+    def chunk_of(self) -> IndexArray:
+        """After the last fractional plan, int64[n]: layers of a kind one after the other."""
+        assert self.layers_in is not None
+        shape, found = self.task.shape, np.zeros(self.task.tables.order.size, np.int64)
+        members = self.task.tables.members(self.task.data_parallel_degree)
+        for positions, in_chunks in zip(members, self.layers_in, strict=False):  # the last may be of transfers
+            found[positions] = np.searchsorted(np.cumsum(in_chunks), np.arange(len(positions)) + 0.5)
+        return np.minimum(found, shape.stages - 1)
 
     @property
     def paths(self) -> Paths:
         """Those found so far."""
-        return Paths(self.prices.counts[: self.prices.paths], self.prices.rank[: self.prices.paths])
+        shape = len(self.counts), self.task.shape.stages, PASSES
+        return Paths(np.array(self.counts).reshape(shape), np.array(self.rank, np.int64))
 
-    def _priced(self) -> Prices:
-        prices = self.prices
-        return Prices(prices.path[: prices.paths], prices.memory, prices.units, prices.filled)
+    def _even_prices(self) -> Prices:
+        """Of all paths the same, and of nothing else."""
+        s, p, moments = self.task.shape.stages, self.task.shape.ranks, self.limits.moment_rank.size
+        paths = len(self.rank)
+        return Prices(np.full(paths, 1.0 / paths), np.zeros(moments), np.zeros(p), np.zeros(s))
 
     def _evaluate(self, prices: Prices) -> float:
-        """The bound of these prices, which may raise ``lower_s``."""
-        found_s, self._hub = chunk_bound.least_priced_s(self.exact_kinds, self.limits, self.paths, prices)
-        found_s = found_s * (1.0 - _ROUNDING)
-        self.lower_s = max(self.lower_s, min(found_s, self._target_s))
+        """The bound of these prices, which may be for fewer paths, the first ones; it may raise ``lower_s``."""
+        found_s = self._bound_s(prices)
+        self.lower_s = max(self.lower_s, min(found_s, self.target_s))
         return found_s
 
-    def _price_full_ranks(self, prices: Prices) -> None:
-        if np.isfinite(self._target_s):
-            chunk_bound.price_full_ranks(
-                self.exact_kinds,
-                self.limits,
-                self._hub,
-                self.paths,
-                prices,
-                FrequentKind(self.unit.first_option, self.unit.end_option, self.unit.layers),
-                self.task.lower_s,
-            )
+    def _bound_s(self, prices: Prices) -> float:
+        paths = _some(self.paths, slice(prices.path.size))
+        found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
+        limited = self.limits.most_units < chunk_bound.NO_LIMIT
+        priced_s = self.task.memory_bytes * prices.memory.sum() + self.exact_kinds.layers.sum() * prices.filled.sum()
+        priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
+        return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 
     def _narrow(self) -> None:
         """Windows beside a hub whose chunk is given."""
         hub = self.case.hub
         if hub is None:
-            return
+            hub = next(iter(self.hub_chunks()), -1) if len(self.hub_chunks()) == 1 else -1
         self._hub = hub
+        if hub < 0:
+            return
         for kinds in (self.exact_kinds, self.kinds):
             for kind in range(kinds.layers.size):
                 kinds.first_chunk[kind], kinds.last_chunk[kind] = chunk_bound.window(kinds, kind, hub)
-        self.prices.share = _even_shares(self.kinds)
 
     def _add_first_paths(self) -> None:
         """The path of each rank that has more to do than others, where all else is even."""
-        held, _, _ = spread(self.kinds, self.limits, self.prices.share, -1)
-        even = np.broadcast_to(held.mean(axis=0), held.shape)
-        for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2 - 1)):
+        s, kinds = self.task.shape.stages, self.kinds
+        fastest_s = kinds.figures[kinds.option_start[:-1], FIGURE.forward_s : FIGURE.weight_s + 1]
+        even = np.broadcast_to(kinds.layers @ fastest_s / s, (s, PASSES))
+        for rank in range(min(self.task.shape.ranks, _MOST_PATHS // 2)):
             slower = even.copy()
             slower[self.program.stage_of[rank]] *= 1.0 + _SLOWER
-            self._add_paths(slower)
-        self.prices.path[: self.prices.paths] = 1.0 / self.prices.paths
+            self._add_paths(slower, np.zeros(self.task.shape.ranks))
 
-    def _add_paths(self, held: FloatArray) -> None:
-        """The longest of what the chunks hold: two where there are several."""
-        prices = self.prices
-        weights = np.bincount(self.program.rank_of, held[:, FIGURE.weights], self.task.shape.ranks)
-        sync_s = (weights * self.limits.sync_s_per_byte).astype(np.float64)
-        simulate_chunks(self.program, held[:, FIGURE.forward_s : FIGURE.weight_s + 1], sync_s, self._end_s)
+    def _add_paths(self, passes_s: FloatArray, sync_s: FloatArray) -> None:
+        """The longest of a fractional plan: two where there are several."""
+        simulate_chunks(self.program, passes_s, sync_s, self._end_s)
         for along_rank in (True, False):
-            at = prices.paths
-            if at == _MOST_PATHS:
-                return
-            prices.rank[at] = critical_path(self.program, sync_s, self._end_s, along_rank, prices.counts[at])
-            if not any(np.array_equal(prices.counts[at], prices.counts[other]) for other in range(max(0, at - 16), at)):
-                prices.path[at] = 0.0
-                prices.paths += 1
+            path = np.zeros(passes_s.shape)
+            rank = int(critical_path(self.program, sync_s, self._end_s, along_rank, path))
+            known = zip(self.rank, self.counts, strict=True)
+            if not any(rank == other and np.array_equal(path, of_other) for other, of_other in known):
+                self.counts.append(path)
+                self.rank.append(rank)
 
-    def _make_room(self) -> None:
-        """Drops the paths of the least price, so that those of a look find room."""
-        prices = self.prices
-        if prices.paths + 2 <= _MOST_PATHS:
-            return
-        kept = np.sort(np.argsort(-prices.path[: prices.paths], kind="stable")[: _MOST_PATHS * 3 // 4])
-        prices.paths = kept.size
-        for values in (prices.counts, prices.rank, prices.path):
-            values[: kept.size] = values[kept]
+    def _make_room(self, prices: FloatArray) -> None:
+        """Drops paths of the least price, of which there are too many; the last ones may have none yet."""
+        more = len(self.rank) - _MOST_PATHS
+        if more > 0:
+            price = np.append(prices, np.full(len(self.rank) - prices.size, np.inf))
+            kept = np.sort(np.argsort(-price, kind="stable")[:_MOST_PATHS]).tolist()
+            self.counts, self.rank = [self.counts[n] for n in kept], [self.rank[n] for n in kept]
 
-    def _count_layers(self, share: FloatArray) -> FloatArray:
-        """Of each chunk, float64[s]."""
-        found = np.zeros(self.task.shape.stages)
-        at = 0
-        for count, first, width, options in _windows(self.kinds):
-            of_kind = share[at : at + width * options].reshape(width, options)
-            found[first : first + width] += count * of_kind.sum(axis=1)
-            at += width * options
-        return found
+
+def _some(paths: Paths, which: slice) -> Paths:
+    return Paths(paths.counts[which], paths.rank[which])
 
 
 R = TypeVar("R", LayerKinds, ShapeLimits)
@@ -312,50 +377,28 @@ def _own(record: R, *names: str) -> R:
     return record._replace(**{name: getattr(record, name).copy() for name in names})
 
 
-def _windows(kinds: LayerKinds) -> Iterator[tuple[int, int, int, int]]:
-    """For each kind how many layers, their first chunk, how many chunks they may be in, and their options."""
-    options = np.diff(kinds.option_start)
-    width = np.maximum(0, kinds.last_chunk - kinds.first_chunk + 1)
-    return zip(kinds.layers.tolist(), kinds.first_chunk.tolist(), width.tolist(), options.tolist(), strict=True)
-
-
-def _even_shares(kinds: LayerKinds) -> FloatArray:
-    """Each layer evenly over the chunks that it may be in, with its fastest option."""
-    share = np.zeros(sum(width * options for _, _, width, options in _windows(kinds)))
-    at = 0
-    for _, _, width, options in _windows(kinds):
-        share[at : at + width * options : options] = 1.0 / max(1, width)
-        at += width * options
-    return share
-
-
 _A_LITTLE_LESS = 1.0 - 1e-9
 """Of what a layer takes: so that rounding leaves it a whole unit."""
 
 
 @dataclass(frozen=True)
 class TimeUnit:
-    """What the most frequent layer takes of its rank for a microbatch, synchronisation included; 0 s if it takes none.
-
-    first_option, end_option: its options, a unit each at least. layers: how many of its kind there are.
-    """
+    """What the most frequent layer takes of its rank for a microbatch, synchronisation included; 0 if it takes none."""
 
     seconds: float
-    first_option: int
-    end_option: int
-    layers: int
 
     @classmethod
     def of(cls, kinds: LayerKinds, task: Task) -> TimeUnit:
         """Layers are of one kind here that take and hold the same, wherever they may be."""
-        alike: dict[bytes, tuple[int, int, int]] = {}
+        alike: dict[bytes, tuple[int, int]] = {}
         ranges = zip(kinds.option_start[:-1].tolist(), kinds.option_start[1:].tolist(), strict=True)
         for (first, end), count in zip(ranges, kinds.layers.tolist(), strict=True):
             key = kinds.figures[first:end, : FIGURE.fixed].tobytes()
-            start, stop, layers = alike.get(key, (first, end, 0))
-            alike[key] = start, stop, layers + count
-        first, end, layers = max(alike.values(), key=lambda found: (found[2], -found[0]))
-        return cls(float(rank_seconds(kinds.figures, task)[first:end].min()) * _A_LITTLE_LESS, first, end, layers)
+            start, layers = alike.get(key, (first, 0))
+            alike[key] = start, layers + count
+        key = max(alike, key=lambda key: (alike[key][1], -alike[key][0]))
+        first, options = alike[key][0], len(key) // (FIGURE.fixed * kinds.figures.itemsize)
+        return cls(float(rank_seconds(kinds.figures, task)[first : first + options].min()) * _A_LITTLE_LESS)
 
     def told(self, kinds: LayerKinds, task: Task) -> LayerKinds:
         """The kinds with their options' whole units."""

@@ -1,5 +1,5 @@
-"""The search over all (d, t, p, v): first for plans, a quick one of each, the best of which are made better; then for
-bounds, always of the task whose bound is the least, which so rises for all.
+"""The search over all (d, t, p, v): quick plans of those that look best, and the first bound of each; then for better
+plans; then for bounds, always of the task whose bound is the least, which so rises for all.
 
 It is the same whatever the workers. Nodes take turns, which are calls, and what one has come to counts when its turn is
 over. Further workers begin what comes next meanwhile; nothing in that depends on what else is known by then, so it is
@@ -32,6 +32,12 @@ _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 
 _DESCENDED = 1.01, 2
 """After the first round layers are moved one by one in plans within so many times the best, of so many nodes."""
+
+_FIRST_PLANS = 64
+"""Before the first bound of each node: of those that look best."""
+
+_MOST_CASES = 5_000
+"""That plans are told apart by."""
 
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
@@ -93,8 +99,8 @@ class ChunkSearch:
         self._nodes = self.ledger.cases = nodes
 
     def efforts(self) -> Generator[None, None, None]:
-        """A quick plan of each node, those that look best first; of those that look far worse than the best plan when
-        their bound's turn comes. Then better plans, then bounds."""
+        """Quick plans of some nodes, then a bound of each; a quick plan of each, those that look best first, but for
+        those that look far worse than the best plan. Then better plans, then bounds."""
         began_s = time.perf_counter()
         try:
             yield from self._plan_and_bound()
@@ -129,7 +135,10 @@ class ChunkSearch:
 
     def _plan_and_bound(self) -> Generator[None, None, None]:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
-        yield from self._plan(TurnKind.PLAN, 0, ranked, self._is_hopeless)
+        yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
+        if self.ledger.best is not None:
+            yield from self._bound(1)
+        yield from self._plan(TurnKind.PLAN, 0, [index for index in ranked if index in self._nodes], self._is_hopeless)
         for round_, (within, most, moves) in enumerate(_REFINED):
             yield from self._plan(TurnKind.PLAN, moves, self._promising(within)[:most])
             if round_ == 0:
@@ -170,14 +179,17 @@ class ChunkSearch:
         found = sorted((best.value_s, index) for index, best in self._found.items())
         return [index for value_s, index in found if value_s <= most_s]
 
-    def _bound(self) -> Generator[None, None, None]:
-        """It is always the least bound's turn, with the best time known when the node's turn before was over."""
+    def _bound(self, efforts: int | None = None) -> Generator[None, None, None]:
+        """It is always the least bound's turn, with the best time known when the node's turn before was over.
+
+        efforts: so many for each node at most, whatever gap is good enough; None: as many as it takes.
+        """
         waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
-        while waiting and not self._is_near():
+        while waiting and (efforts is not None or not self._is_near()):
             node = self._nodes[waiting[0][1]]
-            if node.exhausted or self._is_done(node):
+            if node.exhausted or self._is_done(node) or self.cases > _MOST_CASES:
                 break  # no other effort raises the least bound
             turns = [(index, upper_s) for _, index, upper_s in heapq.nsmallest(2 * self.workers.width, waiting)]
             outcome = yield from self._outcome(phase, turns)
@@ -186,10 +198,13 @@ class ChunkSearch:
             self.bounded += node.whole and node.done == 0
             node.done += 1
             for entry in self._take(index, outcome):
-                heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
+                if efforts is None or self._nodes[entry].done < efforts:
+                    heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
             over = sum(self._is_done(node) for node in self._nodes.values())
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
+        self._recall()
+        self._ready.clear()
         phase.turns.tell_of_end()
 
     def _outcome(self, phase: _Phase, turns: Iterable[_Turn]) -> Generator[None, None, TurnOutcome]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -94,10 +95,6 @@ def _side_by_side(predecessors: Sequence[Sequence[int]], seconds: Sequence[float
 
 _MOST_DOWNSETS = 100_000
 """Of larger lattices the borders are not looked through; what crosses them counts for nothing in bounds."""
-
-_WIDE = 4
-"""Windows of more chunks are rounded outwards when prices are looked for, so that most layers are of few kinds: to
-eighths of all chunks, or to all of them where these are few."""
 
 _MOST_ORDERS = 64
 
@@ -385,30 +382,42 @@ class DegreeTables:
         sides = zip(self.order.before.tolist(), self.order.behind.tolist(), strict=True)
         return [(max(0, stages - 1 - (n - 1 - before)), min(stages - 1, n - 1 - behind)) for before, behind in sides]
 
-    def kinds(self, stages: int, data_parallel_degree: int, *, rounded: bool) -> LayerKinds:
-        """Layers that may be in the same chunks and run the same. rounded: see ``_WIDE``; else as in ``windows``."""
-        n = self.order.size
+    def kinds(self, stages: int, data_parallel_degree: int, *, merged: bool) -> LayerKinds:
+        """Layers that may be in the same chunks and run the same. merged: whatever chunks they may be in."""
+        alike = self._alike(data_parallel_degree)
+        windows = np.array(self.windows(stages), np.int64)
+        rows: list[tuple[int, int, int, int, bytes]] = []
+        for (side, options), positions in alike.items():
+            first, last = windows[positions].T
+            if merged:
+                rows.append((len(positions), int(first.min()), int(last.max()), side, options))
+            else:
+                each, count = np.unique(windows[positions], axis=0, return_counts=True)
+                rows += [(n, f, e, side, options) for n, (f, e) in zip(count.tolist(), each.tolist(), strict=True)]
+        figures = [np.frombuffer(options).reshape(-1, len(FIGURE)) for *_, options in rows]
+        return LayerKinds(
+            _integers(count for count, *_ in rows),
+            _integers(first for _, first, *_ in rows),
+            _integers(last for _, _, last, *_ in rows),
+            _integers(side for _, _, _, side, _ in rows),
+            offsets(len(options) for options in figures),
+            np.concatenate(figures),
+            np.zeros(sum(len(options) for options in figures)),
+        )
+
+    def members(self, data_parallel_degree: int) -> list[list[int]]:
+        """Of each of the merged ``kinds``, positions that ascend."""
+        return [*self._alike(data_parallel_degree).values()]
+
+    def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
+        """By side and options, positions."""
         figures = np.zeros((int(self.option_start[-1]), len(FIGURE)))
         figures[:, :COLUMNS] = self.figures(data_parallel_degree)
         self._charge_hub(figures)
-        grouped: dict[tuple[int, int, int, bytes], int] = {}
-        for x, (first, last) in enumerate(self.windows(stages)):
-            if rounded and last - first >= _WIDE:
-                step = stages if 2 * stages <= n else max(1, stages // 8)
-                first, last = first // step * step, min(stages - 1, -(-(last + 1) // step) * step - 1)
-            options = figures[self.option_start[x] : self.option_start[x + 1]].tobytes()
-            key = first, last, self.order.sides[x], options
-            grouped[key] = grouped.get(key, 0) + 1
-        rows = [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, _, _, options in grouped]
-        return LayerKinds(
-            _integers(grouped.values()),
-            _integers(first for first, _, _, _ in grouped),
-            _integers(last for _, last, _, _ in grouped),
-            _integers(side for _, _, side, _ in grouped),
-            offsets(len(row) for row in rows),
-            np.concatenate(rows),
-            np.zeros(sum(len(row) for row in rows)),
-        )
+        found: dict[tuple[int, bytes], list[int]] = {}
+        for x, (first, end) in enumerate(pairwise(self.option_start.tolist())):
+            found.setdefault((self.order.sides[x], figures[first:end].tobytes()), []).append(x)
+        return found
 
     def _charge_hub(self, figures: FloatArray) -> None:
         """Writes what each option pays for the hub's edge to its layer."""

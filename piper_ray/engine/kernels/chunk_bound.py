@@ -12,7 +12,8 @@ weights, and the synchronisation of the rank at its end. All of that is a sum ov
 
 A limit (held - limit) <= 0 times a price >= 0 takes nothing from the bound. The least priced sum, in which each layer
 chooses the chunk and the TMPC that are cheapest for it, is then a bound for any prices: ``least_priced_s`` computes it,
-for all plans that are better than the best one known. ``chunk_prices`` looks for good prices, and need not be exact.
+for all plans that are better than the best one known. Good prices come from ``chunks.share_program``, and need not be
+exact.
 
 Transfers: each border between chunks costs a least amount. One layer, the hub, may be told apart that many others read
 (an encoder's output, a mask): all layers that are on other ranks than the hub pay for its edge, and the bound is the
@@ -106,14 +107,6 @@ class Prices(NamedTuple):
     filled: FloatArray
 
 
-class FrequentKind(NamedTuple):
-    """The kind that most layers are of. first_option .. end_option - 1: its options, of a unit of time each."""
-
-    first_option: int
-    end_option: int
-    layers: int
-
-
 class Costs(NamedTuple):
     """Prices by chunk, float64[s]: of synchronisation, activations in flight and fixed bytes; of passes [s, PASSES]."""
 
@@ -172,50 +165,6 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
         if total_s < best_s:
             best_s, best_hub = total_s, hub
     return float(best_s), int(best_hub)
-
-
-@kernel
-def price_full_ranks(
-    kinds: LayerKinds,
-    limits: ShapeLimits,
-    hub: int,
-    paths: Paths,
-    prices: Prices,
-    frequent: FrequentKind,
-    scale_s: float,
-) -> None:
-    """Sets the prices of units of time, in place, to the best if all layers were of the frequent kind.
-
-    They fill the ranks on which they are cheapest; what a rank is cheaper than the last one of these is the price of
-    its units. Where there is no room for all, they cost ``scale_s`` more.
-    """
-    p, s = limits.most_units.size, limits.rank_of.size
-    costs = costs_of(limits, paths, prices.path, prices.memory)
-    prices.units[:] = 0.0
-    cost = np.full(p, np.inf)
-    for k in range(s):
-        r = limits.rank_of[k]
-        for o in range(frequent.first_option, frequent.end_option):
-            cost[r] = min(cost[r], priced_s(kinds, o, k, hub, costs, prices, limits))
-    left = frequent.layers - limits.least_units.sum()
-    full = np.zeros(p, np.bool_)
-    last_s, room = 0.0, False
-    for _ in range(p):
-        cheapest = -1
-        for r in range(p):
-            if not full[r] and (cheapest < 0 or cost[r] < cost[cheapest]):
-                cheapest = r
-        full[cheapest] = True
-        left -= limits.most_units[cheapest] - limits.least_units[cheapest]
-        last_s = cost[cheapest]
-        if left <= 0.0:
-            room = True
-            break
-    if not room:
-        last_s += scale_s
-    for r in range(p):
-        if cost[r] < last_s or limits.least_units[r] > 0.0:
-            prices.units[r] = last_s - cost[r]
 
 
 @leaf_kernel

@@ -1,0 +1,205 @@
+"""A case of a task whose layers may be shared out over its chunks, as a linear program.
+
+The order of passes is fixed, so no pass begins later than the longest path to it ends, and a path is a sum over layers.
+Parts of layers are in any chunks of their windows, each part with an option of its own. All layers are there; a rank
+holds no more than the memory at any moment, and no more or fewer units of time than it may; no chunk is empty; no path
+is longer than the batch, which is least. Paths that turn out to be longer are added, and the program is solved again.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import highspy
+import numpy as np
+
+from piper_ray.engine.kernels.chunk_bound import FIGURE, NO_LIMIT, LayerKinds, Paths, Prices, ShapeLimits, window
+from piper_ray.engine.kernels.chunk_program import PASSES
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_PENALTIES = (10.0, 1e3, 1e5)
+"""Batches that memory or units cost which are more or fewer than there may be, relative, tried one after the other."""
+
+_NOTHING = 1e-9
+
+
+class _Cells(NamedTuple):
+    """Columns that stand for parts of layers: which kind, in which chunk, with which option. int64[cells] each."""
+
+    kind: IndexArray
+    chunk: IndexArray
+    option: IndexArray
+
+
+class FractionalPlan(NamedTuple):
+    """batch_s: what it takes by the paths that are known, and by what it has too much or too little. lacks: whether it
+    has.
+
+    passes_s: float64[s, PASSES]. sync_s, units: float64[p]. layers_in: float64[kinds, s], how many.
+    """
+
+    batch_s: float
+    passes_s: FloatArray
+    sync_s: FloatArray
+    units: FloatArray
+    layers_in: FloatArray
+    lacks: bool
+
+
+class ShareProgram:
+    """In units of ``scale_s``, and of the memory of a device. hub: the hub's chunk, -1 if it is open or there is none.
+
+    Columns: parts of layers; seconds of each kind of pass of each chunk; synchronisation of each rank; activations of
+    each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
+    are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths. core_s: an
+    average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation. worked:
+    iterations of the simplex method so far, times rows.
+    """
+
+    def __init__(self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths) -> None:
+        self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
+        s, p = limits.rank_of.size, limits.most_units.size
+        self.core_s: tuple[FloatArray, FloatArray] | None = None
+        self.worked = 0
+        self._cells = _cells(kinds, hub)
+        cells, moments = self._cells.kind.size, limits.moment_rank.size
+        # Where groups of columns and of rows begin.
+        self._sums = cells + np.cumsum([0, PASSES * s, p, s, p])
+        self._over = int(self._sums[-1])
+        self._rows = np.cumsum([0, kinds.layers.size, PASSES * s, p, s, p, moments, p, p, s])
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.silent()
+        self._highs.setOptionValue("threads", 1)
+        self._highs.passModel(self._model())
+        self.add(paths)
+
+    def add(self, paths: Paths) -> None:
+        """The batch takes no less than these."""
+        batch = self._over + 2
+        for counts, rank in zip(paths.counts, paths.rank.tolist(), strict=True):
+            often = counts.T.ravel()
+            some = np.flatnonzero(often)
+            columns = np.concatenate([self._sums[0] + some, [self._sums[1] + rank, batch]]).astype(np.int32)
+            self._highs.addRow(0.0, np.inf, columns.size, columns, np.concatenate([-often[some], [-1.0, 1.0]]))
+
+    def require_units(self, rank: int, units: float) -> None:
+        """The rank has so many at least."""
+        self._highs.changeRowBounds(int(self._rows[7]) + rank, units, np.inf)
+
+    def solve(self, enough_s: float) -> FractionalPlan | None:
+        """None if no solution is found. enough_s: a longer batch is as good as any other one."""
+        for penalty in _PENALTIES:
+            for column in (self._over, self._over + 1):
+                self._highs.changeColCost(column, penalty)
+            self._highs.run()
+            self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow()
+            if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+                return None
+            values = np.array(self._highs.getSolution().col_value)
+            batch_s = float(self._highs.getInfo().objective_function_value) * self._scale_s
+            lacks = bool(values[self._over : self._over + 2].max() > _NOTHING)
+            if batch_s >= enough_s or not lacks:
+                break
+        kind, chunk, option = self._cells
+        s, p = self._limits.rank_of.size, self._limits.most_units.size
+        part = values[: kind.size]
+        first, sync, activation = self._sums[:3]
+        units = np.bincount(self._limits.rank_of[chunk], part * self._kinds.units[option], p)
+        return FractionalPlan(
+            batch_s,
+            np.ascontiguousarray(values[first:sync].reshape(PASSES, s).T) * self._scale_s,
+            values[sync:activation] * self._scale_s,
+            units.astype(np.float64),
+            np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s).astype(np.float64),
+            lacks,
+        )
+
+    @property
+    def prices(self) -> Prices:
+        """Of the last solution."""
+        duals = np.array(self._highs.getSolution().row_dual)
+        moments, most, least, filled, paths = self._rows[5:]
+        path = np.maximum(0.0, duals[paths:])
+        batch_s = self._scale_s / path.sum()
+        of_units = -(duals[most:least] + duals[least:filled]) * batch_s
+        return Prices(
+            path / path.sum(),
+            np.maximum(0.0, -duals[moments:most]) * (batch_s / self._limits.memory_bytes),
+            np.where(self._limits.most_units < NO_LIMIT, of_units, np.minimum(0.0, of_units)),
+            np.maximum(0.0, duals[filled:paths]) * batch_s,
+        )
+
+    def _model(self) -> highspy.HighsLp:
+        limits, scale_s = self._limits, self._scale_s
+        s, p = limits.rank_of.size, limits.most_units.size
+        crossing = limits.crossing_s / scale_s
+        none, free = np.zeros(2 * p + 2 * s), np.full(p, np.inf)
+        sums = np.concatenate([-crossing, -crossing, none])  # the gradients of weights wait for nobody
+        moments = limits.moment_rank.size
+        most = np.where(limits.most_units < NO_LIMIT, limits.most_units, free)
+        lower = [self._kinds.layers, sums, np.full(moments + p, -np.inf), limits.least_units, np.ones(s)]
+        upper = [self._kinds.layers, sums, np.ones(moments), most, np.full(p + s, np.inf)]
+        row, column, value = self._entries()
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = self._over + 3, int(self._rows[-1])
+        lp.col_cost_ = np.append(np.zeros(self._over + 2), 1.0)
+        lp.col_lower_, lp.col_upper_ = np.zeros(lp.num_col_), np.full(lp.num_col_, np.inf)
+        lp.row_lower_, lp.row_upper_ = np.concatenate(lower), np.concatenate(upper)
+        order = np.lexsort((row, column))
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_ = np.searchsorted(column[order], np.arange(lp.num_col_ + 1))
+        lp.a_matrix_.index_, lp.a_matrix_.value_ = row[order], value[order]
+        return lp
+
+    def _entries(self) -> tuple[IndexArray, IndexArray, FloatArray]:
+        """Rows, columns and values that are not 0."""
+        kinds, limits, scale_s = self._kinds, self._limits, self._scale_s
+        kind, chunk, option = self._cells
+        s, p = limits.rank_of.size, limits.most_units.size
+        cell, rank, figures = np.arange(kind.size), limits.rank_of[chunk], kinds.figures[option]
+        _, passes, sync, activation, fixed, moments, most, least, filled, _ = self._rows.tolist()
+        memory = limits.memory_bytes
+        bytes_ = figures / memory
+        listed = [
+            (kind, cell, np.ones(cell.size)),
+            (sync + rank, cell, figures[:, FIGURE.weights] * (limits.sync_s_per_byte / scale_s)),
+            (activation + chunk, cell, bytes_[:, FIGURE.activation]),
+            (fixed + rank, cell, bytes_[:, FIGURE.fixed]),
+            (most + rank, cell, kinds.units[option]),
+            (least + rank, cell, kinds.units[option]),
+            (filled + chunk, cell, np.ones(cell.size)),
+            (np.arange(passes, moments), np.arange(self._sums[0], self._over), np.full(moments - passes, -1.0)),
+        ]
+        seconds = figures[:, FIGURE.forward_s : FIGURE.weight_s + 1] / scale_s
+        if self._hub >= 0:
+            apart = (rank != limits.rank_of[self._hub]) / scale_s
+            seconds[:, :2] += (figures[:, FIGURE.from_hub_s] * apart)[:, None]
+            at_hub = figures[:, FIGURE.to_hub_s] * apart
+            listed += [(np.full(cell.size, passes + k * s + self._hub), cell, at_hub) for k in range(2)]
+        listed += [(passes + k * s + chunk, cell, seconds[:, k]) for k in range(PASSES)]
+        moment, holding = np.nonzero(limits.held)
+        listed += [
+            (moments + moment, self._sums[2] + holding, limits.held[moment, holding]),
+            (
+                moments + np.arange(limits.moment_rank.size),
+                self._sums[3] + limits.moment_rank,
+                np.ones(most - moments),
+            ),
+            (np.arange(moments, most), np.full(most - moments, self._over), np.full(most - moments, -1.0)),
+            (np.arange(most, least), np.full(p, self._over), -np.clip(limits.most_units, 1.0, kinds.layers.sum())),
+            (np.arange(least, filled), np.full(p, self._over + 1), np.maximum(1.0, limits.least_units)),
+            (np.arange(filled, filled + s), np.full(s, self._over + 1), np.ones(s)),
+        ]
+        row, column, value = (np.concatenate(part) for part in zip(*listed, strict=True))
+        some = value != 0.0
+        return row[some], column[some], value[some]
+
+
+def _cells(kinds: LayerKinds, hub: int) -> _Cells:
+    found = []
+    for c in range(kinds.layers.size):
+        first, last = (kinds.first_chunk[c], kinds.last_chunk[c]) if hub < 0 else window(kinds, c, hub)
+        chunks, options = np.arange(first, last + 1), np.arange(kinds.option_start[c], kinds.option_start[c + 1])
+        size = chunks.size * options.size
+        found.append((np.full(size, c), np.repeat(chunks, options.size), np.tile(options, chunks.size)))
+    return _Cells(*(np.concatenate(part).astype(np.int64) for part in zip(*found, strict=True)))
