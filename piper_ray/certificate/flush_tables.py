@@ -169,14 +169,14 @@ class StagePrices:
     room_s: Floats
 
     @classmethod
-    def of(cls, pair: OnDegrees, prices: PassPrices) -> StagePrices:
-        """Raises CertificateRefused for paths that are none, and prices below 0.
+    def of(cls, pair: OnDegrees, prices: PassPrices, known: PassGraph | None = None) -> StagePrices:
+        """Raises CertificateRefused for paths that are none, and prices below 0. known: their graph, if it is there.
 
         Weights are taken as shares of their sum: a mean of paths, each of which is a bound.
         """
         if prices.ranks * pair.microbatches * pair.schedule.v > MOST_PASSES:
             raise CertificateRefused("a path of the certificate is through more passes than are looked at")
-        graph = PassGraph(pair.schedule, prices.ranks, pair.microbatches)
+        graph = known or PassGraph(pair.schedule, prices.ranks, pair.microbatches)
         weights = np.array([weight for weight, _ in prices.paths], np.float64)
         if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0.0 and weights.sum() > 0.0):
             raise CertificateRefused("the weights of a certificate's paths are no weights")
@@ -186,11 +186,7 @@ class StagePrices:
             np.tensordot(shares, np.stack([x.passes for x in walked]), 1),
             shares @ np.stack([x.sync for x in walked]),
         )
-        rank_of = np.array(
-            [rank for stage in range(graph.stages) for rank in range(graph.ranks)
-             if stage in pair.schedule.stages_of_rank(rank, graph.ranks)]
-        )  # fmt: skip
-        return cls(*priced_figures(pair, graph, mean, rank_of, prices.memory))
+        return cls(*priced_figures(pair, graph, mean, prices.memory))
 
     @property
     def of_memory_alone(self) -> StagePrices:
@@ -205,7 +201,7 @@ MOST_PASSES = 2_000_000
 
 
 def priced_figures(
-    pair: OnDegrees, graph: PassGraph, mean: PassCounts, rank_of: Ints, memory: Sequence[tuple[int, int, float]]
+    pair: OnDegrees, graph: PassGraph, mean: PassCounts, memory: Sequence[tuple[int, int, float]]
 ) -> tuple[Floats, Floats]:
     """memory: rank, place in its list, seconds of a byte at that pass."""
     found, room_s = np.zeros((FIGURES, graph.stages)), np.zeros(graph.ranks)
@@ -213,10 +209,12 @@ def priced_figures(
     found[0] = by_kind[:, ActionKind.F]
     found[1] = by_kind[:, ActionKind.I] + by_kind[:, ActionKind.B]
     found[2] = by_kind[:, ActionKind.W] + by_kind[:, ActionKind.B]
-    found[3] = mean.sync[rank_of]
+    found[3] = mean.sync[graph.rank_of]
     assert by_kind.shape[1] == KINDS
     for rank, place, price in memory:
-        if not (0 <= rank < graph.ranks and 0 <= place < graph.start[rank + 1] - graph.start[rank] and price >= 0.0):
+        if not (
+            0 <= rank < graph.ranks and 0 <= place < graph.start[rank + 1] - graph.start[rank] and 0.0 <= price < np.inf
+        ):
             raise CertificateRefused("the certificate prices the memory of no pass, or below 0")
         held = graph.held[graph.start[rank] + place]
         for chunk, stage in enumerate(pair.schedule.stages_of_rank(rank, graph.ranks)):

@@ -7,15 +7,13 @@ ends with that. Which passes there are says ``simulate.actions``: it states the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Floats, Ints
-from piper_ray.certificate.kernels.events import Events, longest_through
+from piper_ray.certificate.kernels.events import Events, count_passes, longest_through, steps_through
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
@@ -54,8 +52,10 @@ class PassGraph:
         microbatch = np.concatenate([one[:, 2] for one in lists])
         self.start = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         stage_of = [[stage_of_chunk(schedule, ranks, rank, c) for c in range(schedule.v)] for rank in range(ranks)]
-        rank_of = np.repeat(np.arange(ranks), sizes)
-        stage = np.array(stage_of, np.int64)[rank_of, self._chunk]
+        stage = np.array(stage_of, np.int64)[np.repeat(np.arange(ranks), sizes), self._chunk]
+        self.rank_of = np.zeros(self.stages, np.int64)  # int64[stages]
+        for rank, stages in enumerate(stage_of):
+            self.rank_of[stages] = rank
         number = np.arange(stage.size)
         forward, backward = (np.full((self.stages + 1, microbatches), -1, np.int64) for _ in range(2))
         goes_on, comes_back = self._kind == ActionKind.F, np.isin(self._kind, _BACKWARD)
@@ -85,55 +85,27 @@ class PassGraph:
 
     def walked(self, walk: Walk) -> PassCounts:
         """What is on the path. Raises CertificateRefused for steps that lead nowhere."""
-        start, stage, kind, onward = self.events
+        start = self.start
         if not (0 <= walk.rank < self.ranks and 0 <= walk.place < start[walk.rank + 1] - start[walk.rank]):
             raise CertificateRefused("a path of the certificate begins with no pass")
-        at = int(start[walk.rank]) + walk.place
-        on_path = [np.array([at])]
-        for turn, count in enumerate(walk.steps):
-            last = int(start[np.searchsorted(start, at, side="right")]) - 1
-            if count < 0 or (turn % 2 == 0 and count > last - at):
-                raise CertificateRefused("a path of the certificate goes on past the end of a rank's list")
-            if turn % 2 == 0:
-                on_path.append(np.arange(at + 1, at + count + 1))
-                at += count
-                continue
-            for _ in range(min(count, 2 * self.stages)):
-                at = int(onward[at])
-                if at < 0:
-                    raise CertificateRefused("a path of the certificate goes on where no pass follows")
-                on_path.append(np.array([at]))
         counts, sync = np.zeros((self.stages, KINDS)), np.zeros(self.ranks)
-        passes = np.concatenate(on_path)
-        np.add.at(counts, (stage[passes], kind[passes]), 1.0)
+        steps = np.array(walk.steps, np.int64)
+        at = int(count_passes(self.events, int(start[walk.rank]) + walk.place, steps, counts))
+        if at < 0:
+            raise CertificateRefused("a path of the certificate goes on where no pass follows")
         rank = int(np.searchsorted(start, at, side="right")) - 1
         sync[rank] = float(at == start[rank + 1] - 1)
         return PassCounts(counts, sync)
 
-    def longest(self, seconds: Floats, sync_s: Floats) -> list[tuple[float, Walk]]:
-        """The longest path through some pass of each stage, longest first. seconds: float64[stages, kinds]."""
-        end_s, _, before, left_s, after = longest_through(self.events, seconds, sync_s)
-        through_s = end_s + left_s
+    def longest(self, seconds: Floats, sync_s: Floats, most: int) -> list[tuple[float, Walk]]:
+        """The longest paths through some pass of each stage, longest first. seconds: float64[stages, kinds]."""
+        longest = longest_through(self.events, seconds, sync_s)
         found: dict[Walk, float] = {}
-        for stage in range(self.stages):
-            of_stage = np.flatnonzero(self.events.stage == stage)
-            at = int(of_stage[np.argmax(through_s[of_stage])])
-            back, ahead = [at], []
-            while before[back[-1]] >= 0:
-                back.append(int(before[back[-1]]))
-            while after[at] >= 0:
-                at = int(after[at])
-                ahead.append(at)
-            found[self._walk([*reversed(back), *ahead])] = float(through_s[back[0]])
-        return sorted(((length_s, walk) for walk, length_s in found.items()), key=lambda pair: -pair[0])
-
-    def _walk(self, passes: Sequence[int]) -> Walk:
-        rank = int(np.searchsorted(self.start, passes[0], side="right")) - 1
-        steps, along = [0], True
-        for one, following in pairwise(passes):
-            by_list = following == one + 1 and following not in self.start
-            if by_list != along:
-                steps.append(0)
-                along = by_list
-            steps[-1] += 1
-        return Walk(rank, passes[0] - int(self.start[rank]), tuple(steps))
+        for stage in np.argsort(-longest.through_s, kind="stable").tolist():
+            first, steps = steps_through(self.events, longest, int(longest.at[stage]))
+            rank = int(np.searchsorted(self.start, first, side="right")) - 1
+            walk = Walk(rank, int(first - self.start[rank]), tuple(steps.tolist()))
+            found.setdefault(walk, float(longest.through_s[stage]))
+            if len(found) == most:
+                break
+        return [(length_s, walk) for walk, length_s in found.items()]

@@ -17,6 +17,7 @@ from piper_ray.certificate.certificate import PassPrices
 from piper_ray.certificate.flush_tables import FIGURES, MOST_PASSES, OnDegrees, StagePrices, least_priced_s
 from piper_ray.certificate.passes import KINDS, PassGraph, Walk
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.simulate.actions import ActionKind
 
 _MOST_ROUNDS = 60
@@ -47,7 +48,7 @@ def find_prices(pair: OnDegrees, ranks: int, wanted_s: float, look: Callable[[],
         if not program.solve():
             return best
         prices = program.prices
-        proved_s = least_priced_s(pair, StagePrices.of(pair, prices))
+        proved_s = least_priced_s(pair, StagePrices.of(pair, prices, graph))
         if proved_s > best_s:
             best, best_s = prices, proved_s
         if proved_s >= wanted_s or not program.extend():
@@ -70,6 +71,26 @@ def _kinds(pair: OnDegrees) -> tuple[list[FloatArray], FloatArray]:
     return rows, np.array(copies)
 
 
+def _first_paths(pair: OnDegrees, graph: PassGraph) -> list[Walk]:
+    """To each rank, through all of its list; and in one-chunk schedules on to the end, or as far down as there is."""
+    m, p = pair.microbatches, graph.ranks
+    found = []
+    for rank in range(p):
+        length = int(graph.start[rank + 1] - graph.start[rank])
+        found.append(Walk(0, 0, (0, rank, length - 1)))
+        if pair.schedule.name is ScheduleName.ONE_F_ONE_B:
+            found.append(Walk(0, 0, (0, rank, length - 1, rank)))
+            behind, warm_up = p - 1 - rank, min(m, p - rank)
+            if m > warm_up:
+                back = 2 * behind + 1
+                found.append(Walk(0, 0, (0, rank + back, 2 * (m - warm_up) - 1, back + rank)))
+                found.append(Walk(0, 0, (0, rank + back, 2 * m - 1 - warm_up, rank)))
+        elif pair.schedule.name is ScheduleName.GPIPE:
+            behind = p - 1 - rank
+            found.append(Walk(0, 0, (0, rank, m - 1, behind, 1, behind, m - 1, rank)))
+    return list(dict.fromkeys(found))
+
+
 class _StageProgram:
     """In units of the work of all layers, and of the memory of a device.
 
@@ -89,15 +110,12 @@ class _StageProgram:
         self._paths: list[tuple[int, Walk]] = []
         self._passes: list[tuple[int, int, int]] = []
         self._known: set[object] = set()
-        self._rank_of = np.zeros(graph.stages, np.int64)
-        for rank in range(graph.ranks):
-            self._rank_of[list(pair.schedule.stages_of_rank(rank, graph.ranks))] = rank
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(self._model(len(layers), copies))
-        even = np.full((graph.stages, FIGURES), 1.0 / graph.stages)
-        self._add_paths(even)
+        for walk in _first_paths(pair, graph):
+            self._add_path(walk)
         self._add_passes(np.ones((graph.stages, FIGURES)), least=0.0)
 
     def _model(self, layers: int, copies: FloatArray) -> highspy.HighsLp:
@@ -169,27 +187,30 @@ class _StageProgram:
         seconds = np.zeros((self._graph.stages, KINDS))
         seconds[:, ActionKind.F], seconds[:, ActionKind.I], seconds[:, ActionKind.W] = figures[:, :3].T
         seconds[:, ActionKind.B] = figures[:, 1] + figures[:, 2]
-        sync = np.bincount(self._rank_of, figures[:, 3], self._graph.ranks)
-        longer = [walk for length, walk in self._graph.longest(seconds, sync) if length > least]
+        sync = np.bincount(self._graph.rank_of, figures[:, 3], self._graph.ranks)
+        longer = [walk for length, walk in self._graph.longest(seconds, sync, 2 * _PATHS_AT_ONCE) if length > least]
         added = [walk for walk in longer[:_PATHS_AT_ONCE] if walk not in self._known]
         for walk in added:
-            self._known.add(walk)
-            counts = self._graph.walked(walk)
-            by_kind = counts.passes
-            columns, values = [np.array([self._batch])], [np.array([1.0])]
-            of_figure = (
-                by_kind[:, ActionKind.F],
-                by_kind[:, ActionKind.I] + by_kind[:, ActionKind.B],
-                by_kind[:, ActionKind.W] + by_kind[:, ActionKind.B],
-                counts.sync[self._rank_of],
-            )
-            for figure, times in enumerate(of_figure):
-                used = np.flatnonzero(times)
-                columns.append(self._column(used, figure))
-                values.append(-times[used])
-            self._paths.append((self._highs.getNumRow(), walk))
-            self._add_row(0.0, np.inf, np.concatenate(columns), np.concatenate(values))
+            self._add_path(walk)
         return bool(added)
+
+    def _add_path(self, walk: Walk) -> None:
+        self._known.add(walk)
+        counts = self._graph.walked(walk)
+        by_kind = counts.passes
+        columns, values = [np.array([self._batch])], [np.array([1.0])]
+        of_figure = (
+            by_kind[:, ActionKind.F],
+            by_kind[:, ActionKind.I] + by_kind[:, ActionKind.B],
+            by_kind[:, ActionKind.W] + by_kind[:, ActionKind.B],
+            counts.sync[self._graph.rank_of],
+        )
+        for figure, times in enumerate(of_figure):
+            used = np.flatnonzero(times)
+            columns.append(self._column(used, figure))
+            values.append(-times[used])
+        self._paths.append((self._highs.getNumRow(), walk))
+        self._add_row(0.0, np.inf, np.concatenate(columns), np.concatenate(values))
 
     def _add_passes(self, figures: FloatArray, least: float) -> bool:
         """The passes at which ranks hold most."""

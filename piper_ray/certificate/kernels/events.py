@@ -22,13 +22,19 @@ class Events(NamedTuple):
     onward: Ints
 
 
-@kernel
-def longest_through(events: Events, seconds: Floats, sync_s: Floats) -> tuple[Floats, Ints, Ints, Floats, Ints]:
-    """For each pass when it ends, its place in an order in which each comes after what it waits for, what it waited for
-    (-1: nothing), how long it is from its end to the end of all, and what comes next on that way (-1: nothing).
+class Longest(NamedTuple):
+    """through_s: of the longest path through some pass of each stage, and that pass. before, after: of each pass the
+    one before it and after it on its longest path (-1: none)."""
 
-    seconds: float64[stages, kinds]. sync_s: float64[ranks], after a rank's last pass.
-    """
+    through_s: Floats
+    at: Ints
+    before: Ints
+    after: Ints
+
+
+@kernel
+def longest_through(events: Events, seconds: Floats, sync_s: Floats) -> Longest:
+    """seconds: float64[stages, kinds]. sync_s: float64[ranks], after a rank's last pass."""
     start, stage, kind, onward = events
     count, ranks = stage.size, start.size - 1
     waits_on = np.full(count, -1, np.int64)
@@ -75,4 +81,67 @@ def longest_through(events: Events, seconds: Floats, sync_s: Floats) -> tuple[Fl
             through_s = left_s[following] + seconds[stage[following], kind[following]]
             if through_s > left_s[at]:
                 left_s[at], after[at] = through_s, following
-    return end_s, order, before, left_s, after
+    best_s, best = np.full(seconds.shape[0], -1.0), np.zeros(seconds.shape[0], np.int64)
+    for at in range(count):
+        if end_s[at] + left_s[at] > best_s[stage[at]]:
+            best_s[stage[at]], best[stage[at]] = end_s[at] + left_s[at], at
+    return Longest(best_s, best, before, after)
+
+
+@kernel
+def steps_through(events: Events, longest: Longest, through: int) -> tuple[int, Ints]:
+    """The first pass of the longest path through a pass, and how it goes on: so many steps along a rank's list, so many
+    onward with a microbatch, and so on by turns."""
+    start = events.start
+    ends = np.zeros(events.stage.size + 1, np.bool_)
+    for rank in range(start.size):
+        ends[start[rank]] = True
+    first, length = through, 1
+    while longest.before[first] >= 0:
+        first = longest.before[first]
+        length += 1
+    path = np.empty(length, np.int64)
+    at = through
+    for place in range(length - 1, -1, -1):
+        path[place] = at
+        at = longest.before[at]
+    steps = np.zeros(2 * events.stage.size + 2, np.int64)
+    turn, at, place = 0, first, 0
+    while True:
+        place += 1
+        following = path[place] if place < length else longest.after[at]
+        if following < 0:
+            break
+        along = following == at + 1 and not ends[following]
+        if along != (turn % 2 == 0):
+            turn += 1
+        steps[turn] += 1
+        at = following
+    return first, steps[: turn + 1].copy()
+
+
+@kernel
+def count_passes(events: Events, first: int, steps: Ints, counts: Floats) -> int:
+    """Adds the passes of a path to ``counts``, float64[stages, kinds]; returns its last one, or -1 if there is no such
+    path."""
+    start, stage, kind, onward = events
+    at = first
+    counts[stage[at], kind[at]] += 1.0
+    rank = np.searchsorted(start, at, side="right") - 1
+    for turn in range(steps.size):
+        if steps[turn] < 0:
+            return -1
+        if turn % 2 == 0:
+            if steps[turn] > start[rank + 1] - 1 - at:
+                return -1
+            for _ in range(steps[turn]):
+                at += 1
+                counts[stage[at], kind[at]] += 1.0
+            continue
+        for _ in range(steps[turn]):
+            at = onward[at]
+            if at < 0:
+                return -1
+            counts[stage[at], kind[at]] += 1.0
+        rank = np.searchsorted(start, at, side="right") - 1
+    return at

@@ -37,7 +37,11 @@ single best choice, or none; and the bytes of the best ones."""
 
 _MOST_ROWS = 128
 _MOST_STATES = 3_000_000
-_MOST_NODES = 100_000
+_MOST_WORK = 100_000_000
+"""Comparisons of figures, about: some seconds. Counted, not timed, so that who makes a certificate and who checks it
+end at the same place."""
+
+_MOST_NODES = 5_000
 _PRICED = FIGURES
 
 
@@ -350,7 +354,7 @@ def _tails(
     rows = room.rows
     is_priced = prices.forward.size > 0
     least_batch_s = np.inf
-    status = PROVED
+    status, work = PROVED, 0
     for i in range(1, m):
         if control[0] != 0.0:
             status = ENDED
@@ -361,12 +365,17 @@ def _tails(
             continue
         widest_s = (limit_s - ahead_s) / microbatches
         widest_s = min(widest_s, spare_s * (shape.room[most_stages] - shape.room[most_stages - 1]))
+        if work > _MOST_WORK:
+            status = TOO_MANY
+            break
         new = 0
         at = _first_from(tables, live, live_count, tables.own_s[i] - widest_s * (1.0 + 1e-12) - 1e-12 * shape.work_s)
         for n in range(at, live_count):
             j = live[n]
+            work += 1
             if not _is_inside(tables.bits, j, i):
                 continue
+            work += tables.tail.size
             for r in range(tables.sums.shape[0]):
                 if tables.sums[r, i, _MISSING] != tables.sums[r, j, _MISSING]:
                     continue
@@ -411,7 +420,9 @@ def _tails(
                         if batch_with_ahead(gpipe, microbatches, ahead_s, ahead_f, bound) > limit_s:
                             continue
                         known = behind
+                        work += 50 * tables.edge_start.size
                         rows_count, _ = _stage_rows((i, j, r), y, crossing, cap_s, tables, shape, room)
+                    work += 1 + rows_count * (1 + new)
                     for row in range(rows_count):
                         f, b, sync = rows[row, 0], rows[row, 1], rows[row, 2]
                         priced_s = 0.0
