@@ -395,6 +395,7 @@ def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
 
 def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
     schedule = Schedule(ScheduleName(header["schedule"]), header["chunks"], header.get("group"))
+    require_certifiable(Restrictions(), schedule)
     if table.column_names != list(_COLUMNS) or any(table[name].null_count for name in _COLUMNS):
         raise ValueError(f"its columns are to be {', '.join(_COLUMNS)}, without gaps")
     level = np.asarray(table["level"].to_numpy(), np.int64)
