@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from piper_ray.certificate.passes import Walk
 from piper_ray.model import constraints
 from piper_ray.model.constraints import KeepOrder, Recompute
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
@@ -31,7 +32,7 @@ from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.options import Contract
 from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import ASYNCHRONOUS, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.storage.files import kind_unless_file, written_whole
 
 
@@ -58,12 +59,31 @@ class Tails:
     data_parallel_sum: npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class PassPrices:
+    """Under a flush, for plans of one d and one t on one group of devices: prices of passes and of memory.
+
+    ranks: of the pipeline, under 1f1b and gpipe the most that there may be; each has so many ``chunks``. paths: through
+    the passes, each with a weight. memory: prices of a byte, in seconds, each while a rank runs the pass at a place of
+    its list: rank, place, price.
+    """
+
+    devices: int
+    data_parallel_degree: int
+    degree: int
+    ranks: int
+    chunks: int
+    paths: tuple[tuple[float, Walk], ...]
+    memory: tuple[tuple[int, int, float], ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Certificate:
-    """That no plan of a workload that keeps ``restrictions`` takes less than bound_s, seconds per sample, under "2bw".
+    """That no plan of a workload that keeps ``restrictions`` takes less than bound_s, seconds per sample, under its
+    schedule.
 
-    bound_s: inf where there is no plan at all. digest: the instance's. tails: for each size of group with a link of its
-    own, the smallest first, and last for all devices.
+    bound_s: inf where there is no plan at all. digest: the instance's. tails: under 2bw, for each size of group with a
+    link of its own, the smallest first, and last for all devices. prices: under a flush, with the terms of a ``step``.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -77,7 +97,10 @@ class Certificate:
     name: str
     restrictions: Restrictions
     bound_s: float
-    tails: tuple[Tails, ...]
+    tails: tuple[Tails, ...] = ()
+    schedule: Schedule = PAPERS_SCHEDULE
+    step: StepTerms = StepTerms()
+    prices: tuple[PassPrices, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -145,10 +168,8 @@ def require_certifiable(
     restrictions: Restrictions, schedule: Schedule = PAPERS_SCHEDULE, contract: Contract = Contract.SAFE
 ) -> None:
     """Raises UsageError for what no certificate is made for, by name."""
-    if schedule != PAPERS_SCHEDULE:
-        raise UsageError(
-            f"certificates are made of bounds under 2bw alone, not under {schedule.name.value}: give schedule 2bw"
-        )
+    if schedule.name in ASYNCHRONOUS and schedule != PAPERS_SCHEDULE:
+        raise UsageError(f"bounds under {schedule.name.value} have no certificate: give schedule 2bw")
     if contract is not Contract.SAFE:
         raise UsageError("the bound of a plan of operators' blocks has no certificate: leave out contract")
     unknown = [repr(x) for x in restrictions.constraints if type(x).__name__ not in _CERTIFIED]
@@ -161,6 +182,13 @@ def require_certifiable(
 def charged(instance: Instance, restrictions: Restrictions) -> Instance:
     """What plans that keep the restrictions are charged for: the chain of its layers where they keep their order."""
     return in_order(instance) if restrictions.has(KeepOrder) else instance
+
+
+def levels_of(instance: Instance) -> list[Instance]:
+    """On each group of devices with a link of its own, and on all."""
+    sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
+    smaller = [size for size in sizes if size < instance.devices]
+    return [instance.replace(devices=size) for size in (*smaller, instance.devices)]
 
 
 def restrictions_of(document: object) -> Restrictions:
@@ -183,7 +211,7 @@ def restrictions_of(document: object) -> Restrictions:
     return found
 
 
-FORM, VERSION = "certificate", 1
+FORM, VERSION = "certificate", 2
 _KEY = b"piper_ray"
 _COLUMNS = {"level": pa.int32(), "members": pa.binary(), "devices": pa.int64(), "data_parallel_sum": pa.int64()}
 _MOST = 2**53
@@ -309,7 +337,8 @@ def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]
         "form": FORM,
         "schema_version": VERSION,
         "workload": {"name": certificate.name, "digest": certificate.digest},
-        "schedule": PAPERS_SCHEDULE.name.value,
+        **certificate.schedule.to_dict(),
+        "step": _step_document(certificate.step),
         "restrictions": certificate.restrictions.to_dict(),
         "bound_s": None if math.isinf(bound_s) else bound_s,
         "levels": [
@@ -320,8 +349,40 @@ def _header(certificate: Certificate, *, checked: bool = True) -> dict[str, Any]
             }
             for tails in certificate.tails
         ],
+        "prices": [_prices_document(prices) for prices in certificate.prices],
     }
     return header | {"sha256": _digest(header, certificate)} if checked else header
+
+
+def _step_document(step: StepTerms) -> dict[str, object]:
+    return {
+        "all_reduce": step.all_reduce.value,
+        "all_reduce_overlap": step.all_reduce_overlap,
+        "optimizer_s": step.optimizer_s,
+    }
+
+
+def _prices_document(prices: PassPrices) -> dict[str, object]:
+    return {
+        "devices": prices.devices,
+        "d": prices.data_parallel_degree,
+        "t": prices.degree,
+        "ranks": prices.ranks,
+        "chunks": prices.chunks,
+        "paths": [[weight, walk.rank, walk.place, list(walk.steps)] for weight, walk in prices.paths],
+        "memory": [list(priced) for priced in prices.memory],
+    }
+
+
+def _prices(document: Mapping[str, Any]) -> PassPrices:
+    return PassPrices(
+        *(_whole(document[name]) for name in ("devices", "d", "t", "ranks", "chunks")),
+        paths=tuple(
+            (float(weight), Walk(_whole(rank), _whole(place), tuple(map(_whole, steps))))
+            for weight, rank, place, steps in document["paths"]
+        ),
+        memory=tuple((_whole(rank), _whole(place), float(price)) for rank, place, price in document["memory"]),
+    )
 
 
 def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
@@ -333,8 +394,8 @@ def _digest(header: Mapping[str, Any], certificate: Certificate) -> str:
 
 
 def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
-    if header["schedule"] != PAPERS_SCHEDULE.name.value:
-        raise ValueError(f"of schedule {header['schedule']!r}, but only {PAPERS_SCHEDULE.name.value} has certificates")
+    schedule = Schedule(ScheduleName(header["schedule"]), header["chunks"], header.get("group"))
+    require_certifiable(Restrictions(), schedule)
     if table.column_names != list(_COLUMNS) or any(table[name].null_count for name in _COLUMNS):
         raise ValueError(f"its columns are to be {', '.join(_COLUMNS)}, without gaps")
     level = np.asarray(table["level"].to_numpy(), np.int64)
@@ -367,6 +428,9 @@ def _certificate(header: Mapping[str, Any], table: pa.Table) -> Certificate:
         restrictions=restrictions_of(header["restrictions"]),
         bound_s=bound_s,
         tails=tuple(tails),
+        schedule=schedule,
+        step=StepTerms(**header["step"]),
+        prices=tuple(map(_prices, header["prices"])),
     )
 
 

@@ -31,21 +31,25 @@ from piper_ray.certificate.certificate import (
     Tails,
     charged,
     free_bytes,
+    levels_of,
     read_after,
     require_certifiable,
     ways_of,
 )
+from piper_ray.certificate.flush_check import check_flush
 from piper_ray.certificate.joined import check_joined, memory_is_ample
 from piper_ray.certificate.kernels.closure import first_gap
 from piper_ray.certificate.kernels.types import TOO_HARD, UNFIT, Claim, ThreadScratch, make_scratch
 from piper_ray.certificate.tables import claim_of, count_downsets
 from piper_ray.model import arguments
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import CertificateRefused, ChoiceTooHard
 from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
@@ -64,8 +68,9 @@ _AT_ONCE = 64
 class CertifiedBound:
     """What was checked: under ``restrictions`` no plan takes less than bound_s, seconds per sample; inf: there is none.
 
-    downsets: sets of layers that were looked at as tails. tails: those that a plan within the bound might have.
-    stages: looked at in front of these. choices: of them, how often configurations had to be chosen.
+    downsets: sets of layers that were looked at as tails. tails: those that a plan within the bound might have; under a
+    flush states of them. Under 2bw, stages: looked at in front of these. choices: of them, how often configurations had
+    to be chosen. Under a flush, pairs: of d and t that a plan may have; by_prices: settled without looking at tails.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -76,10 +81,14 @@ class CertifiedBound:
 
     bound_s: float
     restrictions: Restrictions
+    schedule: Schedule
+    step: StepTerms
     downsets: int
     tails: int
-    stages: int
-    choices: int
+    stages: int = 0
+    choices: int = 0
+    pairs: int = 0
+    by_prices: int = 0
 
     def gap(self, time_s: float) -> float | None:
         """How much less than this some plan could take, as a share. None where the bound is not of a plan of such a
@@ -88,12 +97,40 @@ class CertifiedBound:
             return None
         return relative_gap(time_s, self.bound_s)
 
-    def silent_on(self, instance: Instance, plan: Plan, time_s: float) -> tuple[str, ...]:
-        """Why nothing is said of a plan of that time, a sentence each; of a plan that it does speak of none."""
-        broken = tuple(self.restrictions.violations(instance, plan))
-        if broken or self.gap(time_s) is not None:
-            return broken
-        return ("its memory is above the limit, by less than plans are granted",)
+    @property
+    def is_unrestricted(self) -> bool:
+        """Whether it is of all plans under its schedule."""
+        return self.restrictions == Restrictions()
+
+    @property
+    def restrictions_text(self) -> str:
+        """What the plans keep that it is of."""
+        return ", ".join(map(repr, self.restrictions.constraints)) or repr(self.restrictions)
+
+    def silent_on(
+        self,
+        instance: Instance,
+        plan: Plan,
+        time_s: float,
+        schedule: Schedule | None = None,
+        step: StepTerms | None = None,
+    ) -> tuple[str, ...]:
+        """Why nothing is said of a plan of that time, a sentence each; of a plan that it does speak of none.
+
+        schedule, step: what the plan is valued under; None: what the bound is for.
+        """
+        reasons = list(self.restrictions.violations(instance, plan))
+        if schedule is not None and schedule.settled != self.schedule.settled:
+            reasons.append(f"it is of plans under {self.schedule.text}, and the plan is valued under {schedule.text}")
+        elif step is not None and not self.schedule.asynchronous and step != self.step:
+            reasons.append("it is of steps with other terms: another all-reduce, overlap or optimizer")
+        if plan.in_flight is not None:
+            reasons.append("the plan says itself how many microbatches it keeps in flight; it is of plans that do not")
+        if not self.schedule.asynchronous:
+            reasons += SameDegrees().violations(instance, plan)
+        if not reasons and self.gap(time_s) is None:
+            reasons.append("its memory is above the limit, by less than plans are granted")
+        return tuple(reasons)
 
 
 def verify_certificate(
@@ -122,12 +159,33 @@ def verify_certificate(
     if not isinstance(certificate, Certificate):
         certificate = read_after(certificate, lambda head, rows: _refuse_too_many(instance, head, rows))
     on_levels = _levels_of(instance, certificate)
+    if not certificate.schedule.asynchronous:
+        counts = check_flush(instance, certificate, threads or usable_cores(), stop or Stop())
+        return CertifiedBound(
+            bound_s=certificate.bound_s,
+            restrictions=certificate.restrictions,
+            schedule=certificate.schedule,
+            step=certificate.step,
+            downsets=counts.downsets,
+            tails=counts.tails,
+            pairs=counts.pairs,
+            by_prices=counts.by_prices,
+        )
     found = [
         _check_level(level, tails, certificate, threads or usable_cores(), stop or Stop())
         for level, tails in zip(on_levels, certificate.tails, strict=True)
     ]
     downsets, live, stages, choices = (sum(counts) for counts in zip(*found, strict=True))
-    return CertifiedBound(certificate.bound_s, certificate.restrictions, downsets, live, stages, choices)
+    return CertifiedBound(
+        bound_s=certificate.bound_s,
+        restrictions=certificate.restrictions,
+        schedule=certificate.schedule,
+        step=certificate.step,
+        downsets=downsets,
+        tails=live,
+        stages=stages,
+        choices=choices,
+    )
 
 
 def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
@@ -137,8 +195,10 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
             f'the certificate is for another workload or cluster ("{certificate.name}"): give the same input, and the '
             "same devices, microbatches, memory and bandwidth as to the solve"
         )
-    require_certifiable(certificate.restrictions)
-    on_levels = _levels(charged(instance, certificate.restrictions))
+    require_certifiable(certificate.restrictions, certificate.schedule)
+    on_levels = levels_of(charged(instance, certificate.restrictions))
+    if not certificate.schedule.asynchronous:
+        return on_levels
     if [tails.devices for tails in certificate.tails] != [level.devices for level in on_levels]:
         raise CertificateRefused(
             "the certificate leaves out some of the groups of devices that have links of their own"
@@ -153,19 +213,14 @@ def _refuse_too_many(instance: Instance, head: Certificate, rows: int) -> None:
     """
     if rows <= _FEW_ROWS:
         return
+    if not head.schedule.asynchronous:
+        raise CertificateRefused(f"the certificate has {rows:,} rows, of which there are none under a flush")
     most = 0
     for level, tails in zip(_levels_of(instance, head), head.tails, strict=True):
         downsets = count_downsets(level, tails, max(2, int(free_bytes() / _BYTES_OF_DOWNSET)))
         most += downsets * (1 + min(level.devices, level.data_parallel_limit))
     if rows > most:
         raise CertificateRefused(f"the certificate has {rows:,} rows; for this workload there are {most:,} at the most")
-
-
-def _levels(instance: Instance) -> list[Instance]:
-    """On each group of devices with a link of its own, and on all."""
-    sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
-    smaller = [size for size in sizes if size < instance.devices]
-    return [instance.replace(devices=size) for size in (*smaller, instance.devices)]
 
 
 def _check_level(

@@ -72,7 +72,7 @@ class Vertices:
 
 def count_downsets(instance: Instance, tails: certificate.Tails, most: int) -> int:
     """Of the layers that do not join others. Raises as ``claim_of``."""
-    return int(_downsets(Vertices.of(instance, tails), most)[0].shape[0])
+    return int(downsets_of(Vertices.of(instance, tails), most)[0].shape[0])
 
 
 def claim_of(
@@ -84,7 +84,7 @@ def claim_of(
     """
     vertices = Vertices.of(instance, tails)
     budget_s = bound_s * (1.0 + MARGIN_S)
-    bits, parent, added = _downsets(vertices, most)
+    bits, parent, added = downsets_of(vertices, most)
     graph = _graph(instance, vertices, tails)
     of_ways = _ways(instance, vertices, ways)
 
@@ -130,14 +130,15 @@ def _limit(available: int, worth: Floats, rounding: float) -> Ints:
     return found
 
 
-def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
+def downsets_of(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
+    """Each with the one that it was made from, and by which vertex. Raises LimitError past ``most``."""
     words = max(1, (len(vertices.layers) + 63) // 64)
-    successors = _bits(vertices.successors, words)
+    successors = as_bits(vertices.successors, words)
     before: list[list[int]] = [[] for _ in vertices.layers]
     for u, heads in enumerate(vertices.successors):
         for v in heads:
             before[v].append(u)
-    before_start, listed = _flat(before)
+    before_start, listed = flat(before)
     size = min(_FIRST_ROOM, most)
     while True:
         room = DownsetRoom(
@@ -157,13 +158,14 @@ def _downsets(vertices: Vertices, most: int) -> tuple[Bits, Ints, Ints]:
         size = min(most, 8 * size)
 
 
-def _flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
+def flat(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Where each list begins in all of them one after the other, and these: int64[lists + 1], int64[..]."""
     start = np.cumsum([0, *map(len, lists)]).astype(np.int64)
     return start, np.array([x for listed in lists for x in listed], np.int64)
 
 
-def _bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
+def as_bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
+    """uint64[rows, words]."""
     found = np.zeros((len(rows), words), np.uint64)
     for row, members in enumerate(rows):
         for v in members:
@@ -183,12 +185,13 @@ def _graph(instance: Instance, vertices: Vertices, tails: certificate.Tails) -> 
     return Graph(
         tail=np.array([u for u, _ in vertices.edges], np.int64),
         head=np.array([v for _, v in vertices.edges], np.int64),
-        tensors=_bits(ends, words),
-        tensor_s=np.array(bytes_of, np.float64) / _between_bytes_per_s(instance),
+        tensors=as_bits(ends, words),
+        tensor_s=np.array(bytes_of, np.float64) / between_bytes_per_s(instance),
     )
 
 
-def _between_bytes_per_s(instance: Instance) -> float:
+def between_bytes_per_s(instance: Instance) -> float:
+    """Of the link between stages."""
     _, found = links_holding(instance, instance.devices)[-1]
     return found
 
@@ -204,8 +207,8 @@ def _ways(instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> W
     for e, (u, v) in enumerate(vertices.edges):
         edges_of[u].append(e)
         edges_of[v].append(e)
-    edge_start, edge = _flat(edges_of)
-    edge_bytes = _edge_bytes(instance)
+    edge_start, edge = flat(edges_of)
+    edge_bytes = edge_bytes_of(instance)
     resync = np.zeros((len(ways), degrees.size))
     start = np.zeros((len(ways), len(vertices.layers) + 1), np.int64)
     options: list[Tmpc] = []
@@ -221,7 +224,7 @@ def _ways(instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> W
             for tmpc in _undominated(way.tmpcs[layer]):
                 options.append(tmpc)
                 charge_start.append(len(charges))
-                charges += [_charge(vertices, e, v, tmpc, edge_bytes) for e in edges_of[v]]
+                charges += [charge_bytes(vertices, e, v, tmpc, edge_bytes) for e in edges_of[v]]
         start[r, -1] = len(options)
     return Ways(
         degree=np.array([way.degree for way in ways], np.int64),
@@ -231,13 +234,14 @@ def _ways(instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> W
         start=start,
         **{name: np.array([figure(tmpc) for tmpc in options], np.float64) for name, figure in _FIGURES.items()},
         charge_start=np.array(charge_start, np.int64),
-        charge_s=2.0 * np.array(charges, np.float64) / _between_bytes_per_s(instance),
+        charge_s=2.0 * np.array(charges, np.float64) / between_bytes_per_s(instance),
         edge_start=edge_start,
         edge=edge,
     )
 
 
-def _edge_bytes(instance: Instance) -> Mapping[tuple[int, int], float]:
+def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
+    """By the ends of edges, whatever the TMPCs."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
         ends = edge.source, edge.target
@@ -245,7 +249,7 @@ def _edge_bytes(instance: Instance) -> Mapping[tuple[int, int], float]:
     return found
 
 
-def _charge(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
+def charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
     """Bytes in one direction that edge e costs the stage of its end v."""
     u, w = (vertices.layers[end] for end in vertices.edges[e])
     more = tmpc.forward_sync_bytes.get(u, 0.0) if vertices.edges[e][1] == v else tmpc.backward_sync_bytes.get(w, 0.0)
@@ -301,13 +305,15 @@ def _least(
         for name, figure in _FIGURES.items()
     }
     missing = np.array([[float(not way.tmpcs[layer]) for layer in vertices.layers] for way in ways], np.float64)
-    edge_bytes, per_byte = _edge_bytes(instance), 2.0 / _between_bytes_per_s(instance)
+    edge_bytes, per_byte = edge_bytes_of(instance), 2.0 / between_bytes_per_s(instance)
     incoming, outgoing = np.zeros((len(ways), len(vertices.edges))), np.zeros((len(ways), len(vertices.edges)))
     for r, way in enumerate(ways):
         for e, (u, v) in enumerate(vertices.edges):
             for found, end in ((incoming, v), (outgoing, u)):
                 of_end = way.tmpcs[vertices.layers[end]]
-                found[r, e] = per_byte * min((_charge(vertices, e, end, x, edge_bytes) for x in of_end), default=0.0)
+                found[r, e] = per_byte * min(
+                    (charge_bytes(vertices, e, end, x, edge_bytes) for x in of_end), default=0.0
+                )
     # A vertex that is added to a set has all behind it there: what came into these from it crosses no more.
     into = np.zeros((len(ways), len(vertices.layers)))
     for e, (u, v) in enumerate(vertices.edges):

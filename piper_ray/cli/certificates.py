@@ -9,11 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import piper_ray
-from piper_ray import Instance, LimitError, Plan, Restrictions, Schedule, Solution, SolveOptions, UsageError
+from piper_ray import (
+    CertificateRefused,
+    Instance,
+    LimitError,
+    Restrictions,
+    Schedule,
+    Solution,
+    SolveOptions,
+    UsageError,
+)
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import option
+from piper_ray.cli.options import flag, option
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, working
-from piper_ray.model.figures import percent_text, plural, time_text
+from piper_ray.model.figures import PROOF_TOLERANCE, percent_text, plural, time_text
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.storage.files import kind_unless_file
 
 if TYPE_CHECKING:
@@ -26,7 +36,8 @@ class CertificateOutput:
 
     certificate: Path | None = option(
         "FILE",
-        "Write to FILE what proves the bound, for verify --certificate. Under 2bw alone; takes one more evaluation.",
+        "Write to FILE what proves the bound, for verify --certificate. Under 2bw it takes one more evaluation; "
+        "under a flush it may prove less than the solve did, and says so.",
     )
 
 
@@ -38,6 +49,10 @@ class CertificateInput:
         "FILE",
         "Check also that the certificate in FILE, which solve wrote, proves its bound: that no plan is faster, from "
         "INPUT alone, by code that shares nothing with the solver.",
+    )
+    unrestricted: bool = flag(
+        "With --certificate: it must be of all plans, not only of those that keep some restrictions, and say something "
+        "of PLAN.",
     )
 
 
@@ -54,6 +69,8 @@ def refuse_uncertifiable(
             f"--certificate {path}: is {kind}: writing it could wait for ever; expected the path of a file"
         )
     require_certifiable(restrictions, schedule, options.contract)
+    if not schedule.asynchronous:
+        return
     try:
         require_listable(instance, restrictions, options.memory_limit_bytes)
     except LimitError as error:
@@ -78,7 +95,7 @@ def write_own_certificate(
     began_s = time.perf_counter()
     with unwritten.noted():
         try:
-            with working("the certificate: one more evaluation"):
+            with working("the certificate"):
                 certificate = current().run(
                     lambda stop: certify(
                         instance,
@@ -96,38 +113,38 @@ def write_own_certificate(
             raise UsageError(f"--certificate {path}: nothing is written: {error}") from error
         write_certificate(certificate, path)
         yield f"certificate: {path.stat().st_size:,} bytes in {path}, {time.perf_counter() - began_s:.2f} s"
+        if certificate.bound_s < solution.lower_bound_s * (1.0 - 2.0 * PROOF_TOLERANCE):
+            yield f"it proves less than the solve: {time_text(certificate.bound_s)}/microbatch"
 
 
-def checked_certificate(path: Path, instance: Instance, plan: Plan, schedule: Schedule) -> CertifiedBound:
-    """What the file proves of plans such as this one.
-
-    Raises CertificateRefused if it proves nothing, and UsageError for a plan that its bound says nothing of.
-    """
-    from piper_ray.certificate.certificate import require_certifiable
-
-    require_certifiable(Restrictions(), schedule)
-    if plan.in_flight is not None:
-        raise UsageError(
-            "certificates are of plans with ceil(s/d) microbatches in flight; PLAN says itself how many it keeps"
-        )
+def checked_certificate(path: Path, instance: Instance, *, unrestricted: bool) -> CertifiedBound:
+    """What the file proves. Raises CertificateRefused if that is nothing, or less than is demanded."""
     with working("checking the certificate"):
-        return current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
+        found = current().run(lambda stop: piper_ray.verify_certificate(instance, path, stop=stop))
+    if unrestricted and not found.is_unrestricted:
+        raise CertificateRefused(f"{path}: is of plans under restrictions alone: {found.restrictions_text}")
+    return found
 
 
 def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> list[str]:
     """What was certified in words, a line each. silent_on: why nothing is said of the plan."""
-    kept = found.restrictions.constraints
-    which = f" that keeps {', '.join(map(repr, kept))}" if kept else ""
+    which = "" if found.is_unrestricted else f" that keeps {found.restrictions_text}"
+    under = "" if found.schedule == PAPERS_SCHEDULE else f" under {found.schedule.text}"
+    which += under
     if found.bound_s < float("inf"):
         text = f"no plan{which} takes less than {time_text(found.bound_s)}/microbatch"
     else:
-        text = f"there is no plan{which}" if kept else "there is no plan that keeps the memory to the byte"
+        text = f"there is no plan{which}" if which else "there is no plan that keeps the memory to the byte"
     gap = found.gap(time_s)
     if silent_on or gap is None:
         text += "; of PLAN that says nothing"
     else:
         text += f"; gap {percent_text(gap)}"
-    return [f"certified: {text}", f"checked: {plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}"]
+    checked = f"{plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}"
+    if not found.schedule.asynchronous:
+        by_tails = f"{found.pairs - found.by_prices} by {plural(found.tails, 'state')} of tails"
+        checked = f"{plural(found.pairs, 'pair')} of d and t, {found.by_prices} by prices alone, {by_tails}"
+    return [f"certified: {text}", f"checked: {checked}"]
 
 
 def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> Mapping[str, object]:
@@ -139,9 +156,13 @@ def certified_document(found: CertifiedBound, silent_on: Sequence[str], time_s: 
             "gap": None if silent_on else found.gap(time_s),
             "violations": list(silent_on),
             "restrictions": found.restrictions.to_dict(),
+            "unrestricted": found.is_unrestricted,
+            **found.schedule.to_dict(),
             "downsets": found.downsets,
             "tails": found.tails,
             "stages": found.stages,
             "choices": found.choices,
+            "pairs": found.pairs,
+            "by_prices": found.by_prices,
         }
     }

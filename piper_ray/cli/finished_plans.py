@@ -47,6 +47,8 @@ def verify(
     A plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
     json, certificate = told_as.json, proved.certificate
+    if proved.unrestricted and certificate is None:
+        raise UsageError("--unrestricted is for --certificate")
     instance, plan, claims = planned.load_all()
     valued_for = scheduled.valued(claims.schedule or instance.schedule)
     step = charged.terms(claims.step_under(valued_for))
@@ -71,8 +73,8 @@ def verify(
     certified: CertifiedBound | None = None
     silent_on: tuple[str, ...] = ()
     if certificate is not None:
-        certified = checked_certificate(certificate, instance, plan, valued_for)
-        silent_on = certified.silent_on(instance, plan, time_s)
+        certified = checked_certificate(certificate, instance, unrestricted=proved.unrestricted)
+        silent_on = certified.silent_on(instance, plan, time_s, valued_for, step)
     if json:
         found = verification_document(instance, plan, valued_for, evaluation, simulation, ())
         if certified is not None:

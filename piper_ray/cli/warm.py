@@ -102,15 +102,22 @@ def _chunks() -> None:
 def _certificates() -> None:
     import numpy as np
 
+    import piper_ray
     from piper_ray.certificate.certificate import Certificate, Tails
     from piper_ray.certificate.check import verify_certificate
+    from piper_ray.certificate.flush_check import FlushProblem
     from piper_ray.model.restrictions import Restrictions
+    from piper_ray.model.schedule import Schedule, StepTerms
 
     instance = _chain(8)
     nothing = np.zeros(1, np.int64)
     tails = Tails(instance.devices, tuple(range(8))[::-1], {}, np.zeros((1, 1), np.uint8), nothing, nothing)
     # Work alone takes longer: there is nothing to find out.
     verify_certificate(instance, Certificate(instance.digest, "", Restrictions(), 1e-9, (tails,)), threads=1)
+    found = piper_ray.solve(instance, threads=1, schedule="1f1b")
+    verify_certificate(instance, piper_ray.certify(instance, found, threads=1), threads=1)
+    pair = FlushProblem(instance, Restrictions(), Schedule.of("1f1b"), StepTerms()).pairs()[0]
+    FlushProblem(instance, Restrictions(), Schedule.of("1f1b"), StepTerms()).look(pair, None, 1e-9, np.zeros(1))
 
 
 def _baselines() -> None:

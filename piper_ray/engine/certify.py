@@ -1,4 +1,5 @@
-"""What proves a solution's bound, as a certificate: the states of one more evaluation, just below it."""
+"""What proves a solution's bound, as a certificate: under 2bw the states of one more evaluation, just below it; under a
+flush prices, for each d and t, and as much of the bound as the check can prove with them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from piper_ray.certificate.certificate import Certificate, Tails, charged, require_certifiable
+from piper_ray.certificate.certificate import Certificate, PassPrices, Tails, charged, require_certifiable
+from piper_ray.certificate.flush_check import (
+    FlushProblem,
+    batch_limit_s,
+    in_threads,
+    least_on_ranks,
+    proved_by,
+    shapes_of,
+)
+from piper_ray.certificate.flush_tables import StagePrices
+from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
@@ -19,15 +30,20 @@ from piper_ray.engine.preparation import Outline, prepare
 from piper_ray.engine.subproblems import instances
 from piper_ray.engine.tables.problem import build_problem
 from piper_ray.model import arguments
-from piper_ray.model.errors import UsageError
+from piper_ray.model.cores import usable_cores
+from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop
+from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
 
+_NOT_OF_THIS = (
+    "the solution's bound of {:.9g} s does not hold for this instance under these restrictions: give those that it was "
+    "solved for"
+)
 _ANY_TIME_S = 1e200
 """What every stage keeps within."""
 
@@ -45,12 +61,13 @@ def certify(
     """What proves the solution's lower bound; of an optimal one, that nothing below (1 - 1e-9) of its time exists, and
     of an infeasible one that there is no plan.
 
-    instance, restrictions: those that it was solved for. Takes one evaluation of the lattice: as long as the last ones
-    of the solve, or longer where these knew more of what a plan may still use.
+    instance, restrictions: those that it was solved for. Under 2bw it takes one evaluation of the lattice: as long as
+    the last ones of the solve, or longer where these knew more of what a plan may still use. Under a flush the bound
+    may be less than the solution's, where the check could not look through all plans between them.
     threads: one for each core if not given. memory_limit: as for ``solve``. backend: who does the work; None: threads
     of this process.
-    Raises UsageError for what has no certificate: another schedule than "2bw", constraints on more than a stage, blocks
-    of operators; and for a solution of another instance. LimitError where the downsets, all of them, do not fit.
+    Raises UsageError for what has no certificate: "pipedream", constraints on more than a stage, blocks of operators;
+    and for a solution of another instance. LimitError where, under 2bw, the downsets, all of them, do not fit.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -64,12 +81,71 @@ def certify(
     contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS
     require_certifiable(restrictions, solution.schedule, contract)
     limit_bytes = SolveOptions().changed(memory_limit=memory_limit).memory_limit_bytes
+    if not solution.schedule.asynchronous:
+        return _under_flush(instance, solution, restrictions, threads or usable_cores(), stop or Stop())
     require_listable(instance, restrictions, limit_bytes)
     bound_s = certifiable_s(solution)
     levels = instances(charged(instance, restrictions))
     with closing(LocalBackend(threads)) if backend is None else nullcontext(backend) as used:
         tails = tuple(_tails(level, restrictions, bound_s, limit_bytes, used, stop or Stop()) for level in levels)
     return Certificate(instance.digest, instance.name, restrictions, bound_s, tails)
+
+
+def _under_flush(
+    instance: Instance, solution: Solution, restrictions: Restrictions, threads: int, stop: Stop[Any]
+) -> Certificate:
+    from piper_ray.engine.certified_prices import find_prices  # HiGHS is loaded where it is needed
+
+    problem = FlushProblem(instance, restrictions, solution.schedule, solution.step)
+    wanted_s = certifiable_s(solution)
+    limit_s = batch_limit_s(instance, solution.step, wanted_s)
+    control = np.zeros(1)
+
+    def look() -> None:
+        if control[0] != 0.0:
+            raise StopSearch
+
+    def settle(number: int) -> tuple[float, list[PassPrices]]:
+        pair = pairs[number]
+        proved_s, prices = np.inf, []
+        for ranks in shapes_of(pair):
+            least_s = least_on_ranks(pair, ranks)
+            given = find_prices(pair, ranks, limit_s, look) if least_s < limit_s else None
+            if given is not None:
+                prices.append(given)
+                least_s = max(least_s, proved_by(StagePrices.of(pair, given), pair))
+            proved_s = min(proved_s, least_s)
+        if proved_s >= limit_s or not problem.is_whole:
+            return proved_s, prices
+        of_pair = StagePrices.of(pair, prices[0]) if prices else None
+        try:
+            status, least_s, _ = problem.look(pair, of_pair, limit_s, control)
+            if status == PROVED:
+                return limit_s, prices
+            if status == FOUND:
+                raise UsageError(_NOT_OF_THIS.format(wanted_s))
+            nearly_s = least_s * (1.0 - PROOF)
+            if nearly_s > proved_s and problem.look(pair, of_pair, nearly_s, control)[0] == PROVED:
+                proved_s = nearly_s
+        except LimitError:
+            pass
+        return proved_s, prices
+
+    pairs = [pair for pair in problem.pairs() if pair.least_s < limit_s] if limit_s > 0.0 else []
+    found = in_threads(settle, len(pairs), threads, stop, control)
+    proved_s = min([limit_s, *(one for one, _ in found)])
+    if proved_s < limit_s:
+        proved_s *= 1.0 - PROOF
+    bound_s = wanted_s if proved_s >= limit_s else (proved_s + solution.step.optimizer_s) / instance.microbatches
+    return Certificate(
+        instance.digest,
+        instance.name,
+        restrictions,
+        bound_s,
+        schedule=solution.schedule,
+        step=solution.step,
+        prices=tuple(prices for _, of_pair in found for prices in of_pair),
+    )
 
 
 def require_listable(instance: Instance, restrictions: Restrictions, memory_limit_bytes: float | None) -> None:
@@ -106,10 +182,7 @@ def _tails(
             on_finished=kept.append,
         )
         if outcome.feasible:
-            raise UsageError(
-                f"the solution's bound of {bound_s:.9g} s does not hold for this instance under these restrictions: "
-                "give those that it was solved for"
-            )
+            raise UsageError(_NOT_OF_THIS.format(bound_s))
     bits, used_devices, data_parallel_sum = _states(kept[-1]) if kept else _EMPTY_SET_ALONE
     width = (made.outline.graph.size + 7) // 8
     members = np.ascontiguousarray(bits.astype("<u8")).view(np.uint8).reshape(bits.shape[0], -1)

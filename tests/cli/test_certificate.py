@@ -126,8 +126,6 @@ def test_refused_by_name(small: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--schedule", "1f1b"], "certificates are made of bounds under 2bw alone, not under 1f1b"),
-        (["--schedule", "interleaved"], "not under interleaved"),
         (["--stages", "2"], "bounds under StageCount(stages=2) have no certificate"),
         (["--use-all-devices"], "AllDevices()"),
         (["--same-degrees"], "SameDegrees()"),

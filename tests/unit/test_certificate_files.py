@@ -192,13 +192,13 @@ def _with_header(path: Path, change: Callable[[dict[str, Any]], object]) -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda x: x.update(schema_version=2), "version 2; this piper_ray reads 1"),
+        (lambda x: x.update(schema_version=3), "version 3; this piper_ray reads 2"),
         (lambda x: x.update(form="plan"), "is no certificate"),
         (lambda x: x.update(bound_s=x["bound_s"] * 2), "changed after it was written"),
         (lambda x: x.update(bound_s=-1.0), "its bound is -1.0 s"),
         (lambda x: x.update(bound_s=math.nan), "its bound is nan s"),
         (lambda x: x.update(bound_s="soon"), "not in the form"),
-        (lambda x: x.update(schedule="1f1b"), "only 2bw has certificates"),
+        (lambda x: x.update(schedule="pipedream"), "pipedream have no certificate"),
         (lambda x: x.pop("levels"), "not in the form"),
         (lambda x: x.update(levels=[]), "a row is of a level that is not there"),
         (lambda x: x["levels"][0]["layers"].append(99), "not in the form|changed"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import piper_ray
@@ -12,6 +14,7 @@ from piper_ray.model.constraints import KeepOrder, SameDegrees
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.stop import Stop, StopSearch
 from tests.instances import equal_chain, two_towers
 from tests.solver_support import ONE_THREAD
@@ -29,9 +32,9 @@ def test_solutions_of_other_instances_are_refused() -> None:
 
 
 def test_what_has_no_certificate() -> None:
-    flushed = solve(TOWERS, options=ONE_THREAD, schedule="1f1b")
-    with pytest.raises(UsageError, match="under 2bw alone, not under 1f1b"):
-        certify(TOWERS, flushed, threads=1)
+    pipedream = replace(solve(TOWERS, options=ONE_THREAD), schedule=Schedule.of("pipedream"))
+    with pytest.raises(UsageError, match="bounds under pipedream have no certificate"):
+        certify(TOWERS, pipedream, threads=1)
     blocks = solve(TOWERS, threads=1, contract="operators", schedule="2bw")
     if blocks.blocks is not None:
         with pytest.raises(UsageError, match="operators' blocks"):

@@ -1,0 +1,208 @@
+"""Whether a certificate proves its bound under a schedule with a flush.
+
+All stages of such a plan have one d and one t, so each pair of them is looked at by itself. Of a pair nothing is to be
+proved that no layer can run, or whose work alone takes as long. Of others the certificate may have prices: of seconds
+of passes, as a mean of paths through the passes (``passes``), and of bytes held at passes. Each stage holds no more
+than there is. So the sum over the layers, each with the choice and at the stage where it costs least, less the price of
+all memory, is on every plan. Whoever found them, prices bound.
+
+Under 1f1b and gpipe a pipeline with fewer stages is one with empty stages in front: an empty stage passes a microbatch
+on when it has it and has begun no more than it may, and the stage behind it may begin fewer; so it delays nothing. One
+set of prices is for all numbers of stages. What they leave is looked through, tail by tail and then plan by plan, over
+all tails of the workload (``kernels.flush_plans``).
+
+Under schedules with chunks the prices are all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from piper_ray.certificate.certificate import Certificate, PassPrices, charged, free_bytes, levels_of, ways_of
+from piper_ray.certificate.flush_tables import OnDegrees, StagePrices, TailTables, least_priced_s, pairs_of, shape_of
+from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED, look_through
+from piper_ray.model.errors import CertificateRefused, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import FLUSHED, Schedule, StepTerms
+from piper_ray.model.stop import Stop
+from piper_ray.simulate.actions import check_shape
+
+_BYTES_OF_FIGURES = 8
+_LOOK_S = 0.1
+"""Between two looks at a stop."""
+
+Key = tuple[int, int, int, int, int]
+"""Devices, d, t, ranks and chunks of prices."""
+
+
+@dataclass(frozen=True)
+class Counts:
+    """pairs: of d and t that a plan may have. by_prices: settled by prices alone. downsets: of those looked through;
+    tails: states of them."""
+
+    pairs: int = 0
+    by_prices: int = 0
+    downsets: int = 0
+    tails: int = 0
+
+
+@dataclass
+class FlushProblem:
+    """All plans of an instance under one schedule, pair by pair. schedule: with its chunks."""
+
+    instance: Instance
+    restrictions: Restrictions
+    schedule: Schedule
+    step: StepTerms
+    most_downsets: int | None = None
+    _tails: dict[int, TailTables] = field(default_factory=dict)
+
+    def pairs(self) -> list[OnDegrees]:
+        """On each group of devices with a link of its own, and on all."""
+        found: list[OnDegrees] = []
+        for level in levels_of(charged(self.instance, self.restrictions)):
+            ways = ways_of(level, self.restrictions)
+            degrees = self.restrictions.data_parallel_degrees(level)
+            found += pairs_of(level, self.schedule, self.step, ways, degrees)
+        return [pair for pair in found if pair.is_possible]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether tails and plans can be looked through."""
+        return self.schedule.name in FLUSHED
+
+    def tails_of(self, pair: OnDegrees) -> TailTables:
+        """Raises LimitError for more downsets than fit."""
+        devices = pair.instance.devices
+        if devices not in self._tails:
+            figures = 40 * (len(pair.ways) + 1) + 2 * pair.most_ranks
+            most = self.most_downsets or max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
+            self._tails[devices] = TailTables(pair.instance, pair.layers, most)
+        return self._tails[devices]
+
+    def look(
+        self, pair: OnDegrees, prices: StagePrices | None, limit_s: float, control: Any
+    ) -> tuple[int, float, Counts]:
+        """Through the tails and plans of a pair for one that takes no more. As ``look_through``."""
+        tails = self.tails_of(pair)
+        tables, order = tails.of(pair)
+        status, least_s, states = look_through(
+            tables, shape_of(pair, limit_s), tails.priced(pair, prices, order), control
+        )
+        return int(status), float(least_s), Counts(1, 0, tails.size, int(states))
+
+
+def batch_limit_s(instance: Instance, step: StepTerms, bound_s: float) -> float:
+    """Of a batch's passes and synchronisation, where a microbatch takes ``bound_s`` with its part of the optimizer."""
+    return bound_s * instance.microbatches - step.optimizer_s
+
+
+def shapes_of(pair: OnDegrees) -> list[int]:
+    """Numbers of ranks that prices are for: under 1f1b and gpipe one set is for all."""
+    if pair.schedule.name in FLUSHED:
+        return [pair.most_ranks]
+    return [ranks for ranks in range(1, pair.most_ranks + 1) if _can_run(pair, ranks)]
+
+
+def _can_run(pair: OnDegrees, ranks: int) -> bool:
+    try:
+        check_shape(pair.schedule, ranks, pair.microbatches)
+    except UsageError:
+        return False
+    return True
+
+
+def least_on_ranks(pair: OnDegrees, ranks: int) -> float:
+    """No batch on so many ranks takes less: a rank has its share of all work."""
+    return max(pair.least_s, pair.work_s * pair.microbatches / ranks)
+
+
+def proved_by(prices: StagePrices, pair: OnDegrees) -> float:
+    """Of a batch; inf where by the prices of memory alone nothing fits."""
+    return np.inf if least_priced_s(pair, prices.of_memory_alone) > 0.0 else least_priced_s(pair, prices)
+
+
+def check_flush(instance: Instance, certificate: Certificate, threads: int, stop: Stop[Any]) -> Counts:
+    """Raises CertificateRefused if a plan may be faster, LimitError where more tails come than fit."""
+    problem = FlushProblem(instance, certificate.restrictions, certificate.schedule, certificate.step)
+    limit_s = batch_limit_s(instance, certificate.step, certificate.bound_s)
+    known = {_key(prices): prices for prices in certificate.prices}
+    if limit_s <= 0.0 or certificate.bound_s == 0.0:
+        return Counts()
+    pairs = problem.pairs()
+    left: list[tuple[OnDegrees, StagePrices | None]] = []
+    for pair in pairs:
+        stop.check()
+        if pair.least_s >= limit_s:
+            continue
+        is_proved, prices = _by_prices(pair, known, limit_s)
+        if not is_proved:
+            left.append((pair, prices))
+    control = np.zeros(1)
+
+    def look(number: int) -> Counts:
+        pair, prices = left[number]
+        status, _, counts = problem.look(pair, prices, limit_s, control)
+        if status != PROVED:
+            raise CertificateRefused(_unproved(pair, status))
+        return counts
+
+    for pair, _ in left:
+        problem.tails_of(pair)
+    found = in_threads(look, len(left), threads, stop, control)
+    downsets, tails = max((x.downsets for x in found), default=0), sum(x.tails for x in found)
+    return Counts(len(pairs), len(pairs) - len(left), downsets, tails)
+
+
+def _by_prices(pair: OnDegrees, known: Mapping[Key, PassPrices], limit_s: float) -> tuple[bool, StagePrices | None]:
+    """Whether they prove the limit, and where tails may do so, those there are. Raises CertificateRefused where nothing
+    else could."""
+    for ranks in shapes_of(pair):
+        given = known.get((pair.instance.devices, pair.data_parallel_degree, pair.degree, ranks, pair.schedule.v))
+        prices = None if given is None else StagePrices.of(pair, given)
+        if prices is not None and proved_by(prices, pair) >= limit_s:
+            continue
+        if pair.schedule.name in FLUSHED:
+            return False, prices
+        if least_on_ranks(pair, ranks) < limit_s:
+            raise CertificateRefused(f"the certificate does not prove its bound for {_words(pair)} on {ranks} ranks")
+    return True, None
+
+
+def _key(prices: PassPrices) -> Key:
+    return prices.devices, prices.data_parallel_degree, prices.degree, prices.ranks, prices.chunks
+
+
+def _words(pair: OnDegrees) -> str:
+    return f"d = {pair.data_parallel_degree} and t = {pair.degree}"
+
+
+def _unproved(pair: OnDegrees, status: int) -> str:
+    if status == FOUND:
+        return f"the certificate does not prove its bound: a plan with {_words(pair)} is faster"
+    return f"the certificate does not prove its bound: with {_words(pair)} there are too many plans to look through"
+
+
+def in_threads(look: Callable[[int], Any], count: int, threads: int, stop: Stop[Any], control: Any) -> list[Any]:
+    """look(0) .. look(count - 1). Where one raises, or the stop does, the others are told to end by control[0]."""
+    with ThreadPoolExecutor(threads) as pool:
+        futures: list[Future[Any]] = [pool.submit(look, number) for number in range(count)]
+        try:
+            pending = set(futures)
+            while pending:
+                stop.check()
+                done, pending = wait(pending, _LOOK_S, FIRST_COMPLETED)
+                for one in done:
+                    one.result()
+        except BaseException:
+            control[0] = 1.0
+            for one in futures:
+                one.cancel()
+            raise
+    return [one.result() for one in futures]

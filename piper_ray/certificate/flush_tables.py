@@ -1,0 +1,384 @@
+"""What layers may run at one d and one t, from the instance alone: by itself, and over all tails of a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from piper_ray.certificate.certificate import PassPrices, StageWay, Tails
+from piper_ray.certificate.kernels.downsets import Floats, Ints, sums_over
+from piper_ray.certificate.kernels.flush_plans import SUMS, FlushShape, PositionPrices, StageTables
+from piper_ray.certificate.passes import KINDS, PassCounts, PassGraph
+from piper_ray.certificate.tables import (
+    MARGIN_BYTES,
+    MARGIN_S,
+    Vertices,
+    as_bits,
+    between_bytes_per_s,
+    charge_bytes,
+    downsets_of,
+    edge_bytes_of,
+    flat,
+)
+from piper_ray.evaluate import replicas_bytes_per_s
+from piper_ray.model.errors import CertificateRefused
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.simulate.stages import pass_times
+
+FIGURES = 6
+"""Of a choice: seconds forward, of gradients of inputs, of gradients of weights, of synchronisation; bytes for each
+microbatch in flight, and once."""
+
+_EPSILON = 2.0**-52
+_SUMS_OFF = 1e-12
+"""Relative: what sums of figures of layers may be off, far more than they are."""
+
+_NO_TIME = 1e-18
+
+
+@dataclass(frozen=True)
+class OnDegrees:
+    """All plans of one d and one t. ways: those in which their stages may run. layers: ids, each after what it hands
+    anything to."""
+
+    instance: Instance
+    schedule: Schedule
+    data_parallel_degree: int
+    degree: int
+    ways: tuple[StageWay, ...]
+    layers: tuple[int, ...]
+    sync_s_per_byte: float
+
+    @property
+    def microbatches(self) -> int:
+        return self.instance.microbatches // self.data_parallel_degree
+
+    @property
+    def most_ranks(self) -> int:
+        devices = self.instance.devices // (self.data_parallel_degree * self.degree)
+        return min(devices, len(self.layers) // self.schedule.v)
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.instance.memory_bytes * (1.0 + MARGIN_BYTES)
+
+    def row(self, tmpc: Tmpc) -> tuple[float, ...]:
+        """Its figures."""
+        passes = pass_times(tmpc)
+        return (
+            passes.forward_s,
+            passes.input_s,
+            passes.weight_s,
+            tmpc.weights_bytes * self.sync_s_per_byte,
+            tmpc.activation_bytes,
+            tmpc.fixed_bytes + tmpc.shared_bytes / self.data_parallel_degree,
+        )
+
+    @cached_property
+    def rows(self) -> tuple[Floats, ...]:
+        """Of each layer float64[choices, FIGURES], in whichever way."""
+        return tuple(
+            np.array([self.row(x) for way in self.ways for x in way.tmpcs[layer]], np.float64).reshape(-1, FIGURES)
+            for layer in self.layers
+        )
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether each layer has a choice, and there is a device for a rank."""
+        return self.most_ranks >= 1 and all(rows.shape[0] > 0 for rows in self.rows)
+
+    @cached_property
+    def work_s(self) -> float:
+        """The least forward and backward seconds of all layers, of one microbatch."""
+        return sum(float(rows[:, :3].sum(axis=1).min()) for rows in self.rows) * (1.0 - _SUMS_OFF)
+
+    @cached_property
+    def least_s(self) -> float:
+        """No batch takes less, whatever the memory.
+
+        Some rank has a share of the work of all m microbatches. Under 1f1b and gpipe more is known: see ``room``.
+        """
+        if self.schedule.name not in (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE):
+            return self.work_s * max(1.0, self.microbatches / self.most_ranks)
+        return self.work_s * (1.0 + 1.0 / float(self.room[-1])) * (1.0 - _SUMS_OFF)
+
+    @cached_property
+    def room(self) -> Floats:
+        """float64[most_ranks + 1]: see ``FlushShape``.
+
+        The path through a stage takes all stages' t once, those in front on the way in and out. Under gpipe at the
+        stage m - 1 times more: batch >= sum t + (m - 1) t_j, as max f + max b is no less than t_j. Under 1f1b, with
+        w = min(m, q + 1), m - w times more at the stage itself; and twice it may go either to the last stage, or stay
+        for w - 1 more forward passes, or backward passes. To the last stage once gives sum t; the other time
+        max((w - 1) f_j, (w - 1) b_j) is at least half of (w - 1) t_j. So
+        batch >= sum t + (m - w + (w - 1) / 2) t_j = sum t + (m - 1 - (w - 1) / 2) t_j.
+        """
+        m, q = self.microbatches, np.arange(self.most_ranks)
+        more = m - 1.0 - (np.zeros(q.size) if self.schedule.name is ScheduleName.GPIPE else np.minimum(q, m - 1) / 2.0)
+        return np.append(0.0, np.cumsum(1.0 / np.maximum(more, _NO_TIME)))
+
+
+def pairs_of(
+    instance: Instance, schedule: Schedule, step: StepTerms, ways: Sequence[StageWay], degrees: Iterable[int]
+) -> list[OnDegrees]:
+    """For each d and t that a plan may have."""
+    layers, found = _after_successors(instance), []
+    for d in sorted(degrees):
+        for t in sorted({way.degree for way in ways}):
+            used = tuple(way for way in ways if way.degree == t and d in way.data_parallel_degrees)
+            if not used or d * t > instance.devices:
+                continue
+            sync = 0.0
+            if d > 1:
+                link = replicas_bytes_per_s(instance, instance.devices, d, t)
+                sync = step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * link)
+            found.append(OnDegrees(instance, schedule, d, t, used, layers, sync))
+    return found
+
+
+def _after_successors(instance: Instance) -> tuple[int, ...]:
+    left = {layer.id: 0 for layer in instance.layers}
+    before: dict[int, list[int]] = {v: [] for v in left}
+    for edge in instance.edges:
+        left[edge.source] += 1
+        before[edge.target].append(edge.source)
+    ready = [-v for v, count in left.items() if count == 0]
+    heapify(ready)
+    found = []
+    while ready:
+        found.append(-heappop(ready))
+        for u in before[found[-1]]:
+            left[u] -= 1
+            if left[u] == 0:
+                heappush(ready, -u)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class StagePrices:
+    """Of the figures of a choice at each stage, front to back, float64[FIGURES, stages]; room_s: of the memory of the
+    ranks, float64[ranks]: how much of the sum is paid for what there is."""
+
+    of_figures: Floats
+    room_s: Floats
+
+    @classmethod
+    def of(cls, pair: OnDegrees, prices: PassPrices, known: PassGraph | None = None) -> StagePrices:
+        """Raises CertificateRefused for paths that are none, and prices below 0. known: their graph, if it is there.
+
+        Weights are taken as shares of their sum: a mean of paths, each of which is a bound.
+        """
+        if prices.ranks * pair.microbatches * pair.schedule.v > MOST_PASSES:
+            raise CertificateRefused("a path of the certificate is through more passes than are looked at")
+        graph = known or PassGraph(pair.schedule, prices.ranks, pair.microbatches)
+        weights = np.array([weight for weight, _ in prices.paths], np.float64)
+        if not (weights.size and np.isfinite(weights).all() and weights.min() >= 0.0 and weights.sum() > 0.0):
+            raise CertificateRefused("the weights of a certificate's paths are no weights")
+        walked = [graph.walked(walk) for _, walk in prices.paths]
+        shares = weights / weights.sum() * (1.0 - _SUMS_OFF)
+        mean = PassCounts(
+            np.tensordot(shares, np.stack([x.passes for x in walked]), 1),
+            shares @ np.stack([x.sync for x in walked]),
+        )
+        return cls(*priced_figures(pair, graph, mean, prices.memory))
+
+    @property
+    def of_memory_alone(self) -> StagePrices:
+        """With seconds for nothing."""
+        of_figures = self.of_figures.copy()
+        of_figures[:4] = 0.0
+        return StagePrices(of_figures, self.room_s)
+
+
+MOST_PASSES = 2_000_000
+"""Of a batch that a path is followed through."""
+
+
+def priced_figures(
+    pair: OnDegrees, graph: PassGraph, mean: PassCounts, memory: Sequence[tuple[int, int, float]]
+) -> tuple[Floats, Floats]:
+    """memory: rank, place in its list, seconds of a byte at that pass."""
+    found, room_s = np.zeros((FIGURES, graph.stages)), np.zeros(graph.ranks)
+    by_kind = mean.passes
+    found[0] = by_kind[:, ActionKind.F]
+    found[1] = by_kind[:, ActionKind.I] + by_kind[:, ActionKind.B]
+    found[2] = by_kind[:, ActionKind.W] + by_kind[:, ActionKind.B]
+    found[3] = mean.sync[graph.rank_of]
+    assert by_kind.shape[1] == KINDS
+    for rank, place, price in memory:
+        if not (
+            0 <= rank < graph.ranks and 0 <= place < graph.start[rank + 1] - graph.start[rank] and 0.0 <= price < np.inf
+        ):
+            raise CertificateRefused("the certificate prices the memory of no pass, or below 0")
+        held = graph.held[graph.start[rank] + place]
+        for chunk, stage in enumerate(pair.schedule.stages_of_rank(rank, graph.ranks)):
+            found[4, stage] += price * held[chunk]
+            found[5, stage] += price
+        room_s[rank] += price * pair.memory_bytes
+    if not (np.isfinite(found).all() and np.isfinite(room_s).all()):
+        raise CertificateRefused("a price of the certificate is no number")
+    return found, room_s
+
+
+def least_priced_s(pair: OnDegrees, prices: StagePrices) -> float:
+    """No batch takes less: each layer where it costs least, less the price of all memory."""
+    of_layers = sum(float((rows @ prices.of_figures).min()) for rows in pair.rows)
+    room_s = float(prices.room_s.sum())
+    return of_layers - room_s - _SUMS_OFF * (of_layers + room_s)
+
+
+class TailTables:
+    """Of the downsets of an instance's layers; raises LimitError past ``most`` of them."""
+
+    def __init__(self, instance: Instance, layers: tuple[int, ...], most: int) -> None:
+        nothing = np.zeros(0, np.int64)
+        tails = Tails(instance.devices, layers, {}, np.zeros((0, 0), np.uint8), nothing, nothing)
+        self._instance = instance
+        self.vertices = Vertices.of(instance, tails)
+        self._bits, self._parent, self._added = downsets_of(self.vertices, most)
+        self.size = int(self._bits.shape[0])
+        number = {layer: v for v, layer in enumerate(layers)}
+        several = [x for x in instance.tensors if len(set(x.layers)) > 1]
+        between = between_bytes_per_s(instance)
+        self._tensors = as_bits([{number[v] for v in x.layers} for x in several], max(1, (len(layers) + 63) // 64))
+        self._tensor_s = np.array([(x.forward_bytes, x.backward_bytes) for x in several]).reshape(-1, 2) / between
+        self._between = between
+
+    def _sums(self, values: Floats) -> Floats:
+        return np.asarray(sums_over(self._parent, self._added, np.ascontiguousarray(values)))
+
+    def of(self, pair: OnDegrees) -> tuple[StageTables, Ints]:
+        """For these degrees, and the order of the downsets in them."""
+        vertices, edge_bytes = self.vertices, edge_bytes_of(self._instance)
+        edges_of: list[list[int]] = [[] for _ in vertices.layers]
+        for e, (u, v) in enumerate(vertices.edges):
+            edges_of[u].append(e)
+            edges_of[v].append(e)
+        edge_start, edge = flat(edges_of)
+        ways, n, edges = pair.ways, len(vertices.layers), len(vertices.edges)
+        start = np.zeros((len(ways), n + 1), np.int64)
+        choices: list[tuple[float, ...]] = []
+        charge_start, charges = [], []
+        least = np.zeros((len(ways), n, SUMS))
+        in_s, out_s = np.zeros((len(ways), edges)), np.zeros((len(ways), edges))
+        for r, way in enumerate(ways):
+            for v, layer in enumerate(vertices.layers):
+                start[r, v] = len(choices)
+                rows, paid = [], []
+                for tmpc in way.tmpcs[layer]:
+                    f, i, w, sync, a, h = pair.row(tmpc)
+                    rows.append((f, i + w, sync, a, h))
+                    paid.append([charge_bytes(vertices, e, v, tmpc, edge_bytes) / self._between for e in edges_of[v]])
+                kept = _unbeaten([(*row, *of_row) for row, of_row in zip(rows, paid, strict=True)])
+                for k in kept:
+                    choices.append(rows[k])
+                    charge_start.append(len(charges))
+                    charges += paid[k]
+                least[r, v] = _least_of([rows[k] for k in kept], [paid[k] for k in kept])
+                for place, e in enumerate(edges_of[v]):
+                    least_s = min((paid[k][place] for k in kept), default=0.0)
+                    (in_s if vertices.edges[e][1] == v else out_s)[r, e] = least_s
+            start[r, -1] = len(choices)
+        sums = np.stack([np.stack([self._sums(column) for column in of_way.T], axis=1) for of_way in least])
+        own_s = self._sums(np.array([rows[:, :3].sum(axis=1).min() for rows in pair.rows]))
+        own_f = self._sums(np.array([rows[:, 0].min() for rows in pair.rows]))
+        order = np.lexsort((np.bitwise_count(self._bits).sum(axis=1), own_s))
+        terms = 8.0 * (n + 2 * edges + 2) * _EPSILON
+        rounding = terms * least.sum(axis=1)
+        rounding[:, [6, 7]] = 0.0
+        whole_s, whole_f = own_s.max(), own_f.max()
+        figures = np.array(choices, np.float64).reshape(-1, 5)
+        tables = StageTables(
+            bits=np.ascontiguousarray(self._bits[order]),
+            own_s=np.ascontiguousarray(own_s[order]),
+            sums=np.ascontiguousarray(sums[:, order]),
+            rounding=rounding,
+            tail=np.array([u for u, _ in vertices.edges], np.int64),
+            head=np.array([v for _, v in vertices.edges], np.int64),
+            in_s=in_s,
+            out_s=out_s,
+            tensors=self._tensors,
+            tensor_forward_s=np.ascontiguousarray(self._tensor_s[:, 0]),
+            tensor_backward_s=np.ascontiguousarray(self._tensor_s[:, 1]),
+            start=start,
+            choices=figures,
+            charge_start=np.array(charge_start, np.int64),
+            charge_s=np.array(charges, np.float64),
+            edge_start=edge_start,
+            edge=edge,
+            ahead_s=np.maximum(0.0, whole_s - own_s[order] - terms * whole_s),
+            ahead_f=np.maximum(0.0, whole_f - own_f[order] - terms * whole_f),
+        )
+        return tables, order
+
+    def priced(self, pair: OnDegrees, prices: StagePrices | None, order: Ints) -> PositionPrices:
+        """Of positions, whose stages are counted from the back."""
+        if prices is None:
+            none, nothing = np.zeros(0), np.zeros((0, 0))
+            return PositionPrices(none, none, none, none, nothing, nothing)
+        of_figures, room_s = prices.of_figures[:, ::-1], prices.room_s[::-1].copy()
+        positions = room_s.size
+        cost = np.stack([(rows @ of_figures).min(axis=0) for rows in pair.rows])
+        ahead = np.minimum.accumulate(cost[:, ::-1], axis=1)[:, ::-1]
+        inside = np.stack([self._sums(column)[order] for column in cost.T], axis=1)
+        behind = np.stack([self._sums(column)[order] for column in ahead.T], axis=1)
+        rooms_s = np.append(np.cumsum(room_s[::-1])[::-1], 0.0)
+        off_s = _SUMS_OFF * (float(ahead[:, 0].sum()) + float(cost.max(axis=1).sum()) + float(rooms_s[0]))
+        left = np.zeros((inside.shape[0], positions + 1))
+        whole = np.bitwise_count(self._bits[order]).sum(axis=1) == len(pair.layers)
+        left[:, :positions] = behind[whole] - behind - rooms_s[:-1] - 2.0 * off_s
+        left[:, positions] = np.where(whole, -2.0 * off_s, np.inf)
+        return PositionPrices(
+            forward=of_figures[0].copy(),
+            # B is an I and a W; where both cost the same there is one price.
+            backward=np.minimum(of_figures[1], of_figures[2]),
+            sync=of_figures[3].copy(),
+            room_s=room_s,
+            of_layers=np.ascontiguousarray(inside),
+            ahead_s=left,
+        )
+
+
+def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
+    """For plans that take no more."""
+    return FlushShape(
+        gpipe=pair.schedule.name is ScheduleName.GPIPE,
+        microbatches=pair.microbatches,
+        most_stages=pair.most_ranks,
+        limit_s=limit_s * (1.0 + MARGIN_S),
+        memory_bytes=pair.memory_bytes,
+        work_s=pair.work_s,
+        room=pair.room,
+    )
+
+
+def _unbeaten(rows: Sequence[tuple[float, ...]]) -> list[int]:
+    """Those that no other is as good as; of equal ones the first."""
+    return [
+        k
+        for k, row in enumerate(rows)
+        if not any(
+            all(x <= y for x, y in zip(other, row, strict=True)) and (other != row or n < k)
+            for n, other in enumerate(rows)
+            if n != k
+        )
+    ]
+
+
+def _least_of(rows: Sequence[tuple[float, ...]], paid: Sequence[Sequence[float]]) -> Floats:
+    """The columns of ``StageTables.sums``."""
+    if not rows:
+        return np.array([0.0] * 6 + [0.0, 1.0, 0.0, 0.0])
+    figures, charges = np.array(rows), np.array(paid).reshape(len(rows), -1)
+    whole_s = figures[:, 0] + figures[:, 1]
+    least = np.append(figures[:, :3].min(axis=0), charges.min(axis=0))
+    best = [k for k in range(len(rows)) if np.array_equal(np.append(figures[k, :3], charges[k]), least)]
+    f, b, sync, a, h = figures.min(axis=0)
+    one_a, one_h = (figures[best[0], 3], figures[best[0], 4]) if best else (0.0, 0.0)
+    return np.array([f, b, whole_s.min(), sync, a, h, float(not best), 0.0, one_a, one_h])
