@@ -244,7 +244,8 @@ class RemoteFolder:
             return None
 
     def put(self, name: str, content: bytes, *, durable: bool) -> None:  # noqa: ARG002 - it always is
-        with _as_os_error(), self._filesystem.open_output_stream(f"{self._path}/{name}") as stream:
+        path = f"{self._path}/{name}"
+        with _as_os_error(), self._filesystem.open_output_stream(path, compression=None) as stream:  # none by its name
             stream.write(content)
 
     def delete(self, name: str) -> None:

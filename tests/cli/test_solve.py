@@ -85,6 +85,7 @@ def test_overrides_and_restrictions_reach_the_solver(small: Path) -> None:
     assert document["options"] == {
         "gap": 0.01,
         "time_limit_s": 60.0,
+        "passes_limit": None,
         "threads": 1,
         "memory_limit_bytes": 4e9,
         "resume": None,
