@@ -232,7 +232,8 @@ class ChunkSearch:
 
     def _give(self, index: int, turn: Turn) -> None:
         node = self._nodes[index]
-        what, parcel = f"a turn of {node.name}", Parcel(node.task, node)
+        # Its own, so that of a turn that is not needed nothing is left here either, as on a cluster.
+        what, parcel = f"a turn of {node.name}", Parcel(node.task, replace(node))
         self.workers.give(Call(index, take, (self._shared,), (parcel, turn), what, bound_s=turn.target_s))
         self._given.add(index)
 
