@@ -58,7 +58,7 @@ def test_counted_work_ends_a_search_with_the_same_bytes(name: ScheduleName, tmp_
         alone = piper_ray.solve(instance, schedule=name, options=options)
         assert alone.stopped_by is StoppedBy.WORK_LIMIT
         assert alone.time_per_sample_s is not None
-        assert alone.time_per_sample_s <= before_s
+        assert alone.time_per_sample_s <= before_s * (1.0 + 1e-9)
         before_s = alone.time_per_sample_s
         resumed = replace(options, threads=2, resume=str(tmp_path / "kept"))
         for other in (replace(options, threads=2), replace(options, threads=8), resumed, resumed):
