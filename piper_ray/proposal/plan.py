@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
-from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
+from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, running_arguments, shared_replicas, text_argument
 from piper_ray.model import arguments
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
@@ -175,9 +175,15 @@ def plan(
     microbatch: int | None = None,
     tokens: int | None = None,
     schedule: str | None = None,
+    precision: str = "bf16",
+    software: str | None = None,
+    overlap: Iterable[str] = (),
+    dispatcher: str | None = None,
     zero: int | str = "all",
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
+    expert_tensor_parallel: int = 1,
+    expert_imbalance: float | None = None,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -187,13 +193,13 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over microbatch sizes and schedules, from the name of a model.
 
-    Times are those of the runtime's own software.
-
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
     "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and
     16 are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that
     may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
-    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts.
+    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts. software: that
+    times are of; None: the runtime's own. precision, overlap, dispatcher, expert_tensor_parallel, expert_imbalance: as
+    of ``estimate``.
     train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
@@ -223,7 +229,11 @@ def plan(
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch", microbatch),
         batch=arguments.positive_or_none("batch", batch),
-        offer=Offer(zero=shared_replicas(zero)),
+        offer=Offer(
+            zero=shared_replicas(zero),
+            expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+        ),
+        **running_arguments(precision, overlap, dispatcher, expert_imbalance),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = (
@@ -231,7 +241,8 @@ def plan(
         for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
     )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
-    request = with_offers(request, read, named, node, contexts, experts)
+    used = None if software is None else text_argument("software", software, named.software)
+    request = with_offers(request, read, named, node, contexts, experts, used)
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
@@ -260,9 +271,10 @@ def with_offers(
     gpus_per_node: int,
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
+    software: str | None = None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees (None: what is usual), the runtime's own software, and what
-    it always does."""
+    """With context and expert parallelism of these degrees (None: what is usual), software (None: the runtime's own),
+    and what the runtime always does."""
     devices = request.nodes * gpus_per_node
     offer = replace(
         request.offer,
@@ -272,7 +284,8 @@ def with_offers(
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
     )
-    return replace(request, offer=offer, software=runtime.software, context_exchange=runtime.context_exchange)
+    used = software or runtime.software
+    return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

@@ -15,12 +15,13 @@ from piper_ray.report.templates import template
 from piper_ray.workloads.estimate import memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.dispatch import dispatcher_for
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
-from piper_ray.workloads.estimate.software import ContextExchange
+from piper_ray.workloads.estimate.software import ContextExchange, Dispatcher, Stack
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -51,6 +52,7 @@ def summary_lines(result: Estimate) -> list[str]:
         f"Cluster   {result.devices:,} x {gpu.name}, {found} found",
         f"Links     {_links_line(result)}",
         _work_line(result),
+        *(f"Doubt     {line}" for line in result.doubt.lines),
         memory_line(result),
     ]
 
@@ -232,7 +234,7 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
         if mode.sequence_parallel:
             how = "reduce-scatter and all-gather"
         if is_all_to_all(exchange, mode):
-            formula, how = exchange.expert_bytes, "all-to-all"
+            formula, how = exchange.expert_bytes, _dispatch_text(mode, stack)
         again = ""
         if regathers(exchange, mode):
             again = f"; gathered again backward: {time_text(regather_s(exchange, kind, mode, stack), 4)}"
@@ -240,6 +242,16 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
             f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
             f"{exchange.backward:g} backward{again}"
         )
+
+
+def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
+    """How tokens reach experts, what hides of it, and how unevenly they go."""
+    how = dispatcher_for(mode.expert_ranks, stack.software)
+    words = [f"{how.value} over {plural(mode.expert_ranks, 'rank')}, tokens x {stack.imbalance:g} on the busiest"]
+    if how is Dispatcher.ALL_TO_ALL:
+        words.append(f"{time_text(stack.software.sorting_s, 2)} to sort each copy of a token")
+    words.append(f"{stack.software.expert_overlap:.0%} hidden")
+    return ", ".join(words)
 
 
 _CONTEXT = {

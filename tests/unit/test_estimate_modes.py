@@ -15,7 +15,8 @@ from piper_ray.proposal.plan import usual_contexts, usual_experts
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
-from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, all_to_all_s
+from piper_ray.workloads.estimate.exchanges import all_gather_s, all_to_all_s
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer

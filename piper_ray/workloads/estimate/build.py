@@ -16,6 +16,7 @@ from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
@@ -31,6 +32,8 @@ from piper_ray.workloads.estimate.software import (
     ContextExchange,
     Stack,
     context_exchange_named,
+    dispatcher_named,
+    overlaps_named,
     precision_named,
     software_named,
     stack_of,
@@ -42,12 +45,14 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: of a microbatch; batch: samples of a batch, over all replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
-    offer: further ways to run layers; recomputations: besides those that suit the software. context_exchange: how
-    context parallelism attends to all tokens (``software.ContextExchange``); expert_imbalance: tokens of the busiest
-    experts' device over the average. lora: rank of adapters that are trained in the model's place; 0: the model itself
-    is. reserve_bytes: of each GPU, for CUDA's context, communicators and what is stuck in the allocator; None: as
-    ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer:
+    further ways to run layers; recomputations: besides those that suit the software. context_exchange: how context
+    parallelism attends to all tokens (``software.ContextExchange``); overlaps: exchanges that hide beside passes beyond
+    what the software does by default; dispatcher: how tokens reach experts (``software.Dispatcher``); None: as the
+    software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank of
+    adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: of each GPU, for CUDA's
+    context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says. calibration:
+    what measurements say of the constants.
     """
 
     nodes: int
@@ -61,6 +66,8 @@ class EstimateRequest:
     offer: Offer = PLAIN
     recomputations: tuple[Recomputation, ...] = ()
     context_exchange: str = ContextExchange.RING.value
+    overlaps: tuple[str, ...] = ()
+    dispatcher: str | None = None
     expert_imbalance: float | None = None
     lora: int = 0
     reserve_bytes: float | None = None
@@ -69,8 +76,12 @@ class EstimateRequest:
     def stack(self, gpu: Gpu) -> Stack:
         """What runs the model on that GPU. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
-        software = software.model_copy(update={"context": context_exchange_named(self.context_exchange)})
-        stack = stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node)
+        changed: dict[str, object] = {"context": context_exchange_named(self.context_exchange)}
+        if self.dispatcher is not None:
+            changed["dispatcher"] = dispatcher_named(self.dispatcher)
+        software = software.overlapping(overlaps_named(self.overlaps)).model_copy(update=changed)
+        per_node = self.gpus_per_node or gpu.gpus_per_node
+        stack = replace(stack_of(gpu, software, precision, per_node), devices=self.nodes * per_node)
         if self.expert_imbalance is not None:
             stack = replace(stack, imbalance=self.expert_imbalance)
         return self.calibration.applied(stack)
@@ -115,6 +126,13 @@ class Estimate:
     def least_devices(self) -> int:
         """No fewer have that memory."""
         return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
+
+    @property
+    def doubt(self) -> Doubt:
+        """How far estimates like this one were off."""
+        stack = self.setting.stack
+        experts = any(kind.experts for kind in self.architecture.kinds)
+        return doubt_of(stack.gpu.name, stack.software, stack.precision, experts)
 
     def costs(self, kind: LayerKind, mode: LayerMode) -> LayerCosts:
         return costs_of(kind.on(mode.degree), mode, self.setting)

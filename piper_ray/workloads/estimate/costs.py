@@ -10,7 +10,8 @@ from typing import TypedDict
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate import synchronisation
-from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, exchanges_of
+from piper_ray.workloads.estimate.exchanges import all_gather_s, exchanges_of
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.memory import (
     activation_bytes,
@@ -26,7 +27,14 @@ from piper_ray.workloads.estimate.memory import (
 )
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
+from piper_ray.workloads.estimate.roofline import (
+    backward_s,
+    expert_launches,
+    forward_s,
+    launches,
+    traffic_s,
+    weight_gradients_s,
+)
 from piper_ray.workloads.estimate.software import Stack
 
 _HALF = 1.5
@@ -132,16 +140,20 @@ class LayerCosts:
 
 def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     """The figures of one layer in one mode."""
-    stack, software = setting.stack, setting.stack.software
-    forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
-    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / software.efficiency
+    stack = setting.stack
+    launch_s = stack.launch_s(mode.degree)
+    forward = [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators]
+    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency
     again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
     talk_again = talk.again_s
     forward_launches = sum(launches(operator)[0] for operator in kind.operators)
     backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
-    idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
-    idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
+    experts_host = experts_host_s(kind, mode, stack)
+    idle_forward = idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0])
+    idle_backward = idle_s(
+        backward + again + talk.backward_s + talk_again, launch_s * backward_launches + experts_host[1]
+    )
     parameters = parameters_on_device(kind, mode)
     trained = trained_on_device(kind, mode)
     transient = working_bytes(kind, mode) + gathered_bytes(kind, mode, setting.training)
@@ -178,12 +190,20 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
-        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
-        / software.efficiency,
+        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
         shared_bytes=shared_bytes(kind, mode, setting.training),
         updated=sum(x.trained / mode.state_parts(x.routed) for x in numbers_on_device(kind, mode)),
         unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
+
+
+def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
+    """What the host takes to launch grouped products expert by expert, in a forward and in a backward pass."""
+    each_s = stack.launch_s(mode.degree)
+    counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
+    again = mode.recomputation == Recomputation.FULL
+    forward_s = each_s * sum(forward for forward, _ in counts)
+    return forward_s, each_s * sum(backward for _, backward in counts) + (forward_s if again else 0.0)
 
 
 def idle_s(device_s: float, host_s: float) -> float:
