@@ -101,8 +101,8 @@ def plan(
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
     Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules, at the
-    times of its software; context parallelism of sequences from 16,384 tokens, and experts over a node's GPUs,
-    where nothing else is asked for.
+    times of its software; context parallelism of sequences from 16,384 tokens, and experts over the GPUs of one, two
+    and four nodes, where nothing else is asked for.
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import PlanDemand, propose, what_would_help

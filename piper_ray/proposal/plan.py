@@ -59,11 +59,20 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> 
     return tuple(found)
 
 
-def usual_experts(model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int) -> tuple[int, ...]:
-    """As many ranks as a node has GPUs, beside those of tensor parallelism, where experts divide so."""
+_MOST_EXPERT_NODES = 4
+
+
+def usual_experts(
+    model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
+) -> tuple[int, ...]:
+    """As many ranks as one, two and four nodes have GPUs, beside those of tensor parallelism, where experts divide so.
+    More ranks leave more memory, and each of them more tokens for an expert."""
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
-    even = routed and all(kind.experts % gpus_per_node == 0 for kind in routed)
-    return (gpus_per_node,) if even and gpus_per_node > 1 and runtime.setting.experts else ()
+    if not routed or gpus_per_node == 1 or not runtime.setting.experts:
+        return ()
+    counted = [gpus_per_node * 2**doublings for doublings in range(_MOST_EXPERT_NODES.bit_length())]
+    most = max(gpus_per_node, min(devices // 2, gpus_per_node * _MOST_EXPERT_NODES))
+    return tuple(ranks for ranks in counted if ranks <= most and all(kind.experts % ranks == 0 for kind in routed))
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
@@ -281,7 +290,7 @@ def with_offers(
         zero=request.offer.zero if runtime.shares_state else 1,
         sharded_devices=devices if runtime.sums_each_pass and request.offer.zero != 1 else 0,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
-        experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
+        experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
     )
     used = software or runtime.software

@@ -288,7 +288,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
     if mode.offload:
         yield f"        offload: {_offload_text(result, kind, mode, costs)}"
-    yield f"    a = {_kept_text(kind, mode)}"
+    yield f"    a = {_kept_text(result, kind, mode)}"
     yield (
         f"    b = {_state_text(kind, result.setting.training, mode)}{_excess_text(result, costs)} = "
         f"{costs.fixed_bytes:,.0f} bytes"
@@ -338,7 +338,8 @@ def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterato
         for name, training in _parts_of(result.setting.training).items()
     ]
     yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
-    again, gradients = memory.transient_bytes(kind, mode), memory.backward_bytes(kind, mode)
+    traits = result.setting.stack.traits
+    again, gradients = memory.transient_bytes(kind, mode, traits), memory.backward_bytes(kind, mode, traits.loss)
     made = f" and {again:,.0f} made again or brought back" if again else ""
     yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
@@ -363,27 +364,32 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
     )
 
 
-def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
+def _kept_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
+    traits = result.setting.stack.traits
     if mode.recomputation == Recomputation.FULL:
-        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
+        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE), 1.0)]
     else:
         saved = [(operator, item) for operator in kind.operators for item in operator.saved]
         listed = [
-            (item.bytes, memory.kept_parts(operator, item, mode))
+            (item.bytes, memory.kept_parts(operator, item, mode), memory.share_kept(operator, item, kind, traits))
             for operator, item in saved
             if not mode.does_again(item)
         ]
-    terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
-    total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode):,.0f} bytes"
+    terms = [
+        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") + (f" x {share:g}" if share != 1.0 else "")
+        for formula, parts, share in listed
+    ]
+    total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode, traits):,.0f} bytes"
     return f"0; in host memory {total}" if mode.offload else total
 
 
 def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: LayerCosts) -> str:
     gpu = result.setting.gpu
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
-    moved_s = memory.kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    kept = memory.kept_bytes(kind, mode, result.setting.stack.traits)
+    moved_s = kept / (gpu.host_bytes_per_s * gpu.host_fraction)
     return (
-        f"{memory.kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and "
+        f"{kept:,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and "
         f"through the GPU's memory: {time_text(costs.offload_s, 4)}"
     )
 

@@ -24,7 +24,7 @@ from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_
 from piper_ray.workloads.estimate.offered import heads_handed_out, offered_recomputations, require_offered, undominated
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import step_flop
-from piper_ray.workloads.estimate.runtimes import DEFAULT
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Traits
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
     UNCALIBRATED,
@@ -171,14 +171,14 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         )
         for kind in architecture.kinds
     }
-    modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, gpu)
+    modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, stack)
     links = links_of(gpu, per_node)
     setting = Setting(
         stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=links[-1].bandwidth_bytes_per_s,
-        workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training),
+        workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training, stack.traits),
         reserve_bytes=(
             DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
         ),
@@ -243,13 +243,15 @@ def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
-def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> tuple[float, float]:
+def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits: Traits) -> tuple[float, float]:
     """What a layer's backward pass needs, and how much of that are weights that it gathers and their gradients."""
     gathered = gathered_bytes(kind.on(mode.degree), mode, training)
-    return gathered + working_bytes(kind.on(mode.degree), mode), gathered
+    return gathered + working_bytes(kind.on(mode.degree), mode, traits), gathered
 
 
-def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training) -> float:
+def _workspace_bytes(
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, traits: Traits
+) -> float:
     """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
 
     Context parallelism divides what is needed there further, but not in a plan without it.
@@ -258,7 +260,7 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMod
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
         for mode in modes[kind.key]:
-            needed, gathered = _backward_bytes(kind, mode, training)
+            needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered or (mode.degree == largest and mode.context == 1):
                 most = max(most, needed)
     return most
@@ -269,17 +271,18 @@ _GATHERED = 0.25
 
 
 def _gathering_little(
-    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, gpu: Gpu
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, stack: Stack
 ) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
     """Without sharded weights at degrees at which a layer's would fill too much of a device, and what is said of it.
 
     What is set aside is set aside for plans without them, too.
     """
 
+    gpu, traits = stack.gpu, stack.traits
     large: dict[int, float] = {}
     for kind in kinds:
         for mode in modes[kind.key]:
-            needed, gathered = _backward_bytes(kind, mode, training)
+            needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered and needed > _GATHERED * gpu.device_bytes:
                 large[mode.degree] = max(large.get(mode.degree, 0.0), needed)
     if not large:

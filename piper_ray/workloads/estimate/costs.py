@@ -156,15 +156,16 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     )
     parameters = parameters_on_device(kind, mode)
     trained = trained_on_device(kind, mode)
-    transient = working_bytes(kind, mode) + gathered_bytes(kind, mode, setting.training)
+    transient = working_bytes(kind, mode, stack.traits) + gathered_bytes(kind, mode, setting.training)
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
-    charged = not kind.recomputable or transient_bytes(kind, mode) > 0.0
+    charged = not kind.recomputable or transient_bytes(kind, mode, stack.traits) > 0.0
     passes_s = (
         sum(forward) + talk.forward_s + idle_forward,
         backward + talk.backward_s + again + talk_again + idle_backward,
     )
-    offload = [offload_s(kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
+    kept = kept_bytes(kind, mode, stack.traits)
+    offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
@@ -186,7 +187,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         gradient_bytes=trained * setting.training.gradient_bytes,
         synchronised_bytes=synchronisation.synchronised_bytes(kind, mode, stack, setting.training),
         state_bytes=state_bytes(kind, mode, setting.training),
-        activation_bytes=activation_bytes(kind, mode),
+        activation_bytes=activation_bytes(kind, mode, stack.traits),
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],

@@ -18,6 +18,7 @@ from pydantic import Field
 from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.hardware import Gpu, Training
+from piper_ray.workloads.estimate.runtimes import Loss, Traits
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure, Positive
 
@@ -112,6 +113,7 @@ class Software(Closed):
     dispatcher: Dispatcher | None = Field(default=None, strict=False, description="a way to send tokens to experts")
     gradient_overlap: bool = Field(strict=True, description="true or false")
     gradient_bytes: Figure | None = Field(default=None, description="bytes >= 0")
+    loss: Loss = Field(default=Loss.IN_PLACE, strict=False, description="in place, fused or separate")
     half_gradient_bytes: Figure = Field(description="bytes >= 0")
     optimizer_traffic_bytes: Figure = Field(description="bytes >= 0")
     step_s: Figure = Field(alias="step", description="seconds >= 0")
@@ -154,6 +156,12 @@ class Stack:
         """The software's, less what all wait for the slowest of many GPUs."""
         doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
         return self.software.efficiency / (1.0 + self.software.straggling * doublings)
+
+    @property
+    def traits(self) -> Traits:
+        """How activations are held."""
+        by_heads = self.software.context is ContextExchange.ALL_TO_ALL
+        return Traits(loss=self.software.loss, fp8=self.precision is Precision.FP8, context_all_to_all=by_heads)
 
     def launch_s(self, degree: int) -> float:
         """For one operator's kernels, in groups of so many GPUs of tensor parallelism: each waits for the slowest host,

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from piper_ray.workloads.estimate.architectures.layers import (
     HIDDEN,
+    MLP,
     OTHER_TOKENS,
     POSITIONS,
     Attention,
@@ -156,7 +157,7 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
     second = embedding_kind(outside, style, tables=relative, half="decoder", tied="V h")
     encoder = block("encoder-block", "encoder layer", inside, style)
     causal = replace(style, causal=True)
-    parts = [attention_part(causal, config.num_heads), cross_attention(causal), feed_forward_part(causal)]
+    parts = [attention_part(causal, config.num_heads), cross_attention(causal), feed_forward_part(causal, MLP)]
     decoder = layer_kind("decoder-block", "decoder layer", outside, causal, parts)
     nodes = _encoder_decoder(
         [
