@@ -27,10 +27,10 @@ _NOISE = 0.04
 
 _HOLD = (_NOISE / _PRIOR) ** 2
 
-_WORTH = 0.05
+_WORTH = 0.3
 """Of what is left: what a further constant must take off."""
 
-_SPREAD = 0.06
+_SPREAD = 0.08
 """Of a time's logarithm: what layouts of one machine differ by among each other, where its rates are right (vTrain)."""
 
 _CLEAR = 2.0
