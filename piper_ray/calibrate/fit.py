@@ -1,8 +1,9 @@
 """The factors under which predictions come nearest to measurements, for as many constants as these tell apart.
 
 Of the logarithms of predicted over measured times the sum of squares is made small (Gauss-Newton), each factor held to
-1 by what is known of it before anything is measured. Constants are fitted where each measurement is told better with
-them from all the others; so what is no matter of constants changes none.
+1 by what is known of it before anything is measured. One constant is fitted by default, others where each measurement
+is told better with them from all the others, and all of them only where they are clear of 1: what is no matter of
+constants changes none, and a few runs do no harm.
 """
 
 from __future__ import annotations
@@ -27,8 +28,14 @@ others."""
 
 _HOLD = (_NOISE / _PRIOR) ** 2
 
-_WORTH = 0.05
+_WORTH = 0.3
 """The share of what is left that a further constant must take off."""
+
+_SPREAD = 0.08
+"""Of a time's logarithm: what layouts of one machine differ by among each other, where its rates are right (vTrain)."""
+
+_CLEAR = 2.0
+"""Standard deviations of a factor's logarithm from which on it is fitted."""
 
 _STEP = 0.05
 _LARGEST_STEP = 0.5
@@ -51,11 +58,13 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Fit:
-    """before, after: (predicted - measured) / measured of each measurement. left: constants that stay as they are."""
+    """before, after: (predicted - measured) / measured of each measurement. left_out: the mean of what is left of each
+    where it is told from the others; None of a single one. left: constants that stay as they are."""
 
     calibration: Calibration
     before: tuple[float, ...]
     after: tuple[float, ...]
+    left_out: float | None
     left: tuple[Constant, ...]
 
 
@@ -80,6 +89,7 @@ def fit(measurements: Sequence[Measurement]) -> Fit:
         Calibration(factors),
         tuple(float(math.expm1(x)) for x in before),
         tuple(float(math.expm1(x)) for x in after),
+        _left_out_mean(slopes[:, chosen], scale * before),
         tuple(constant for k, constant in enumerate(Constant) if k not in chosen),
     )
 
@@ -102,20 +112,31 @@ def _jacobian(
 
 
 def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
-    """The columns with which each measurement is told best from all others, by the slopes at the start; few for many.
+    """The columns to fit, by the slopes at the start: the most general constant, and others that tell each measurement
+    better from all the others; each as far as it is clear of what layouts of one machine differ by anyhow.
 
-    A single one tells of the most general constant alone.
+    A single measurement tells of the most general constant alone.
     """
     clear = [k for k in range(jacobian.shape[1]) if np.linalg.norm(jacobian[:, k]) * _PRIOR > _NOISE / 2.0]
     if len(residuals) == 1:
-        return clear[:1]
+        return [k for k in clear[:1] if min(_clearness(jacobian[:, [k]], residuals)) >= _CLEAR]
     best, chosen = float(np.sum(np.abs(residuals))), list[int]()
     for count in range(1, min(len(clear), len(residuals) - 1) + 1):
         for columns in itertools.combinations(clear, count):
             error = _left_out_error(jacobian[:, columns], residuals)
-            if error < best * (1.0 - _WORTH):
+            if error < best * (1.0 - _WORTH) and min(_clearness(jacobian[:, columns], residuals)) >= _CLEAR:
                 best, chosen = error, list(columns)
     return chosen
+
+
+def _clearness(jacobian: _Vector, residuals: _Vector) -> list[float]:
+    """Of each column's factor in the fit, its logarithm in standard deviations of its own."""
+    inverse = np.linalg.inv(jacobian.T @ jacobian + _HOLD * np.eye(jacobian.shape[1]))
+    found = inverse @ jacobian.T @ residuals
+    left = residuals - jacobian @ found
+    freedom = max(1, len(residuals) - jacobian.shape[1])
+    deviation = math.sqrt(max(_SPREAD**2, float(left @ left) / freedom))
+    return [abs(float(x)) / (deviation * math.sqrt(float(v))) for x, v in zip(found, np.diag(inverse), strict=True)]
 
 
 def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
@@ -124,6 +145,13 @@ def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
     hat = jacobian @ inverse @ jacobian.T
     left = residuals - hat @ residuals
     return float(np.sum(np.abs(left / (1.0 - np.diag(hat)))))
+
+
+def _left_out_mean(jacobian: _Vector, residuals: _Vector) -> float | None:
+    if len(residuals) == 1:
+        return None
+    total = _left_out_error(jacobian, residuals) if jacobian.shape[1] else float(np.sum(np.abs(residuals)))
+    return total / len(residuals)
 
 
 def _fitted(

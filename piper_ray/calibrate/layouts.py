@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from pydantic import BaseModel
@@ -10,21 +10,28 @@ from pydantic import BaseModel
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.arguments import choice
 from piper_ray.model.errors import InputError, UsageError
-from piper_ray.model.mode import EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
+from piper_ray.model.mode import CHEAP, EVERY_SECOND_PRODUCT, Recomputation, Sharding, parse_recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.config import ModelConfig, model_of_config, read_model
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import Layout
 from piper_ray.workloads.estimate.software import (
+    BALANCED,
     DEFAULT_SOFTWARE,
+    Overlap,
     Precision,
     Software,
     Stack,
     context_exchange_named,
+    dispatcher_named,
+    overlaps_named,
     precision_named,
     software_named,
     stack_of,
 )
+
+NO_RECOMPUTATION = "no recomputation"
+"""What is assumed where a run says nothing of it."""
 
 _Table = TypeVar("_Table", bound=BaseModel)
 
@@ -42,6 +49,7 @@ class Untold:
     gpus_per_node: int | None = None
     software: str | None = None
     precision: Precision | None = None
+    imbalance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ def laid_out(run: PublishedRun, hardware: Hardware, untold: Untold = Untold()) -
         software = _generation(run, untold, assumed)
         stack = _stack(run, software, hardware, untold, assumed)
         layout = _layout(run, model, stack.software, assumed)
+        stack = replace(stack, devices=layout.devices)
     except (UsageError, InputError) as error:
         raise NotExpressible(" ".join(str(error).split())) from error
     return Laid(model, software, stack, layout, tuple(assumed))
@@ -90,6 +99,9 @@ _SHARDINGS = {
     "zero1": Sharding.OPTIMIZER,
     "zero2": Sharding.GRADIENTS,
     "fsdp": Sharding.WEIGHTS,
+    "distributed optimizer": Sharding.OPTIMIZER,
+    "zero3": Sharding.WEIGHTS,
+    "fsdp (optimizer and gradients)": Sharding.GRADIENTS,
 }
 """The shardings by what runs call them."""
 
@@ -130,13 +142,21 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         precision = untold.precision or Precision.BF16
         assumed.append(f"precision {precision.value}")
     software = _changed(
-        software_named(generation),
+        software_named(generation).overlapping(overlaps_named(_OVERLAPS.get(one, one) for one in run.overlaps or ())),
         context=context_exchange_named(run.context_exchange) if run.context_exchange else None,
+        dispatcher=dispatcher_named(run.dispatcher) if run.dispatcher else None,
         forward_overlap=run.tensor_overlap,
         backward_overlap=run.tensor_overlap,
         expert_overlap=run.expert_overlap,
     )
-    return stack_of(gpu, software, precision, run.gpus_per_node or untold.gpus_per_node or gpu.gpus_per_node)
+    stack = stack_of(gpu, software, precision, run.gpus_per_node or untold.gpus_per_node or gpu.gpus_per_node)
+    balanced = BALANCED if run.figure == "benchmark" else None
+    imbalance = run.expert_imbalance or balanced or untold.imbalance
+    return stack if imbalance is None else replace(stack, imbalance=imbalance)
+
+
+_OVERLAPS = {"expert-all-to-all": Overlap.EXPERTS.value}
+"""Other names that runs have for what overlaps."""
 
 
 def _changed(table: _Table, **figures: object) -> _Table:
@@ -196,9 +216,9 @@ def _schedule(run: PublishedRun, pp: int) -> Schedule:
 def _recomputation(run: PublishedRun, software: Software, assumed: list[str]) -> Recomputation:
     """Selective is what the software does again by default: Megatron the core of attention."""
     if not run.recompute:
-        assumed.append("no recomputation")
+        assumed.append(NO_RECOMPUTATION)
         return Recomputation.NONE
-    if run.recompute == "selective":
-        usual = EVERY_SECOND_PRODUCT if EVERY_SECOND_PRODUCT in software.selective else "core_attn"
+    if run.recompute in ("selective", "partial"):
+        usual = next((part for part in (EVERY_SECOND_PRODUCT, CHEAP) if part in software.selective), "core_attn")
         return Recomputation.of_parts([usual])
     return parse_recomputation(run.recompute)

@@ -12,8 +12,9 @@ from piper_ray.calibrate.fit import Fit, Measurement, fit
 from piper_ray.calibrate.layouts import Laid, NotExpressible, Untold, laid_out
 from piper_ray.calibrate.runs import PublishedRun, is_run, read_runs
 from piper_ray.model.errors import Fault, InputError, UsageError
-from piper_ray.model.figures import plural
+from piper_ray.model.figures import plural, size_text
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Sharding
 from piper_ray.model.passes import passes_of
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
@@ -56,6 +57,8 @@ def told_of(path: str, found: Fit) -> list[str]:
         f"calibrated with {counted} of {path}: {', '.join(changed) or 'nothing changed'} (of the tables' rates)",
         f"error of these {_errors_text(found.before)} before, {_errors_text(found.after)} after",
     ]
+    if found.left_out is not None:
+        lines.append(f"error of each, told from the others: {found.left_out:.1%} on average")
     if found.left:
         lines.append(f"left as they are, as these do not tell: {', '.join(constant.value for constant in found.left)}")
     return lines
@@ -91,6 +94,7 @@ def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
         gpus_per_node=request.gpus_per_node,
         software=request.software,
         precision=precision_named(request.precision),
+        imbalance=request.expert_imbalance,
     )
     measured_s = run.measured_step_s
     if measured_s is None:
@@ -107,7 +111,24 @@ def _of_run(path: str, run: PublishedRun, estimated: Estimated) -> Measurement:
             f"{path}: {run.id} is of software {laid.software}, the estimate of {request.software}; "
             f"add --software {laid.software}"
         )
+    asked = precision_named(request.precision)
+    if laid.stack.precision is not asked:
+        raise UsageError(
+            f"{path}: {run.id} is in {laid.stack.precision.value}, the estimate in {asked.value}; "
+            f"add --precision {laid.stack.precision.value}"
+        )
+    needed_bytes = simulated(priced(laid.model, laid.stack, hardware.training, laid.layout)).peak_memory_bytes
+    if laid.layout.sharding < Sharding.WEIGHTS and needed_bytes > _IMPOSSIBLE * gpu.device_bytes:
+        there = size_text(gpu.device_bytes)
+        raise UsageError(
+            f"{path}: {run.id} would need {size_text(needed_bytes)} on each GPU, which has {there}; "
+            "expected a layout that can have run"
+        )
     return Measurement(run.id, measured_s, partial(layout_step_s, laid, hardware))
+
+
+_IMPOSSIBLE = 1.75
+"""Of a GPU's memory: what no layout that ran was estimated to need."""
 
 
 def simulated(plan: PricedLayout) -> Simulation:

@@ -34,6 +34,7 @@ _Positive = Annotated[_Rate | None, Field(description="a number > 0, or null")]
 _Share = Annotated[_Part | None, Field(description="a number from 0 to 1, or null")]
 _Flag = Annotated[bool | None, Field(description="true, false or null")]
 _Text = Annotated[str, BeforeValidator(_text), Field(description="a text, or null")]
+_Names = Annotated[list[str] | None, Field(description="a list of names, or null")]
 _Words = Annotated[str, BeforeValidator(_words)]
 """What a run is not refused for, whatever it is."""
 
@@ -52,9 +53,11 @@ class PublishedRun(Open):
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
     precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
-    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlapped: whether gradients and
-    transfers are exchanged while passes run. node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: the rates of a
-    machine that is not as sold.
+    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
+    software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
+    benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
+    dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are summed; loss: fused or not.
+    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -85,6 +88,12 @@ class PublishedRun(Open):
     tensor_overlap: _Share = None
     expert_overlap: _Share = None
     overlapped: _Flag = None
+    overlaps: _Names = None
+    figure: _Text = ""
+    expert_imbalance: _Positive = None
+    dispatcher: _Text = ""
+    gradients: _Text = ""
+    loss: _Text = ""
     node_gbit_per_s: _Positive = None
     matrix_flop_per_s: _Positive = None
     memory_bytes_per_s: _Positive = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypedDict
 
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -28,6 +28,36 @@ def shared_replicas(zero: object) -> int:
     return arguments.positive("zero", zero)
 
 
+def text_argument(name: str, value: str, example: str) -> str:
+    """The text. Raises UsageError for anything else."""
+    arguments.of_kind(name, value, str, f"a text, such as '{example}'")
+    return value
+
+
+class _Running(TypedDict):
+    """Of a request (``build.EstimateRequest``): how software runs the model."""
+
+    precision: str
+    overlaps: tuple[str, ...]
+    dispatcher: str | None
+    expert_imbalance: float | None
+
+
+def running_arguments(
+    precision: str, overlap: Iterable[str], dispatcher: str | None, expert_imbalance: float | None
+) -> _Running:
+    """These arguments of functions as a request has them. Raises UsageError."""
+    names = (overlap,) if isinstance(overlap, str) else tuple(overlap)
+    return _Running(
+        precision=text_argument("precision", precision, "bf16"),
+        overlaps=tuple(text_argument("overlap", name, "experts") for name in names),
+        dispatcher=None if dispatcher is None else text_argument("dispatcher", dispatcher, "once-per-node"),
+        expert_imbalance=None
+        if expert_imbalance is None
+        else arguments.number_from("expert_imbalance", expert_imbalance, 1.0, "a number >= 1"),
+    )
+
+
 @arguments.named_as_parameters(PARAMETERS)
 def estimate(
     model: str | os.PathLike[str],
@@ -41,6 +71,8 @@ def estimate(
     fused_attention: bool = True,
     precision: str = "bf16",
     software: str = "megatron-core",
+    overlap: Iterable[str] = (),
+    dispatcher: str | None = None,
     zero: int | Literal["all"] = 1,
     zero_2: int = 1,
     fsdp: int = 1,
@@ -69,9 +101,10 @@ def estimate(
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
     context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over, apart
     from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over the
-    average. recompute: parts of layers that the backward pass computes again, such as ("core_attn,mlp",), besides those
-    that suit the software. keep_gathered: what sequence parallelism would gather again. offload: activations in host
-    memory.
+    average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges that
+    are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the backward
+    pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what sequence
+    parallelism would gather again. offload: activations in host memory.
 
     reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
     allocator, in place of what is usual.
@@ -90,10 +123,7 @@ def estimate(
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
-    def text(name: str, value: str, example: str) -> str:
-        arguments.of_kind(name, value, str, f"a text, such as '{example}'")
-        return value
-
+    text = text_argument
     arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
     request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
@@ -103,7 +133,6 @@ def estimate(
         batch=arguments.positive_or_none("batch", batch),
         fused=arguments.flag("fused_attention", fused_attention),
         software=text("software", software, "megatron-core"),
-        precision=text("precision", precision, "bf16"),
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
@@ -116,9 +145,7 @@ def estimate(
         ),
         recomputations=tuple(parse_recomputation(text("recompute", one, "core_attn,mlp")) for one in recompute),
         context_exchange=text("context_exchange", context_exchange, "ring"),
-        expert_imbalance=None
-        if expert_imbalance is None
-        else arguments.number_from("expert_imbalance", expert_imbalance, 1.0, "a number >= 1"),
+        **running_arguments(precision, overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
         reserve_bytes=None
         if reserve_bytes is None

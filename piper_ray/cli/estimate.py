@@ -103,6 +103,7 @@ class OfferOptions:
     expert_parallel: str | None = option(
         "DEGREES", "Offer spreading experts over so many GPUs of a stage, as 8,16, apart from t."
     )
+    expert_tensor: int = option("COUNT", "GPUs that share an expert.", "--expert-tensor-parallel", default=1, min=1)
 
     @property
     def contexts(self) -> tuple[int, ...]:
@@ -147,10 +148,6 @@ class EveryOfferOption(OfferOptions):
         "all-to-all (of heads).",
         default="ring",
     )
-    expert_tensor: int = option("COUNT", "GPUs that share an expert.", "--expert-tensor-parallel", default=1, min=1)
-    expert_imbalance: float | None = option(
-        "FACTOR", "Tokens of the busiest experts' GPU over those of the average one; 1.25 if not given.", min=1.0
-    )
     recompute: list[Any] | None = option(
         "PARTS",
         "Offer recomputing these parts of each layer, as core_attn,mlp, besides what suits the software; may be given "
@@ -169,6 +166,39 @@ class EveryOfferOption(OfferOptions):
         return of_options(Offer, self, contexts=self.contexts, experts=self.experts)
 
 
+def parse_overlaps(text: str) -> tuple[str, ...]:
+    """``tensor,experts``. Raises UsageError."""
+    from piper_ray.workloads.estimate.software import overlaps_named
+
+    return tuple(one.value for one in overlaps_named(name.strip() for name in text.split(",")))
+
+
+@dataclass(frozen=True)
+class RunningOptions:
+    """How software runs the model."""
+
+    precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
+    overlaps: Any = option(
+        "NAMES",
+        "Exchanges that are told to hide beside passes, beyond what the software does by default: tensor, experts, "
+        "context, or several, as tensor,experts.",
+        "--overlap",
+        default="",
+        parse=lambda text: parse_overlaps(text) if text else (),
+    )
+    dispatcher: str | None = option(
+        "NAME",
+        "How tokens reach their experts: all-to-all (a copy for each expert), once-per-node (DeepEP, HybridEP: over "
+        "the network once for each node) or all-gather. If not given, all-to-all up to 8 ranks, once-per-node beyond.",
+    )
+    expert_imbalance: float | None = option(
+        "FACTOR",
+        "Tokens of the busiest experts' GPU over those of the average one: 1.0 where they are balanced by force; 1.25 "
+        "if not given.",
+        min=1.0,
+    )
+
+
 @dataclass(frozen=True)
 class TrainingOptions:
     """How the model is trained."""
@@ -176,11 +206,10 @@ class TrainingOptions:
     batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
     samples: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
-    precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
     software: str = option(
         "NAME",
-        "The generation of training software: megatron-core, nemo, fsdp, megascale, megatron-2022, megatron-2021 or "
-        "deepspeed-2021.",
+        "The generation of training software: megatron-core, nemo, fsdp, torchtitan, megascale, megatron-2022, "
+        "megatron-2021, deepspeed-2021, or another of docs/estimates.md.",
         default="megatron-core",
     )
     lora: int = option(
@@ -210,6 +239,7 @@ def estimate(
     modelled: ModelOptions,
     shown: EstimateOutput,
     trained: TrainingOptions,
+    running: RunningOptions,
     offered: EveryOfferOption,
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
@@ -224,6 +254,7 @@ def estimate(
         EstimateRequest,
         modelled,
         trained,
+        running,
         offered,
         fused=not trained.unfused_attention,
         offer=offered.offer(),

@@ -12,7 +12,7 @@ import typer
 
 import piper_ray
 from piper_ray import ScheduleName, Status, Stop
-from piper_ray.cli.estimate import ModelOptions, OfferOptions, parse_replicas
+from piper_ray.cli.estimate import ModelOptions, OfferOptions, RunningOptions, parse_replicas
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, of_options, option
@@ -63,6 +63,9 @@ class ProposalOptions:
         "--global-batch",
         min=1,
     )
+    software: str | None = option(
+        "NAME", "The generation of training software that times are of, in place of the runtime's own."
+    )
     samples: int | None = option("SAMPLES", "This size alone; else 1, 2, 4, 8 and 16.", "--microbatch-size", min=1)
     schedule: ScheduleName | None = option(
         "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
@@ -92,13 +95,14 @@ def plan(
     modelled: ModelOptions,
     training: ProposalOptions,
     offered: PlanOfferOptions,
+    running: RunningOptions,
     charged: StepOptions,
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
     Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules, at the
-    times of its software; context parallelism of sequences from 16,384 tokens, and experts over a node's GPUs,
-    where nothing else is asked for.
+    times of its software; context parallelism of sequences from 16,384 tokens, and experts over the GPUs of one, two
+    and four nodes, where nothing else is asked for.
     """
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import PlanDemand, propose, what_would_help
@@ -115,10 +119,17 @@ def plan(
     if (chosen := hardware.choice_note(gpu)) is not None:
         note(chosen)
     node = modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
-    request = of_options(EstimateRequest, modelled, training, offer=Offer(zero=offered.zero))
+    request = of_options(
+        EstimateRequest,
+        modelled,
+        running,
+        batch=training.batch,
+        samples=training.samples,
+        offer=Offer(zero=offered.zero, expert_tensor=offered.expert_tensor),
+    )
     contexts = offered.contexts if offered.context_parallel else None
     experts = offered.experts if offered.expert_parallel else None
-    request = with_offers(request, model, named, node, contexts, experts)
+    request = with_offers(request, model, named, node, contexts, experts, training.software)
     _require_files(trained_model(model, request, hardware.training), training.runtime)
     request = modelled.calibrated(model, hardware, request)
     demand = PlanDemand(model, hardware, gpu, request, named, schedules, charged.terms())

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import NoneType
 from typing import Any
 
-from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, shared_replicas
+from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, running_arguments, shared_replicas, text_argument
 from piper_ray.model import arguments
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
@@ -59,11 +59,20 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> 
     return tuple(found)
 
 
-def usual_experts(model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int) -> tuple[int, ...]:
-    """As many ranks as a node has GPUs, beside those of tensor parallelism, where experts divide so."""
+_MOST_EXPERT_NODES = 4
+
+
+def usual_experts(
+    model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
+) -> tuple[int, ...]:
+    """As many ranks as one, two and four nodes have GPUs, beside those of tensor parallelism, where experts divide so.
+    More ranks leave more memory, and each of them more tokens for an expert."""
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
-    even = routed and all(kind.experts % gpus_per_node == 0 for kind in routed)
-    return (gpus_per_node,) if even and gpus_per_node > 1 and runtime.setting.experts else ()
+    if not routed or gpus_per_node == 1 or not runtime.setting.experts:
+        return ()
+    counted = [gpus_per_node * 2**doublings for doublings in range(_MOST_EXPERT_NODES.bit_length())]
+    most = max(gpus_per_node, min(devices // 2, gpus_per_node * _MOST_EXPERT_NODES))
+    return tuple(ranks for ranks in counted if ranks <= most and all(kind.experts % ranks == 0 for kind in routed))
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
@@ -175,9 +184,15 @@ def plan(
     microbatch: int | None = None,
     tokens: int | None = None,
     schedule: str | None = None,
+    precision: str = "bf16",
+    software: str | None = None,
+    overlap: Iterable[str] = (),
+    dispatcher: str | None = None,
     zero: int | str = "all",
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
+    expert_tensor_parallel: int = 1,
+    expert_imbalance: float | None = None,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -187,13 +202,13 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over microbatch sizes and schedules, from the name of a model.
 
-    Times are those of the runtime's own software.
-
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
     "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and
     16 are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that
     may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
-    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts.
+    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts. software: that
+    times are of; None: the runtime's own. precision, overlap, dispatcher, expert_tensor_parallel, expert_imbalance: as
+    of ``estimate``.
     train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
@@ -223,7 +238,11 @@ def plan(
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch", microbatch),
         batch=arguments.positive_or_none("batch", batch),
-        offer=Offer(zero=shared_replicas(zero)),
+        offer=Offer(
+            zero=shared_replicas(zero),
+            expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+        ),
+        **running_arguments(precision, overlap, dispatcher, expert_imbalance),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = (
@@ -231,7 +250,8 @@ def plan(
         for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
     )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
-    request = with_offers(request, read, named, node, contexts, experts)
+    used = None if software is None else text_argument("software", software, named.software)
+    request = with_offers(request, read, named, node, contexts, experts, used)
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
@@ -260,19 +280,21 @@ def with_offers(
     gpus_per_node: int,
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
+    software: str | None = None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees (None: what is usual), the runtime's own software, and what
-    it always does."""
+    """With context and expert parallelism of these degrees (None: what is usual), software (None: the runtime's own),
+    and what the runtime always does."""
     devices = request.nodes * gpus_per_node
     offer = replace(
         request.offer,
         zero=request.offer.zero if runtime.shares_state else 1,
         sharded_devices=devices if runtime.sums_each_pass and request.offer.zero != 1 else 0,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
-        experts=usual_experts(model, request.tokens, runtime, gpus_per_node) if experts is None else experts,
+        experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
     )
-    return replace(request, offer=offer, software=runtime.software, context_exchange=runtime.context_exchange)
+    used = software or runtime.software
+    return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

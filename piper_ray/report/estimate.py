@@ -15,12 +15,13 @@ from piper_ray.report.templates import template
 from piper_ray.workloads.estimate import memory, roofline
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import LayerCosts, edge_bytes, sync_bytes
+from piper_ray.workloads.estimate.dispatch import dispatcher_for
 from piper_ray.workloads.estimate.exchanges import context_s, exchange_s, is_all_to_all, regather_s, regathers
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
-from piper_ray.workloads.estimate.software import ContextExchange
+from piper_ray.workloads.estimate.software import ContextExchange, Dispatcher, Stack
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -51,6 +52,7 @@ def summary_lines(result: Estimate) -> list[str]:
         f"Cluster   {result.devices:,} x {gpu.name}, {found} found",
         f"Links     {_links_line(result)}",
         _work_line(result),
+        *(f"Doubt     {line}" for line in result.doubt.lines),
         memory_line(result),
     ]
 
@@ -232,7 +234,7 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
         if mode.sequence_parallel:
             how = "reduce-scatter and all-gather"
         if is_all_to_all(exchange, mode):
-            formula, how = exchange.expert_bytes, "all-to-all"
+            formula, how = exchange.expert_bytes, _dispatch_text(mode, stack)
         again = ""
         if regathers(exchange, mode):
             again = f"; gathered again backward: {time_text(regather_s(exchange, kind, mode, stack), 4)}"
@@ -240,6 +242,16 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
             f"  {how}, {_term(exchange.name, formula, kind)} bytes: {once}, {exchange.forward:g} forward and "
             f"{exchange.backward:g} backward{again}"
         )
+
+
+def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
+    """How tokens reach experts, what hides of it, and how unevenly they go."""
+    how = dispatcher_for(mode.expert_ranks, stack.software)
+    words = [f"{how.value} over {plural(mode.expert_ranks, 'rank')}, tokens x {stack.imbalance:g} on the busiest"]
+    if how is Dispatcher.ALL_TO_ALL:
+        words.append(f"{time_text(stack.software.sorting_s, 2)} to sort each copy of a token")
+    words.append(f"{stack.software.expert_overlap:.0%} hidden")
+    return ", ".join(words)
 
 
 _CONTEXT = {
@@ -276,7 +288,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str
     yield f"    p = {_time_terms(costs)} = {time_text(costs.time_s, 6)}"
     if mode.offload:
         yield f"        offload: {_offload_text(result, kind, mode, costs)}"
-    yield f"    a = {_kept_text(kind, mode)}"
+    yield f"    a = {_kept_text(result, kind, mode)}"
     yield (
         f"    b = {_state_text(kind, result.setting.training, mode)}{_excess_text(result, costs)} = "
         f"{costs.fixed_bytes:,.0f} bytes"
@@ -326,7 +338,8 @@ def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterato
         for name, training in _parts_of(result.setting.training).items()
     ]
     yield ", ".join(f"{name} {size:,.0f} bytes" for name, size in states)
-    again, gradients = memory.transient_bytes(kind, mode), memory.backward_bytes(kind, mode)
+    traits = result.setting.stack.traits
+    again, gradients = memory.transient_bytes(kind, mode, traits), memory.backward_bytes(kind, mode, traits.loss)
     made = f" and {again:,.0f} made again or brought back" if again else ""
     yield f"in its backward pass at worst {gradients:,.0f} bytes of gradients and gathered inputs{made}"
 
@@ -351,27 +364,32 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
     )
 
 
-def _kept_text(kind: LayerKind, mode: LayerMode) -> str:
+def _kept_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
+    traits = result.setting.stack.traits
     if mode.recomputation == Recomputation.FULL:
-        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE))]
+        listed = [(kind.checkpoint, mode.parts(Split.SEQUENCE), 1.0)]
     else:
         saved = [(operator, item) for operator in kind.operators for item in operator.saved]
         listed = [
-            (item.bytes, memory.kept_parts(operator, item, mode))
+            (item.bytes, memory.kept_parts(operator, item, mode), memory.share_kept(operator, item, kind, traits))
             for operator, item in saved
             if not mode.does_again(item)
         ]
-    terms = [f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") for formula, parts in listed]
-    total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode):,.0f} bytes"
+    terms = [
+        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") + (f" x {share:g}" if share != 1.0 else "")
+        for formula, parts, share in listed
+    ]
+    total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode, traits):,.0f} bytes"
     return f"0; in host memory {total}" if mode.offload else total
 
 
 def _offload_text(result: Estimate, kind: LayerKind, mode: LayerMode, costs: LayerCosts) -> str:
     gpu = result.setting.gpu
     rate = f"{given_size_text(gpu.host_bytes_per_s)}/s x {gpu.host_fraction:g}"
-    moved_s = memory.kept_bytes(kind, mode) / (gpu.host_bytes_per_s * gpu.host_fraction)
+    kept = memory.kept_bytes(kind, mode, result.setting.stack.traits)
+    moved_s = kept / (gpu.host_bytes_per_s * gpu.host_fraction)
     return (
-        f"{memory.kept_bytes(kind, mode):,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and "
+        f"{kept:,.0f} bytes / ({rate}) = {time_text(moved_s, 4)} a pass, less the pass, and "
         f"through the GPU's memory: {time_text(costs.offload_s, 4)}"
     )
 

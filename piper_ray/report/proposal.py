@@ -39,12 +39,15 @@ def figure_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     )
     if idle := idle_devices(best):
         yield f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}"
-    rates = [f"step {time_text(figures.step_s, 4)}"]
+    doubt = best.estimate.doubt
+    least_s, most_s = doubt.range_s(figures.step_s)
+    rates = [f"step {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)})"]
     if figures.samples_per_s is not None:
         rates.append(f"{figures.samples_per_s:,.1f} samples/s")
     if figures.tokens_per_s is not None:
         rates += [f"{figures.tokens_per_s:,.0f} tokens/s", f"{figures.tokens_per_s_per_device:,.0f} tokens/s/GPU"]
     yield ", ".join([*rates, f"MFU {share_text(figures.mfu)}", f"HFU {share_text(figures.hfu)}"])
+    yield from doubt.lines
     proved_s = best.solution.lower_bound_s * best.instance.microbatches
     set_aside_bytes = proposal.demand.set_aside_bytes
     left = f" that leaves {size_text(set_aside_bytes)} for {runtime.title}" if set_aside_bytes else ""

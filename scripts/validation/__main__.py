@@ -14,10 +14,13 @@ from piper_ray.calibrate.runs import read_runs
 from piper_ray.model.errors import PiperRayError
 from piper_ray.model.options import SolveOptions
 from piper_ray.workloads.estimate.hardware import load_hardware
+from scripts.validation.doubt import doubt_lines
 from scripts.validation.errors import run_lines, table_lines
+from scripts.validation.order import layouts_by_source, order_lines
 from scripts.validation.price import outcome_of
 from scripts.validation.proof import proof_lines, proofs
 from scripts.validation.proposals import one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
+from scripts.validation.sources import errors_by_source, source_lines
 
 RUNS = Path(__file__).resolve().parents[2] / "tests" / "data" / "runs"
 
@@ -32,6 +35,7 @@ def main() -> int:
     )
     parser.add_argument("--hardware", metavar="FILE", help="a TOML file of constants over those of the built-in table")
     parser.add_argument("--json", action="store_true", help="one list of objects on stdout, and nothing else")
+    parser.add_argument("--doubt", action="store_true", help="what piper_ray/workloads/estimate/doubt.toml is to hold")
     parser.add_argument(
         "--proposals", action="store_true", help="plan for each cluster, of published.json if no others are given"
     )
@@ -48,15 +52,18 @@ def main() -> int:
             else:
                 print("\n".join(proposal_lines(found)))
             return 0
-        paths = arguments.runs or [RUNS / "published.json", RUNS / "measured.json"]
+        paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
     except PiperRayError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    if arguments.json:
+    if arguments.doubt:
+        print("\n".join(doubt_lines(outcomes)))
+    elif arguments.json:
         print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))
     else:
         print("\n".join([*run_lines(outcomes), "", *table_lines(outcomes)]))
+        print("\n".join(["", *source_lines(errors_by_source(outcomes)), "", *order_lines(layouts_by_source(outcomes))]))
         proved = proofs(outcomes, hardware)
         if proved:
             print("\n".join(["", *proof_lines(proved)]))

@@ -6,11 +6,11 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
+from piper_ray.calibrate.layouts import Laid
 from piper_ray.model.mode import Sharding
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.software import Precision
-from scripts.validation.memory import words_of
 from scripts.validation.price import PricedRun
 
 OLDER = frozenset({"megatron-2021", "megatron-2022", "deepspeed-2021"})
@@ -29,18 +29,25 @@ def groups_of(outcome: PricedRun) -> tuple[str, ...]:
     run, laid = outcome.run, outcome.laid
     if laid is None:
         return ()
-    if "simumax" in words_of(run):
+    if run.source.startswith("SimuMax"):
         return ("SimuMax, B200",)
-    if "vtrain" in words_of(run):
+    if run.source.startswith("vTrain"):
         return ("vTrain, one node" if laid.layout.devices <= _NODE else "vTrain, several nodes",)
+    if has_experts(laid):
+        return ("experts",)
     if laid.stack.precision is Precision.FP8:
         return ("FP8",)
-    if laid.software == "fsdp" or laid.layout.sharding is Sharding.WEIGHTS:
+    if laid.layout.sharding is Sharding.WEIGHTS:
         return ("FSDP",)
     if laid.software in OLDER:
         return ("3D, before 2023",)
     of_h100 = ("3D since 2023, H100 bf16",) if "H100" in laid.stack.gpu.name else ()
     return ("3D since 2023", *of_h100)
+
+
+def has_experts(laid: Laid) -> bool:
+    """Whether a run's model has routed experts."""
+    return any(kind.experts for kind in laid.model.architecture(Microbatch(1, laid.layout.tokens, fused=True)).kinds)
 
 
 @dataclass(frozen=True)
@@ -78,23 +85,6 @@ def errors_by_group(
             for group in groups_of(outcome):
                 found[group].append(outcome.error)
     return {group: Errors(tuple(values)) for group, values in sorted(found.items())}
-
-
-def order_of_layouts(outcomes: Iterable[PricedRun]) -> tuple[float, int] | None:
-    """Kendall's tau over all pairs of runs of one model, batch and cluster, and how many pairs that are; None: none."""
-    alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
-    for outcome in outcomes:
-        run, predicted_s, measured_s = outcome.run, outcome.predicted_step_s, outcome.measured_step_s
-        if predicted_s is not None and measured_s is not None:
-            what = (run.source, run.model.name, run.gpu, run.gpus, run.global_batch, run.seq, run.precision)
-            alike[what].append((predicted_s, measured_s))
-    pairs = [
-        (first[0] - second[0]) * (first[1] - second[1])
-        for steps in alike.values()
-        for first, second in combinations(steps, 2)
-        if first[1] != second[1]
-    ]
-    return (sum(1 if pair > 0 else -1 for pair in pairs) / len(pairs), len(pairs)) if pairs else None
 
 
 def run_lines(outcomes: Sequence[PricedRun]) -> list[str]:
@@ -138,12 +128,6 @@ def table_lines(outcomes: Sequence[PricedRun]) -> list[str]:
             _mean_text(other, group),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    tau = order_of_layouts(outcomes)
-    if tau is not None:
-        lines += [
-            "",
-            f"Order of the layouts of one model on one cluster: Kendall's tau {tau[0]:.2f} of {tau[1]:,} pairs.",
-        ]
     return [*lines, *_memory_lines(outcomes)]
 
 

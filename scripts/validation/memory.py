@@ -33,39 +33,33 @@ _RUNTIMES = {
     "megatron-core": (MEGATRON_CORE, MEGATRON_CORE_FP16),
     "megascale": (MEGATRON_CORE, MEGATRON_CORE_FP16),
     "nemo": (NEMO, NEMO),
-    "fsdp": (FSDP, FSDP),
+    "gigatron-2023": (MEGATRON_CORE, MEGATRON_CORE_FP16),
+    "hai-llm": (HAI_LLM, HAI_LLM),
+    "maxtext": (FSDP, FSDP),
+    "meta-2024": (MEGATRON_2021, MEGATRON_2021_FP16),
 }
-"""How each generation of software holds memory: in bf16, and in fp16."""
-
-
-def words_of(run: PublishedRun) -> str:
-    """All that a run says in words, in small letters."""
-    return f"{run.id} {run.software} {run.source} {run.citation} {run.notes}".lower()
+"""How each generation of software holds memory, in bf16, and in fp16; what is not named is a kind of FSDP."""
 
 
 def runtime_of(run: PublishedRun, laid: Laid) -> Runtime:
-    """As the run's words have it, else as its generation of software does."""
+    """As the run says it, else as its generation of software does."""
     precision, sharding = laid.stack.precision, laid.layout.sharding
-    of_bf16, of_fp16 = _RUNTIMES[laid.software]
+    of_bf16, of_fp16 = _RUNTIMES.get(laid.software, (FSDP, FSDP))
     runtime = of_fp16 if precision is Precision.FP16 else of_bf16
-    words, by_heads = words_of(run), laid.stack.software.context is ContextExchange.ALL_TO_ALL
-    if "deepseek-v3" in words and "h800" in (run.gpu or "").lower():
-        runtime = HAI_LLM
-    elif "maxtext" in words and sharding is Sharding.WEIGHTS:
-        runtime = FSDP
-    elif laid.software == "fsdp" and sharding is not Sharding.WEIGHTS:
+    if runtime is FSDP and sharding is not Sharding.WEIGHTS:
         runtime = MEGATRON_2021
-    if "fp32 gradients not kept" in words:
+    if run.gradients == "bf16":
         runtime = replace(runtime, states=HALF_GRADIENTS)
-    elif "gradients in fp32" in words and runtime.states == HALF_GRADIENTS:
+    elif run.gradients == "fp32" and runtime.states == HALF_GRADIENTS:
         runtime = replace(runtime, states=MEGATRON_2021.states)
-    loss = Loss.FUSED if "fused cross entropy" in words else runtime.loss
+    loss = Loss.FUSED if run.loss == "fused" else runtime.loss
+    by_heads = laid.stack.software.context is ContextExchange.ALL_TO_ALL
     return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=by_heads)
 
 
 def shares_untold(laid: Laid) -> bool:
-    """Whether the optimizer's state is taken for shared out without a word of it, as in all of NeMo's recipes."""
-    return laid.software == "nemo" and laid.layout.sharding is Sharding.NONE
+    """Whether the optimizer's state is taken for shared out without a word of it, as in all of NVIDIA's recipes."""
+    return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
 
 
 def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:

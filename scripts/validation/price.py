@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from piper_ray.calibrate.layouts import Laid, NotExpressible, laid_out
+from piper_ray.calibrate.layouts import NO_RECOMPUTATION, Laid, NotExpressible, laid_out
 from piper_ray.calibrate.measurements import simulated
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import PiperRayError
 from piper_ray.simulate.result import Simulation
+from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
+from piper_ray.workloads.estimate.offered import offered_recomputations
 from scripts.validation.memory import memory_of, shares_untold
 from scripts.validation.ranks import RankMemory
 
@@ -68,7 +70,7 @@ class PricedRun:
     def _assumed(self) -> list[str]:
         if self.laid is None:
             return []
-        shared = ["memory: distributed optimizer, as in all of NeMo's recipes"] if shares_untold(self.laid) else []
+        shared = ["memory: distributed optimizer, as in all of NVIDIA's recipes"] if shares_untold(self.laid) else []
         return [*self.laid.assumed, *shared]
 
 
@@ -86,7 +88,7 @@ def _memory_dict(rank: RankMemory) -> dict[str, object]:
 def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
     """Prices a run; never raises for what it says."""
     try:
-        laid = laid_out(run, hardware)
+        laid = as_it_fits(run, laid_out(run, hardware), hardware)
         plan = priced(laid.model, laid.stack, hardware.training, laid.layout)
         simulation = simulated(plan)
     except NotExpressible as error:
@@ -94,6 +96,28 @@ def outcome_of(run: PublishedRun, hardware: Hardware) -> PricedRun:
     except PiperRayError as error:
         return PricedRun(run, reason=" ".join(str(error).split()))
     return _outcome(run, laid, plan, simulation)
+
+
+def as_it_fits(run: PublishedRun, laid: Laid, hardware: Hardware) -> Laid:
+    """With the least recomputation that its memory asks for, where a run says nothing of that."""
+    if run.recompute or _needed_bytes(run, laid, hardware) <= laid.stack.gpu.device_bytes:
+        return laid
+    layout = laid.layout
+    architecture = laid.model.architecture(Microbatch(layout.samples, layout.tokens, layout.fused))
+    for recomputation in offered_recomputations(architecture, laid.stack):
+        tried = replace(
+            laid,
+            layout=replace(layout, recomputation=recomputation),
+            assumed=(*(x for x in laid.assumed if x != NO_RECOMPUTATION), f"recomputation {recomputation.id}, to fit"),
+        )
+        if _needed_bytes(run, tried, hardware) <= laid.stack.gpu.device_bytes:
+            return tried
+    return laid
+
+
+def _needed_bytes(run: PublishedRun, laid: Laid, hardware: Hardware) -> float:
+    plan = priced(laid.model, laid.stack, hardware.training, laid.layout)
+    return max(rank.device_bytes for rank in memory_of(plan, run, laid))
 
 
 def _outcome(run: PublishedRun, laid: Laid, plan: PricedLayout, simulation: Simulation) -> PricedRun:

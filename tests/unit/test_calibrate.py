@@ -33,8 +33,11 @@ LAYOUTS: list[dict[str, object]] = [
     {"tp": 2, "pp": 1, "dp": 8, "microbatch": 2, "sequence_parallel": True},
     {"tp": 4, "pp": 4, "dp": 1, "microbatch": 4},
     {"tp": 8, "pp": 2, "dp": 1, "microbatch": 2, "sequence_parallel": True},
-    {"tp": 1, "pp": 1, "dp": 16, "microbatch": 1, "global_batch": 16, "overlapped": False},
-]
+    {
+        "tp": 1, "pp": 1, "dp": 16, "microbatch": 1, "global_batch": 16, "overlapped": False,
+        "optimizer_sharding": "zero1",
+    },
+]  # fmt: skip
 
 
 def run_of(layout: Mapping[str, object], factors: Mapping[Constant, float]) -> dict[str, object]:
@@ -156,6 +159,8 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
     [
         ({"gpu": "A100-80"}, UsageError, "was measured on NVIDIA A100 SXM4 80 GB, the estimate is for NVIDIA H100"),
         ({"software": "nemo"}, UsageError, "add --software nemo"),
+        ({"precision": "fp8"}, UsageError, "is in fp8, the estimate in bf16; add --precision fp8"),
+        ({"tp": 1, "dp": 16, "microbatch": 4}, UsageError, "expected a layout that can have run"),
         ({"step_s": None}, InputError, "missing; expected the measured seconds of a step"),
         ({"step_s": -1}, InputError, "step_s"),
         ({"tp": 3}, InputError, "not 16 gpus"),

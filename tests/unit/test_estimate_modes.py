@@ -15,7 +15,8 @@ from piper_ray.proposal.plan import usual_contexts, usual_experts
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
-from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, all_to_all_s
+from piper_ray.workloads.estimate.exchanges import all_gather_s, all_to_all_s
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer
@@ -304,6 +305,7 @@ def test_weights_that_fill_a_device_when_gathered_are_not_sharded() -> None:
         ("llama3-8b", 131072, RuntimeName.DEEPSPEED, (1,), ()),
         ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1,), (8,)),
         ("mixtral-8x22b", 8192, RuntimeName.DEEPSPEED, (1,), ()),
+        ("deepseek-v3", 4096, RuntimeName.MEGATRON, (1,), (8, 16, 32)),
         ("resnet50", None, RuntimeName.MEGATRON, (1,), ()),
     ],
 )
@@ -312,4 +314,5 @@ def test_what_plan_tries_if_nobody_says(
 ) -> None:
     read, runtime = read_model(model), RUNTIMES[name]
     assert usual_contexts(read, tokens, runtime) == contexts
-    assert usual_experts(read, tokens, runtime, 8) == experts
+    assert usual_experts(read, tokens, runtime, 8, 256) == experts
+    assert usual_experts(read, tokens, runtime, 8, 16) == experts[:1]

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from piper_ray.model.errors import InputError, LimitError, UsageError
-from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
+from piper_ray.workloads.estimate.exchanges import all_reduce_s
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.measure.build import estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel

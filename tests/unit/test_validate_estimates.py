@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -16,9 +17,12 @@ from piper_ray.model.mode import Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
-from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fitted_half, order_of_layouts, table_lines
+from scripts.validation.doubt import alike, coverage, doubt_lines
+from scripts.validation.errors import Errors, errors_by_group, groups_of, in_fitted_half, table_lines
+from scripts.validation.order import Layouts, layouts_by_source, order_figures, order_lines
 from scripts.validation.price import PricedRun, outcome_of
 from scripts.validation.proof import proof_lines, proofs
+from scripts.validation.sources import interval_of
 from tests.data import DATA, goldens
 
 HARDWARE = load_hardware()
@@ -48,7 +52,7 @@ def step_s(**changes: object) -> float:
 def all_outcomes() -> list[PricedRun]:
     return [
         outcome_of(run, HARDWARE)
-        for name in ("published", "measured")
+        for name in ("published", "measured", "moe")
         for run in read_runs(DATA / "runs" / f"{name}.json")
     ]
 
@@ -82,9 +86,18 @@ def test_docs_table_is_what_the_script_prints(all_outcomes: list[PricedRun]) -> 
     shown = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
     lines = list(table_lines(all_outcomes))
     assert "\n".join(line for line in lines if line.startswith("|")) in shown
-    told = [line.rstrip(".") for line in lines if line.startswith(("Order", "Memory", "Peak memory"))]
-    assert len(told) == 3
+    told = [line.rstrip(".") for line in lines if line.startswith(("Memory", "Peak memory"))]
+    assert len(told) == 2
     assert [line for line in told if line not in shown] == []
+    assert "\n".join(order_lines(layouts_by_source(all_outcomes))) in shown
+
+
+@pytest.mark.long
+def test_doubt_is_what_runs_say(all_outcomes: list[PricedRun]) -> None:
+    """Made anew by scripts/validate_estimates --doubt."""
+    kept = (ROOT / "piper_ray" / "workloads" / "estimate" / "doubt.toml").read_text(encoding="utf-8")
+    assert kept == "\n".join(doubt_lines(all_outcomes)) + "\n"
+    assert coverage(alike(all_outcomes)) >= 0.85
 
 
 @pytest.mark.long
@@ -112,7 +125,7 @@ def test_calibrating_on_some_runs_of_a_machine_tells_more_of_the_others(all_outc
         ({"precision": "fp8"}, "no products of 8 bits"),
         ({"recompute": "sometimes"}, "sometimes"),
         ({"software": "nemi"}, "did you mean nemo"),
-        ({"optimizer_sharding": "zero4"}, "expected one of none, zero1, zero2, fsdp"),
+        ({"optimizer_sharding": "zero4"}, "expected one of none, zero1, zero2, fsdp, distributed optimizer"),
         ({"schedule": "2f2b"}, "2f2b"),
         ({"context_exchange": "post"}, "post"),
         ({"tp": 3, "gpus": 12}, "16 heads cannot be divided over 3"),
@@ -199,13 +212,54 @@ def test_errors_are_signed_and_the_worst_is_shown() -> None:
     assert Errors(tuple(0.01 * i for i in range(1, 101))).percentile_95 == pytest.approx(0.95)
 
 
-def test_order_of_layouts_counts_pairs_of_one_model_and_cluster() -> None:
+def test_order_is_that_of_layouts_of_one_model_and_cluster() -> None:
     first, second = outcome(id="a", step_s=1.0), outcome(id="b", step_s=2.0, recompute="full")
     other = outcome(id="c", step_s=3.0, gpus=32, dp=4)
-    assert order_of_layouts([first, second, other]) == (1.0, 1)
+    (found,) = layouts_by_source([first, second, other])["Megatron-LM"]
+    assert found.pairs == (1, 1)
+    assert (found.regret, found.regret_of_five) == (0.0, 0.0)
     turned = outcome(id="b", step_s=0.5, recompute="full")
-    assert order_of_layouts([first, turned]) == (-1.0, 1)
-    assert order_of_layouts([first, other]) is None
+    (found,) = layouts_by_source([first, turned])["Megatron-LM"]
+    assert found.pairs == (-1, 1)
+    assert found.regret == pytest.approx(1.0)
+    assert layouts_by_source([first, other]) == {}
+
+
+def test_regret_of_five_is_the_mean_over_all_choices_of_five() -> None:
+    steps = tuple((float(place * 5 % 7), float(1 + place)) for place in range(7))
+    regrets = []
+    for chosen in itertools.combinations(steps, 5):
+        fastest = min(chosen, key=lambda step: step[0])
+        regrets.append(fastest[1] / min(step[1] for step in chosen) - 1.0)
+    assert Layouts(steps).regret_of_five == pytest.approx(sum(regrets) / len(regrets))
+    figures = order_figures([Layouts(steps), Layouts(steps[:2])])
+    assert (figures.groups, figures.pairs) == (2, 22)
+
+
+def test_an_interval_counts_each_source_once_and_widens_where_there_are_few() -> None:
+    few, many = interval_of([[0.1], [-0.1]]), interval_of([[0.1], [-0.1]] * 5)
+    assert few[0] < many[0] < 1.0 < many[1] < few[1]
+    assert interval_of([[0.1] * 50, [-0.1]]) == pytest.approx(few)
+
+
+def test_settings_come_from_fields_and_never_from_words() -> None:
+    usual = step_s()
+    assert step_s(id="megascale", source="MegaScale", citation="async-tp.md", notes="fused cross entropy") == usual
+    assert step_s(overlaps=[]) == usual
+    assert step_s(overlaps=["tensor"]) < usual
+    odd = outcome(overlaps=["everything"])
+    assert "expected one of tensor, experts, context" in str(odd.reason)
+    assert outcome(gradients="bf16").predicted_memory_bytes < outcome().predicted_memory_bytes  # type: ignore[operator]
+
+
+def test_what_a_run_recomputes_without_a_word_is_what_its_memory_asks_for() -> None:
+    large = {"microbatch": 16, "seq": 2048, "global_batch": 128}
+    model = {"config": {"model_type": "gpt2", "n_embd": 4096, "n_layer": 32, "n_head": 32, "vocab_size": 51200}}
+    model["config"]["n_positions"] = 2048
+    silent, sworn = outcome(**large, model=model, recompute=""), outcome(**large, model=model)
+    assert (silent.fits, sworn.fits) == (True, False)
+    assert silent.predicted_step_s > sworn.predicted_step_s  # type: ignore[operator]
+    assert any("to fit" in text for text in silent.to_dict()["assumed"])  # type: ignore[attr-defined]
 
 
 def test_groups() -> None:

@@ -18,7 +18,7 @@ from tests.data import DATA
 from tests.lengths import long_after
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs" / "estimates.md"
+DOCS = ROOT / "docs" / "proposals.md"
 
 QUICK = [
     "bloom-182b-gbs1024",

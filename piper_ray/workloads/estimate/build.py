@@ -16,6 +16,7 @@ from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
@@ -23,7 +24,7 @@ from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_
 from piper_ray.workloads.estimate.offered import heads_handed_out, offered_recomputations, require_offered, undominated
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import step_flop
-from piper_ray.workloads.estimate.runtimes import DEFAULT
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Traits
 from piper_ray.workloads.estimate.software import (
     DEFAULT_SOFTWARE,
     UNCALIBRATED,
@@ -31,6 +32,8 @@ from piper_ray.workloads.estimate.software import (
     ContextExchange,
     Stack,
     context_exchange_named,
+    dispatcher_named,
+    overlaps_named,
     precision_named,
     software_named,
     stack_of,
@@ -42,12 +45,15 @@ class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
     nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over all
-    replicas. fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8.
-    offer: further ways to run layers; recomputations: besides those that suit the software. context_exchange: how
-    context parallelism attends to all tokens (``software.ContextExchange``); expert_imbalance: tokens of the busiest
-    experts' device over the average. lora: rank of adapters that are trained in the model's place; 0: the model itself
-    is. reserve_bytes: the bytes of each GPU for CUDA's context, communicators and what is stuck in the allocator; None:
-    as ``Runtime.reserve_bytes`` says. calibration: what measurements say of the constants.
+    replicas.
+    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer:
+    further ways to run layers; recomputations: besides those that suit the software. context_exchange: how context
+    parallelism attends to all tokens (``software.ContextExchange``); overlaps: exchanges that hide beside passes beyond
+    what the software does by default; dispatcher: how tokens reach experts (``software.Dispatcher``); None: as the
+    software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank of
+    adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: the bytes of each GPU for
+    CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
+    calibration: what measurements say of the constants.
     """
 
     nodes: int
@@ -61,6 +67,8 @@ class EstimateRequest:
     offer: Offer = PLAIN
     recomputations: tuple[Recomputation, ...] = ()
     context_exchange: str = ContextExchange.RING.value
+    overlaps: tuple[str, ...] = ()
+    dispatcher: str | None = None
     expert_imbalance: float | None = None
     lora: int = 0
     reserve_bytes: float | None = None
@@ -69,8 +77,12 @@ class EstimateRequest:
     def stack(self, gpu: Gpu) -> Stack:
         """What runs the model on that GPU. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
-        software = software.model_copy(update={"context": context_exchange_named(self.context_exchange)})
-        stack = stack_of(gpu, software, precision, self.gpus_per_node or gpu.gpus_per_node)
+        changed: dict[str, object] = {"context": context_exchange_named(self.context_exchange)}
+        if self.dispatcher is not None:
+            changed["dispatcher"] = dispatcher_named(self.dispatcher)
+        software = software.overlapping(overlaps_named(self.overlaps)).model_copy(update=changed)
+        per_node = self.gpus_per_node or gpu.gpus_per_node
+        stack = replace(stack_of(gpu, software, precision, per_node), devices=self.nodes * per_node)
         if self.expert_imbalance is not None:
             stack = replace(stack, imbalance=self.expert_imbalance)
         return self.calibration.applied(stack)
@@ -116,6 +128,13 @@ class Estimate:
         """No fewer have that memory."""
         return math.ceil(self.least_memory_bytes / self.instance.memory_bytes)
 
+    @property
+    def doubt(self) -> Doubt:
+        """How far estimates like this one were off."""
+        stack = self.setting.stack
+        experts = any(kind.experts for kind in self.architecture.kinds)
+        return doubt_of(stack.gpu.name, stack.software, stack.precision, experts)
+
     def costs(self, kind: LayerKind, mode: LayerMode) -> LayerCosts:
         return costs_of(kind.on(mode.degree), mode, self.setting)
 
@@ -153,14 +172,14 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         )
         for kind in architecture.kinds
     }
-    modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, gpu)
+    modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, stack)
     links = links_of(gpu, per_node)
     setting = Setting(
         stack=stack,
         training=hardware.training,
         microbatches=batch // samples,
         bytes_per_s=links[-1].bandwidth_bytes_per_s,
-        workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training),
+        workspace_bytes=_workspace_bytes(architecture.kinds, modes, hardware.training, stack.traits),
         reserve_bytes=(
             DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
         ),
@@ -225,13 +244,15 @@ def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
     return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
 
 
-def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> tuple[float, float]:
+def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits: Traits) -> tuple[float, float]:
     """What a layer's backward pass needs, and how much of that are weights that it gathers and their gradients."""
     gathered = gathered_bytes(kind.on(mode.degree), mode, training)
-    return gathered + working_bytes(kind.on(mode.degree), mode), gathered
+    return gathered + working_bytes(kind.on(mode.degree), mode, traits), gathered
 
 
-def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training) -> float:
+def _workspace_bytes(
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, traits: Traits
+) -> float:
     """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
 
     Context parallelism divides what is needed there further, but not in a plan without it.
@@ -240,7 +261,7 @@ def _workspace_bytes(kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMod
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
         for mode in modes[kind.key]:
-            needed, gathered = _backward_bytes(kind, mode, training)
+            needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered or (mode.degree == largest and mode.context == 1):
                 most = max(most, needed)
     return most
@@ -251,7 +272,7 @@ _GATHERED = 0.25
 
 
 def _gathering_little(
-    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, gpu: Gpu
+    kinds: Sequence[LayerKind], modes: dict[str, tuple[LayerMode, ...]], training: Training, stack: Stack
 ) -> tuple[dict[str, tuple[LayerMode, ...]], tuple[str, ...]]:
     """The modes without sharded weights at degrees at which a layer's would fill too much of a device, and what is said
     of it.
@@ -259,10 +280,11 @@ def _gathering_little(
     What is set aside is set aside for plans without them, too.
     """
 
+    gpu, traits = stack.gpu, stack.traits
     large: dict[int, float] = {}
     for kind in kinds:
         for mode in modes[kind.key]:
-            needed, gathered = _backward_bytes(kind, mode, training)
+            needed, gathered = _backward_bytes(kind, mode, training, traits)
             if gathered and needed > _GATHERED * gpu.device_bytes:
                 large[mode.degree] = max(large.get(mode.degree, 0.0), needed)
     if not large:

@@ -10,11 +10,19 @@ from typing import TypedDict
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate import memory, synchronisation
-from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, exchanges_of
+from piper_ray.workloads.estimate.exchanges import all_gather_s, exchanges_of
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.estimate.roofline import backward_s, forward_s, launches, traffic_s, weight_gradients_s
+from piper_ray.workloads.estimate.roofline import (
+    backward_s,
+    expert_launches,
+    forward_s,
+    launches,
+    traffic_s,
+    weight_gradients_s,
+)
 from piper_ray.workloads.estimate.software import Stack
 
 _HALF = 1.5
@@ -121,29 +129,32 @@ class LayerCosts:
 
 def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     """The figures of one layer in one mode."""
-    stack, software = setting.stack, setting.stack.software
-    forward = [forward_s(operator, kind, mode, stack) / software.efficiency for operator in kind.operators]
-    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / software.efficiency
+    stack = setting.stack
+    launch_s = stack.launch_s(mode.degree)
+    forward = [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators]
+    backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency
     again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
     talk_again = talk.again_s
     forward_launches = sum(launches(operator)[0] for operator in kind.operators)
     backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
-    idle_forward = idle_s(sum(forward) + talk.forward_s, software.host_s * forward_launches)
-    idle_backward = idle_s(backward + again + talk.backward_s + talk_again, software.host_s * backward_launches)
+    experts_host = experts_host_s(kind, mode, stack)
+    idle_forward = idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0])
+    idle_backward = idle_s(
+        backward + again + talk.backward_s + talk_again, launch_s * backward_launches + experts_host[1]
+    )
     parameters = memory.parameters_on_device(kind, mode)
     trained = memory.trained_on_device(kind, mode)
-    transient = memory.working_bytes(kind, mode) + memory.gathered_bytes(kind, mode, setting.training)
+    transient = memory.working_bytes(kind, mode, stack.traits) + memory.gathered_bytes(kind, mode, setting.training)
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
-    charged = not kind.recomputable or memory.transient_bytes(kind, mode) > 0.0
+    charged = not kind.recomputable or memory.transient_bytes(kind, mode, stack.traits) > 0.0
     passes_s = (
         sum(forward) + talk.forward_s + idle_forward,
         backward + talk.backward_s + again + talk_again + idle_backward,
     )
-    offload = [
-        offload_s(memory.kept_bytes(kind, mode), pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s
-    ]
+    kept = memory.kept_bytes(kind, mode, stack.traits)
+    offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
         max(0.0, moved_s - pass_s) + _INTERFERENCE * min(moved_s, pass_s)
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
@@ -165,16 +176,24 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         gradient_bytes=trained * setting.training.gradient_bytes,
         synchronised_bytes=synchronisation.synchronised_bytes(kind, mode, stack, setting.training),
         state_bytes=memory.state_bytes(kind, mode, setting.training),
-        activation_bytes=memory.activation_bytes(kind, mode),
+        activation_bytes=memory.activation_bytes(kind, mode, stack.traits),
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
-        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators)
-        / software.efficiency,
+        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
         shared_bytes=memory.shared_bytes(kind, mode, setting.training),
         updated=sum(x.trained / mode.state_parts(x.routed) for x in memory.numbers_on_device(kind, mode)),
         unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),
     )
+
+
+def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
+    """What the host takes to launch grouped products expert by expert, in a forward and in a backward pass."""
+    each_s = stack.launch_s(mode.degree)
+    counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
+    again = mode.recomputation == Recomputation.FULL
+    forward_s = each_s * sum(forward for forward, _ in counts)
+    return forward_s, each_s * sum(backward for _, backward in counts) + (forward_s if again else 0.0)
 
 
 def idle_s(device_s: float, host_s: float) -> float:

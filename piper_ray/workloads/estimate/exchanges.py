@@ -10,33 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
 from piper_ray.model.mode import Recomputation
+from piper_ray.workloads.estimate.dispatch import dispatch_s, sorting_s
+from piper_ray.workloads.estimate.groups import Group, latency_s, ring_bytes_per_s
 from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
 from piper_ray.workloads.estimate.roofline import forward_s as one_s
 from piper_ray.workloads.estimate.software import ContextExchange, Stack
-
-
-@dataclass(frozen=True)
-class Group:
-    """size devices that are stride ranks apart."""
-
-    size: int
-    stride: int = 1
-
-    def in_node(self, gpus_per_node: int) -> int:
-        """How many of them share a node."""
-        return max(1, min(self.size, gpus_per_node // self.stride))
-
-
-def ring_bytes_per_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
-    """What a ring of the group carries in one direction."""
-    members = group.in_node(gpus_per_node)
-    return ring_through_nodes(
-        group.size, members, gpu.ring_bytes_per_s(members), gpu.network_bytes_per_s * gpu.network_fraction
-    )
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
@@ -45,7 +26,7 @@ def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) 
     if n == 1:
         return 0.0
     moved_s = size_bytes * (n - 1) / n / ring_bytes_per_s(group, gpu, gpus_per_node)
-    return moved_s + _latency_s(group, gpu, gpus_per_node)
+    return moved_s + latency_s(group, gpu, gpus_per_node)
 
 
 def all_reduce_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
@@ -61,7 +42,7 @@ def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) 
     near = group.in_node(gpus_per_node)
     near_s = size_bytes * (near - 1) / n / gpu.ring_bytes_per_s(near)
     far_s = size_bytes * (n - near) / n / (gpu.network_bytes_per_s * gpu.network_fraction)
-    return max(near_s, far_s) + _latency_s(group, gpu, gpus_per_node)
+    return max(near_s, far_s) + latency_s(group, gpu, gpus_per_node)
 
 
 def transfer_bytes_per_s(devices: int, gpu: Gpu, gpus_per_node: int) -> float:
@@ -69,15 +50,6 @@ def transfer_bytes_per_s(devices: int, gpu: Gpu, gpus_per_node: int) -> float:
     if devices <= gpus_per_node:
         return gpu.ring_bytes_per_s(2)
     return gpu.network_bytes_per_s * gpu.network_fraction
-
-
-def _latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
-    """The latency of a ring's steps: one in each device, of which one in each node goes over the network."""
-    members = group.in_node(gpus_per_node)
-    nodes = -(-group.size // members)
-    within = group.size - nodes
-    between = nodes if nodes > 1 else 0
-    return within * gpu.link_latency_s + between * gpu.network_latency_s
 
 
 @dataclass(frozen=True)
@@ -114,7 +86,7 @@ def exchanges_of(kind: LayerKind, mode: LayerMode, stack: Stack) -> ExchangeSeco
     core = [operator for operator in kind.operators if operator.on_chip or "scores" in operator.name]
     if mode.context > 1 and core:
         moved_s = context_s(kind, mode, stack)
-        ring = software.context is ContextExchange.RING
+        ring = software.context is ContextExchange.RING or software.context_overlap
         beside_s = sum(one_s(operator, kind, mode, stack) for operator in core) if ring else 0.0
         there_and_back = 1.0 if software.context is ContextExchange.ALL_TO_ALL else 2.0
         exposed_s = max(0.0, moved_s - beside_s)
@@ -142,10 +114,14 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stac
     if is_all_to_all(exchange, mode):
         share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context) * mode.expert_tensor
         spread = Group(mode.expert_ranks, mode.expert_tensor)
-        once_s, messages = stack.imbalance * all_to_all_s(share, spread, gpu, per_node), 2
+        copies = kind.value("e")
+        tokens = kind.value("s b") / (mode.degree * mode.context) * mode.expert_tensor
+        sent_s = dispatch_s(share, copies, spread, stack) + sorting_s(tokens, copies, spread, stack)
+        once_s, messages = stack.imbalance * sent_s, 2
     else:
         size_bytes = kind.value(exchange.bytes) / mode.context
-        once_s, messages = all_reduce_s(size_bytes, group, gpu, per_node), 2 if mode.sequence_parallel else 1
+        once_s = stack.software.tensor_slowdown * all_reduce_s(size_bytes, group, gpu, per_node)
+        messages = 2 if mode.sequence_parallel else 1
     return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
 
 

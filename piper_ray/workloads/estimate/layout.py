@@ -116,7 +116,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
         training=training,
         microbatches=layout.batch // layout.samples,
         bytes_per_s=2.0 * rate,
-        workspace_bytes=max(working_bytes(kind, chosen[kind.key]) for kind in architecture.kinds),
+        workspace_bytes=max(working_bytes(kind, chosen[kind.key], stack.traits) for kind in architecture.kinds),
         largest_degree=layout.tensor * layout.context,
     )
     costs = {kind.key: costs_of(kind, chosen[kind.key], setting) for kind in architecture.kinds}

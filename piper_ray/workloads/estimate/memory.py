@@ -193,7 +193,7 @@ def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> f
 def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, made_again: bool = True) -> float:
     """All that a microbatch's backward pass through the layer reads: what is kept and, if that counts, made again."""
     kept = sum(
-        _share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
+        share_kept(operator, saved, kind, runtime) * kind.value(saved.bytes) / kept_parts(operator, saved, mode)
         for operator in kind.operators
         for saved in operator.saved
         if made_again or not mode.does_again(saved)
@@ -232,7 +232,7 @@ def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)
 
 
-def _share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Traits) -> float:
+def share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: Traits) -> float:
     """The share that is kept of what the formulas say: half of fp32 logits if bf16 ones stay, and half of a product's
     input if it is in fp8.
 

@@ -91,7 +91,7 @@ def offered_recomputations(
 
 def _growing(nodes: Sequence[LayerNode], stack: Stack) -> list[Recomputation]:
     kinds = [node.kind for node in nodes]
-    least_bytes = _LEAST_SAVED * sum(kept_bytes(kind, LayerMode(degree=1)) for kind in kinds)
+    least_bytes = _LEAST_SAVED * sum(kept_bytes(kind, LayerMode(degree=1), stack.traits) for kind in kinds)
     parts = [_part(name, kinds, stack) for name in stack.software.selective]
     worth = sorted((part for part in parts if part.saved_bytes > least_bytes), key=lambda x: x.again_s / x.saved_bytes)
     found: list[Recomputation] = []
@@ -108,7 +108,7 @@ def _part(name: str, kinds: Sequence[LayerKind], stack: Stack) -> _Part:
     saved_bytes = again_s = 0.0
     for kind in kinds:
         mode = LayerMode(degree=1, recomputation=recomputation_of(kind, Recomputation((name,))))
-        saved_bytes += kept_bytes(kind, LayerMode(degree=1)) - kept_bytes(kind, mode)
+        saved_bytes += kept_bytes(kind, LayerMode(degree=1), stack.traits) - kept_bytes(kind, mode, stack.traits)
         again_s += sum(mode.share_again(x) * forward_s(x, kind, mode, stack) for x in kind.operators)
     return _Part(name, saved_bytes, again_s)
 

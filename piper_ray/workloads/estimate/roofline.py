@@ -19,6 +19,7 @@ from piper_ray.workloads.estimate.operators import Architecture, LayerKind, Oper
 from piper_ray.workloads.estimate.software import Precision, Stack
 
 _NUMBER_BYTES = 2
+_SUM_BYTES = 4
 _HEAD_EDGE = 32
 """A fused attention kernel on heads of size d takes as long as on heads of d + 32 at its best rate."""
 
@@ -109,19 +110,38 @@ def forward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack
 def backward_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """The same for the backward pass: the gradients of a product are products of the same three sides."""
     products = operator.backward_products * _products_s(operator, kind, mode, stack)
+    products += summed_gradients_s(operator, kind, mode, stack)
     return products + _traffic_s(operator.backward_bytes, operator, kind, mode, stack)
+
+
+def summed_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
+    """Experts have many weights for their work: each microbatch reads and writes the sums of their gradients."""
+    if not operator.routed or operator.frozen:
+        return 0.0
+    weights = kind.value(operator.parameters) / mode.parameter_parts(operator)
+    return traffic_s(2.0 * weights * _SUM_BYTES, stack.gpu)
 
 
 def weight_gradients_s(operator: Operator, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """The time that the products that give gradients of weights take of the backward pass: as many as in the forward
     pass."""
     learns = kind.value(operator.parameters) > 0.0 and not operator.frozen
-    return _products_s(operator, kind, mode, stack) if learns else 0.0
+    if not learns:
+        return 0.0
+    return _products_s(operator, kind, mode, stack) + summed_gradients_s(operator, kind, mode, stack)
 
 
 def launches(operator: Operator) -> tuple[int, int]:
     """How many operators its forward and its backward pass are: a product's backward pass is two products."""
     return 1, 2 if operator.products and not operator.on_chip else 1
+
+
+def expert_launches(operator: Operator, kind: LayerKind, mode: LayerMode) -> tuple[float, float]:
+    """Of grouped products, which the host launches one by one for the experts of a device: forward and backward."""
+    if not operator.routed:
+        return 0.0, 0.0
+    count = kind.value("E") / mode.expert_ranks
+    return count, operator.backward_products * count
 
 
 def in_fp8(operator: Operator, stack: Stack) -> bool:

@@ -5,7 +5,8 @@ A ``Calibration`` is what measurements change of the constants: factors on a few
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cache
@@ -17,6 +18,7 @@ from pydantic import Field
 from piper_ray.model.arguments import choice, did_you_mean
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.hardware import Gpu, Training
+from piper_ray.workloads.estimate.runtimes import Loss, Traits
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure, Positive
 
@@ -30,6 +32,13 @@ DEFAULT_SOFTWARE = "megatron-core"
 
 DEFAULT_IMBALANCE = 1.25
 """Tokens of the busiest experts' device over the average, as routers with a balancing loss leave it."""
+
+BALANCED = 1.0
+"""The same where a benchmark balances them by force."""
+
+
+_STRAGGLING_FROM = 256
+"""Up to so many GPUs the slowest is part of the efficiency; each doubling beyond adds the software's straggling."""
 
 
 class Precision(str, Enum):
@@ -51,26 +60,75 @@ class ContextExchange(str, Enum):
     ALL_TO_ALL = "all-to-all"
 
 
+class Dispatcher(str, Enum):
+    """How tokens reach experts on other devices. ALL_TO_ALL: a copy for each expert of a token. ONCE_PER_NODE: over the
+    network once for each node, whose links hand it on (DeepEP, HybridEP). ALL_GATHER: every device gets all tokens.
+    """
+
+    ALL_TO_ALL = "all-to-all"
+    ONCE_PER_NODE = "once-per-node"
+    ALL_GATHER = "all-gather"
+
+
+class Family(str, Enum):
+    """Software whose estimates are off alike. SHARDED: weights are shared out, as by FSDP."""
+
+    OLDER = "before 2023"
+    SHARDED = "sharded"
+    TODAY = "since 2023"
+
+
+class Overlap(str, Enum):
+    """Exchanges that software hides beside passes where it is told to."""
+
+    TENSOR = "tensor"
+    EXPERTS = "experts"
+    CONTEXT = "context"
+
+
 class Software(Closed):
     """A generation of software; see software.toml for what each figure means."""
 
     name: str = Field(description="a text")
+    base: str = Field(description="another generation, whose constants it has, or itself")
+    family: Family = Field(strict=False, description="before 2023, sharded or since 2023")
     efficiency: _Efficiency
     host_s: Figure = Field(alias="host", description="seconds >= 0")
+    full_node_host: Positive = Field(default=1.0, description="a number > 0")
     message_s: Figure = Field(alias="message", description="seconds >= 0")
     loss_traffic: Positive = Field(default=1.0, description="a number > 0")
     cast_bytes: Figure = Field(default=4.0, description="bytes >= 0")
+    straggling: Figure = Field(default=0.0, description="a number >= 0")
+    tensor_slowdown: Positive = Field(default=1.0, description="a number > 0")
     forward_overlap: _Share
     backward_overlap: _Share
     selective: list[str] = Field(default=[], description="a list of parts of a layer")
     context: ContextExchange = Field(default=ContextExchange.RING, description="ring, all-gather or all-to-all")
     transfer_overlap: bool = Field(strict=True, description="true or false")
     expert_overlap: _Share = 0.0
+    context_overlap: bool = Field(default=False, strict=True, description="true or false")
+    told_tensor_overlap: _Share = 0.0
+    told_expert_overlap: _Share = 0.0
+    dispatch_fraction: _Share = 0.8
+    sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
+    dispatcher: Dispatcher | None = Field(default=None, strict=False, description="a way to send tokens to experts")
     gradient_overlap: bool = Field(strict=True, description="true or false")
     gradient_bytes: Figure | None = Field(default=None, description="bytes >= 0")
+    loss: Loss = Field(default=Loss.IN_PLACE, strict=False, description="in place, fused or separate")
     half_gradient_bytes: Figure = Field(description="bytes >= 0")
     optimizer_traffic_bytes: Figure = Field(description="bytes >= 0")
     step_s: Figure = Field(alias="step", description="seconds >= 0")
+
+    def overlapping(self, overlaps: Iterable[Overlap]) -> Software:
+        """The software where these exchanges are told to hide beside passes."""
+        told = set(overlaps)
+        changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in told}
+        if Overlap.TENSOR in told:
+            changed["forward_overlap"] = max(self.forward_overlap, self.told_tensor_overlap)
+            changed["backward_overlap"] = max(self.backward_overlap, self.told_tensor_overlap)
+        if Overlap.EXPERTS in told:
+            changed["expert_overlap"] = max(self.expert_overlap, self.told_expert_overlap)
+        return self.model_copy(update=changed)
 
     def reduced_bytes(self, precision: Precision, training: Training) -> float:
         """The bytes of one gradient on its way to the other replicas."""
@@ -83,7 +141,8 @@ class Software(Closed):
 class Stack:
     """What runs a layer: GPUs, so many in a node, and the software on them.
 
-    imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread.
+    imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread. devices:
+    GPUs of the whole cluster.
     """
 
     gpu: Gpu
@@ -91,6 +150,25 @@ class Stack:
     precision: Precision = Precision.BF16
     gpus_per_node: int = 8
     imbalance: float = DEFAULT_IMBALANCE
+    devices: int = 1
+
+    @property
+    def efficiency(self) -> float:
+        """The software's, less what all wait for the slowest of many GPUs."""
+        doublings = max(0.0, math.log2(self.devices / _STRAGGLING_FROM))
+        return self.software.efficiency / (1.0 + self.software.straggling * doublings)
+
+    @property
+    def traits(self) -> Traits:
+        """How activations are held."""
+        by_heads = self.software.context is ContextExchange.ALL_TO_ALL
+        return Traits(loss=self.software.loss, fp8=self.precision is Precision.FP8, context_all_to_all=by_heads)
+
+    def launch_s(self, degree: int) -> float:
+        """For one operator's kernels, in groups of so many GPUs of tensor parallelism: each waits for the slowest host,
+        and where a group fills a node, its processes have no cores of others to spread to."""
+        full = 1 < self.gpus_per_node <= degree
+        return self.software.host_s * (self.software.full_node_host if full else 1.0)
 
 
 def stack_of(gpu: Gpu, software: Software, precision: Precision, gpus_per_node: int) -> Stack:
@@ -106,10 +184,7 @@ def load_software() -> Mapping[str, Software]:
     text = files(__package__).joinpath("software.toml").read_text(encoding="utf-8")
     table: dict[str, dict[str, object]] = parse_toml("software.toml", text)  # type: ignore[assignment]
     merged = {key: {**table.get(str(entry.get("base")), {}), **entry} for key, entry in table.items()}
-    return {
-        key: Software.model_validate({name: value for name, value in entry.items() if name != "base"})
-        for key, entry in merged.items()
-    }
+    return {key: Software.model_validate({"base": key, **entry}) for key, entry in merged.items()}
 
 
 def software_named(key: str) -> Software:
@@ -123,6 +198,16 @@ def software_named(key: str) -> Software:
 def precision_named(name: str) -> Precision:
     """The precision of that name. Raises UsageError."""
     return choice("precision", name, Precision)
+
+
+def dispatcher_named(name: str) -> Dispatcher:
+    """That way to send tokens to experts. Raises UsageError."""
+    return choice("dispatcher", name, Dispatcher)
+
+
+def overlaps_named(names: Iterable[str]) -> tuple[Overlap, ...]:
+    """Those exchanges. Raises UsageError."""
+    return tuple(choice("overlap", name, Overlap) for name in names)
 
 
 def context_exchange_named(name: str) -> ContextExchange:

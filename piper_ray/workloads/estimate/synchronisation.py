@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.exchanges import Group, all_gather_s, ring_bytes_per_s
+from piper_ray.workloads.estimate.exchanges import all_gather_s
+from piper_ray.workloads.estimate.groups import Group, ring_bytes_per_s
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import numbers_on_device
 from piper_ray.workloads.estimate.modes import LayerMode

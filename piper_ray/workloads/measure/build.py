@@ -16,7 +16,8 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.costs import Setting, edge_bytes, sync_bytes, times_of
-from piper_ray.workloads.estimate.exchanges import Group, all_reduce_s
+from piper_ray.workloads.estimate.exchanges import all_reduce_s
+from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Stack, software_named

@@ -135,7 +135,7 @@ class Attention:
         return replace(attention_part(style, self.heads), key_heads=self.key_heads, symbols=own)
 
 
-_MLP = ("mlp",)
+MLP = ("mlp",)
 """Megatron's name of a dense feed-forward part with its norm, which TransformerEngine fuses with the first product."""
 
 
@@ -151,7 +151,7 @@ class Dense:
         return "dense" if self.beside_experts else ""
 
     def part(self, style: BlockStyle, symbols: Symbols) -> Part:  # noqa: ARG002
-        return replace(feed_forward_part(style, _MLP), symbols={"f": self.inner})
+        return replace(feed_forward_part(style, MLP), symbols={"f": self.inner})
 
 
 def attention_part(style: BlockStyle, heads: int) -> Part:
@@ -252,7 +252,8 @@ def layer_kind(
 def block(key: str, name: str, symbols: Symbols, style: BlockStyle, *, parallel: bool = False) -> LayerKind:
     """Attention of ``symbols["a"]`` heads and a feed-forward part: in a row, or side by side on the outputs of one norm
     (ViT-22B, Dehghani et al. 2023)."""
-    parts = [attention_part(style, int(symbols["a"])), feed_forward_part(style, input_saved=not parallel)]
+    again = () if parallel else MLP  # side by side they have a norm in common
+    parts = [attention_part(style, int(symbols["a"])), feed_forward_part(style, again, input_saved=not parallel)]
     return layer_kind(key, name, symbols, style, parts, parallel_norms=int(parallel))
 
 

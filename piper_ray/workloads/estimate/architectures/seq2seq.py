@@ -138,7 +138,7 @@ def build_t5(config: T5Config, microbatch: Microbatch, name: str) -> Architectur
     parts = [
         layers.attention_part(causal, config.num_heads),
         layers.cross_attention(causal),
-        layers.feed_forward_part(causal),
+        layers.feed_forward_part(causal, layers.MLP),
     ]
     decoder = layers.layer_kind("decoder-block", "decoder layer", outside, causal, parts)
     nodes = _encoder_decoder(

@@ -1,0 +1,63 @@
+"""How tokens reach experts on other devices: what moves on which links, by the dispatcher of the software.
+
+An all-to-all (NCCL) sends a copy for each expert of a token. Kernels that know of nodes (DeepEP, HybridEP) send a token
+over the network once for each node that has one of its experts, and the node's links hand it on. An all-gather hands
+all tokens of the group to each of its devices.
+"""
+
+from __future__ import annotations
+
+from piper_ray.workloads.estimate.groups import Group, latency_s
+from piper_ray.workloads.estimate.software import Dispatcher, Software, Stack
+
+_NEAR_RANKS = 8
+"""NVIDIA's recipes send tokens by all-to-all among so many ranks, and by kernels that know of nodes among more."""
+
+
+def dispatcher_for(ranks: int, software: Software) -> Dispatcher:
+    """That of the software, or the usual one for so many ranks."""
+    if software.dispatcher is not None:
+        return software.dispatcher
+    return Dispatcher.ALL_TO_ALL if ranks <= _NEAR_RANKS else Dispatcher.ONCE_PER_NODE
+
+
+def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> float:
+    """Tokens to their experts and back. size_bytes: of all copies on a device, there and back; copies: of a token."""
+    if group.size == 1:
+        return 0.0
+    gpu, per_node, software = stack.gpu, stack.gpus_per_node, stack.software
+    how = dispatcher_for(group.size, software)
+    near_bytes, far_bytes = moved_bytes(size_bytes, copies, group, per_node, how)
+    peers = max(1, group.in_node(per_node) - 1) if gpu.mesh else 1
+    near_s = near_bytes / (gpu.link_bytes_per_s * peers * software.dispatch_fraction)
+    far_s = far_bytes / (gpu.network_bytes_per_s * gpu.network_fraction)
+    return max(near_s, far_s) + latency_s(group, gpu, per_node)
+
+
+def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float:
+    """Copies of tokens sorted by expert on one side of an all-to-all, and again on the other: row by row, so that short
+    rows cost as much as long ones. Kernels that know of nodes do it on the way."""
+    if group.size == 1 or dispatcher_for(group.size, stack.software) is not Dispatcher.ALL_TO_ALL:
+        return 0.0
+    return tokens * copies * stack.software.sorting_s
+
+
+def moved_bytes(
+    size_bytes: float, copies: float, group: Group, gpus_per_node: int, how: Dispatcher
+) -> tuple[float, float]:
+    """What a device sends over its node's links, and over the network.
+
+    Experts are taken to lie on devices at random: of ``copies`` of a token a node gets at least one with a chance of
+    1 - (1 - 1 / nodes)^copies.
+    """
+    n = group.size
+    near = group.in_node(gpus_per_node)
+    nodes = n / near
+    if how is Dispatcher.ALL_GATHER:
+        token_bytes = size_bytes / copies
+        return token_bytes * (near - 1), token_bytes * (n - near)
+    near_bytes, far_bytes = size_bytes * (near - 1) / n, size_bytes * (n - near) / n
+    if how is Dispatcher.ALL_TO_ALL or nodes == 1.0:
+        return near_bytes, far_bytes
+    reached = (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** copies)
+    return near_bytes + far_bytes, size_bytes / copies * reached

@@ -1,0 +1,88 @@
+"""How far estimates have been off, and how many measured runs back them (``doubt.toml``, which
+``scripts/validate_estimates --doubt`` makes of all runs that the repository has)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from pydantic import Field
+
+from piper_ray.model.figures import plural
+from piper_ray.workloads.estimate.software import Family, Precision, Software
+from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.fields import Closed, Figure
+
+FEW_RUNS = 3
+"""What fewer runs than that stand behind is said."""
+
+
+def likeness(software: Software, precision: Precision, experts: bool) -> str:
+    """The key of the runs that such an estimate is like."""
+    if experts:
+        return "experts"
+    if precision is Precision.FP8:
+        return "fp8"
+    return {Family.OLDER: "older", Family.SHARDED: "sharded", Family.TODAY: "today"}[software.family]
+
+
+class MeasuredLike(Closed):
+    """Runs that are alike. least, most: of measured over estimated steps, in 9 of 10 runs of a source not seen."""
+
+    name: str = Field(description="a text")
+    least: Figure = Field(description="a number >= 0")
+    most: Figure = Field(description="a number >= 0")
+    runs: int = Field(description="a whole number")
+    sources: int = Field(description="a whole number")
+
+
+class DoubtTable(Closed):
+    """All of ``doubt.toml``. gpus, software: runs by the name of a GPU, and by the generation of software that gives
+    the constants. over_nodes: runs whose experts lie over several nodes."""
+
+    alike: dict[str, MeasuredLike] = Field(description="a table")
+    gpus: dict[str, int] = Field(description="a table of numbers")
+    software: dict[str, int] = Field(description="a table of numbers")
+    over_nodes: int = Field(description="a whole number")
+
+
+@cache
+def load_doubt() -> DoubtTable:
+    """The table that is part of the package."""
+    text = files(__package__).joinpath("doubt.toml").read_text(encoding="utf-8")
+    return DoubtTable.model_validate(parse_toml("doubt.toml", text))
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Of an estimate. few: what hardly any run backs, with their numbers."""
+
+    alike: MeasuredLike
+    few: Mapping[str, int]
+
+    def range_s(self, step_s: float) -> tuple[float, float]:
+        """Where a measured step lies in 9 of 10 cases."""
+        return step_s * self.alike.least, step_s * self.alike.most
+
+    @property
+    def lines(self) -> list[str]:
+        """In words, for people."""
+        of = self.alike
+        like = f"{plural(of.runs, 'run')} like this one ({of.name}; {plural(of.sources, 'source')})"
+        lines = [f"of {like} 9 in 10 took x{of.least:.2f} to x{of.most:.2f} of the estimate"]
+        if self.few:
+            backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in self.few.items())
+            lines.append(f"hardly any measured run backs: {backed}")
+        return lines
+
+
+def doubt_of(gpu_name: str, software: Software, precision: Precision, experts: bool) -> Doubt:
+    """What is known of estimates like that."""
+    table = load_doubt()
+    counts = {gpu_name: table.gpus.get(gpu_name, 0), software.name: table.software.get(software.base, 0)}
+    if experts:
+        counts["experts over several nodes"] = table.over_nodes
+    few = {what: count for what, count in counts.items() if count < FEW_RUNS}
+    return Doubt(table.alike[likeness(software, precision, experts)], few)

@@ -1,0 +1,41 @@
+"""Groups of GPUs that tell each other something, and what their links carry.
+
+Ranks lie in the order t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a
+group are ``stride`` ranks apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
+from piper_ray.workloads.estimate.hardware import Gpu
+
+
+@dataclass(frozen=True)
+class Group:
+    """size devices that are stride ranks apart."""
+
+    size: int
+    stride: int = 1
+
+    def in_node(self, gpus_per_node: int) -> int:
+        """How many of them share a node."""
+        return max(1, min(self.size, gpus_per_node // self.stride))
+
+
+def ring_bytes_per_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+    """What a ring of the group carries in one direction."""
+    members = group.in_node(gpus_per_node)
+    return ring_through_nodes(
+        group.size, members, gpu.ring_bytes_per_s(members), gpu.network_bytes_per_s * gpu.network_fraction
+    )
+
+
+def latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+    """Of the steps of a ring: one in each device, of which one in each node goes over the network."""
+    members = group.in_node(gpus_per_node)
+    nodes = -(-group.size // members)
+    within = group.size - nodes
+    between = nodes if nodes > 1 else 0
+    return within * gpu.link_latency_s + between * gpu.network_latency_s

@@ -1,0 +1,73 @@
+"""Makes ``doubt.toml`` of what runs took: intervals by likeness, runs by GPU and software."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+
+from piper_ray.workloads.estimate.doubt import likeness
+from scripts.validation.errors import has_experts
+from scripts.validation.price import PricedRun
+from scripts.validation.sources import interval_of
+
+NAMES = {
+    "today": "software since 2023, half precision",
+    "older": "software before 2023",
+    "sharded": "sharded weights, half precision",
+    "fp8": "products of 8 bits",
+    "experts": "mixtures of experts",
+}
+
+
+def alike(outcomes: Iterable[PricedRun]) -> dict[str, dict[str, list[float]]]:
+    """Errors by likeness and source."""
+    found: dict[str, dict[str, list[float]]] = {key: defaultdict(list) for key in NAMES}
+    for outcome in outcomes:
+        if outcome.laid is not None and outcome.error is not None:
+            stack = outcome.laid.stack
+            key = likeness(stack.software, stack.precision, has_experts(outcome.laid))
+            found[key][outcome.run.source].append(outcome.error)
+    return found
+
+
+def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
+    """The share of runs, each source counting once, that lie within what the other sources like it say."""
+    shares = []
+    for of in errors.values():
+        for source, own in of.items():
+            others = [errors for name, errors in of.items() if name != source]
+            if len(others) > 1:
+                least, most = interval_of(others)
+                shares.append(sum(least <= 1.0 / (1.0 + error) <= most for error in own) / len(own))
+    return sum(shares) / len(shares)
+
+
+def doubt_lines(outcomes: Iterable[PricedRun]) -> Iterator[str]:
+    """The file."""
+    priced = [x for x in outcomes if x.laid is not None and x.error is not None]
+    errors = alike(priced)
+    yield "# How far estimates were off, made by scripts/validate_estimates --doubt; not to be edited."
+    yield "#"
+    yield "#   least, most   of measured over estimated steps: 9 of 10 runs of a source that is not here"
+    yield f"# Leaving each source out, {coverage(errors):.0%} of its runs lie within what the others like it say."
+    yield ""
+    laid = [x.laid for x in priced if x.laid is not None]
+    over = [x for x in laid if (x.layout.expert or 1) > x.stack.gpus_per_node]
+    yield f"over_nodes = {len(over)}"
+    for key, of in errors.items():
+        least, most = interval_of(list(of.values()))
+        yield ""
+        yield f"[alike.{key}]"
+        yield f'name = "{NAMES[key]}"'
+        yield f"least = {least:.2f}"
+        yield f"most = {most:.2f}"
+        yield f"runs = {sum(map(len, of.values()))}"
+        yield f"sources = {len(of)}"
+    for table, names in (
+        ("gpus", [x.stack.gpu.name for x in laid]),
+        ("software", [x.stack.software.base for x in laid]),
+    ):
+        yield ""
+        yield f"[{table}]"
+        for name, count in sorted(Counter(names).items()):
+            yield f'"{name}" = {count}'

@@ -1,0 +1,112 @@
+"""Whether estimates put layouts in the right order: what planning by them costs, against the best layout measured.
+
+Runs are alike where they train one model on one cluster with batches of about one size; what is compared is the time of
+a sample. Regret: how much slower the layout that is predicted fastest is than the fastest. Of five: the mean of that
+over all choices of five of the layouts, which are what a planner has once memory has left the others out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from scripts.validation.price import PricedRun
+
+_FEW = 5
+_MOST_CHOICES = 3000
+"""Of five layouts: every so many-th is looked at where there are more."""
+
+_ALIKE = math.log(1.05)
+"""Of the logarithm of a batch: what counts as one size."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Predicted and measured seconds of a sample of layouts that are alike."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    @property
+    def regret(self) -> float:
+        return regret_of(self.steps)
+
+    @property
+    def regret_of_five(self) -> float:
+        """The same as ``regret`` where there are no more."""
+        count = math.comb(len(self.steps), min(_FEW, len(self.steps)))
+        stride = -(-count // _MOST_CHOICES)
+        chosen = combinations(self.steps, min(_FEW, len(self.steps)))
+        found = [regret_of(steps) for place, steps in enumerate(chosen) if place % stride == 0]
+        return sum(found) / len(found)
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """Of pairs that differ where measured: those in the right order less those in the wrong one, and all."""
+        products = [
+            (first[0] - second[0]) * (first[1] - second[1])
+            for first, second in combinations(self.steps, 2)
+            if first[1] != second[1]
+        ]
+        return sum(1 if product > 0 else -1 for product in products), len(products)
+
+
+def regret_of(steps: Sequence[tuple[float, float]]) -> float:
+    """Of predicted and measured steps."""
+    return min(steps)[1] / min(measured for _, measured in steps) - 1.0
+
+
+@dataclass(frozen=True)
+class OrderFigures:
+    """Of a source's groups of layouts. regret, regret_of_five: means over them; worst: of the former."""
+
+    groups: int
+    regret: float
+    worst: float
+    regret_of_five: float
+    tau: float
+    pairs: int
+
+
+def layouts_by_source(outcomes: Iterable[PricedRun]) -> dict[str, list[Layouts]]:
+    """Groups of at least two layouts that are alike."""
+    alike: dict[tuple[object, ...], list[tuple[float, float]]] = defaultdict(list)
+    for outcome in outcomes:
+        run, predicted_s, measured_s = outcome.run, outcome.predicted_step_s, outcome.measured_step_s
+        if predicted_s is not None and measured_s is not None and run.global_batch:
+            size = round(math.log(run.global_batch) / _ALIKE)
+            what = (run.source, run.model.name, run.gpu, run.gpus, size, run.seq, run.precision)
+            alike[what].append((predicted_s / run.global_batch, measured_s / run.global_batch))
+    found: dict[str, list[Layouts]] = defaultdict(list)
+    for (source, *_), steps in alike.items():
+        if len(steps) > 1:
+            found[str(source)].append(Layouts(tuple(steps)))
+    return dict(sorted(found.items()))
+
+
+def order_figures(groups: Sequence[Layouts]) -> OrderFigures:
+    """Of one source."""
+    concordant, pairs = (sum(column) for column in zip(*(group.pairs for group in groups), strict=True))
+    regrets = [group.regret for group in groups]
+    return OrderFigures(
+        groups=len(groups),
+        regret=sum(regrets) / len(groups),
+        worst=max(regrets),
+        regret_of_five=sum(group.regret_of_five for group in groups) / len(groups),
+        tau=concordant / pairs if pairs else 1.0,
+        pairs=pairs,
+    )
+
+
+def order_lines(found: Mapping[str, Sequence[Layouts]]) -> Iterator[str]:
+    """A table in Markdown."""
+    yield "| layouts of | groups | regret | worst | regret of five | Kendall's tau | pairs |"
+    yield "|---|---:|---:|---:|---:|---:|---:|"
+    for source, groups in found.items():
+        one = order_figures(groups)
+        yield (
+            f"| {source} | {one.groups} | {one.regret:.1%} | {one.worst:.1%} | {one.regret_of_five:.1%} "
+            f"| {one.tau:+.2f} | {one.pairs:,} |"
+        )

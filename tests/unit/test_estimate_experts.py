@@ -1,0 +1,135 @@
+"""How tokens reach experts, what that takes, and what may be said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.build import EstimateRequest, estimate
+from piper_ray.workloads.estimate.dispatch import dispatch_s, dispatcher_for, moved_bytes
+from piper_ray.workloads.estimate.doubt import doubt_of, load_doubt
+from piper_ray.workloads.estimate.groups import Group
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import LayerMode, Offer
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.roofline import backward_s, summed_gradients_s
+from piper_ray.workloads.estimate.software import (
+    Dispatcher,
+    Overlap,
+    Precision,
+    Software,
+    Stack,
+    load_software,
+    software_named,
+    stack_of,
+)
+from tests.estimate_support import estimated, kind_of, model_of
+
+HARDWARE = load_hardware()
+MIXTURE = model_of(
+    "mixtral", tokens=1024, hidden_size=1024, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=8,
+    intermediate_size=4096, vocab_size=1000, num_local_experts=32,
+)  # fmt: skip
+
+
+def stack(**changes: object) -> Stack:
+    software = software_named("megatron-core").model_copy(update=changes)
+    return stack_of(HARDWARE.gpu("H100-SXM"), software, Precision.BF16, 8)
+
+
+def nodes_reached(nodes: int, copies: int) -> float:
+    """Of the other nodes, over all ways in which a token's copies may go to nodes: how many get one, on average."""
+    ways = [len(set(way) - {0}) for way in product(range(nodes), repeat=copies)]
+    return sum(ways) / len(ways)
+
+
+@pytest.mark.parametrize(("nodes", "copies"), [(2, 1), (2, 4), (4, 3), (3, 5)])
+def test_a_token_crosses_the_network_once_for_each_node_that_it_goes_to(nodes: int, copies: int) -> None:
+    whole = 1000.0 * copies
+    near, far = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ONCE_PER_NODE)
+    assert far == pytest.approx(1000.0 * nodes_reached(nodes, copies))
+    copied = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ALL_TO_ALL)
+    assert copied == pytest.approx((whole * 7 / (8 * nodes), whole * (nodes - 1) / nodes))
+    assert near == pytest.approx(sum(copied))
+    gathered = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ALL_GATHER)
+    assert gathered == pytest.approx((7000.0, 1000.0 * 8 * (nodes - 1)))
+
+
+def test_within_a_node_all_copies_go_over_its_links() -> None:
+    for how in (Dispatcher.ALL_TO_ALL, Dispatcher.ONCE_PER_NODE):
+        assert moved_bytes(800.0, 2, Group(8), 8, how) == (700.0, 0.0)
+    assert dispatch_s(800.0, 2, Group(1), stack()) == 0.0
+
+
+def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
+    usual = software_named("megatron-core")
+    assert dispatcher_for(8, usual) is Dispatcher.ALL_TO_ALL
+    assert dispatcher_for(16, usual) is Dispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, software_named("hai-llm")) is Dispatcher.ONCE_PER_NODE
+    times = [
+        dispatch_s(8e8, 8, Group(32), stack(dispatcher=how))
+        for how in (Dispatcher.ONCE_PER_NODE, Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
+    ]
+    assert times[0] < times[1] < times[2]
+
+
+def exposed_s(**changes: object) -> float:
+    asked = EstimateRequest(nodes=4, offer=Offer(experts=(32,)))
+    found = estimate(MIXTURE, HARDWARE, "H100-SXM", replace(asked, **changes))  # type: ignore[arg-type]
+    return found.costs(kind_of(found), LayerMode(degree=1, experts=32)).exchange_forward_s
+
+
+def test_what_is_said_of_experts_changes_what_they_take() -> None:
+    usual = exposed_s()
+    assert exposed_s(overlaps=("experts",)) == pytest.approx(0.1 * usual)
+    assert exposed_s(overlaps=("tensor", "context")) == usual
+    assert exposed_s(dispatcher="all-to-all") > usual
+    assert exposed_s(expert_imbalance=1.0) < usual
+    for wrong in ({"overlaps": ("expert",)}, {"dispatcher": "post"}):
+        with pytest.raises(UsageError, match="expected one of"):
+            exposed_s(**wrong)
+
+
+def test_tensor_exchanges_hide_as_far_as_software_is_told_and_never_less() -> None:
+    core = software_named("megatron-core")
+    told = core.overlapping([Overlap.TENSOR])
+    assert told.forward_overlap == core.told_tensor_overlap > core.forward_overlap
+    assert core.overlapping([]) == core
+    titan = software_named("torchtitan")
+    assert (titan.forward_overlap, titan.overlapping([Overlap.TENSOR]).forward_overlap) == (0.0, 0.5)
+
+
+def test_sums_of_experts_gradients_go_through_memory_once_for_each_microbatch() -> None:
+    found = estimated(MIXTURE, "H100-SXM")
+    kind: LayerKind = kind_of(found)
+    mode, of = LayerMode(degree=1, experts=8), found.setting.stack
+    experts = [operator for operator in kind.operators if operator.routed]
+    summed_s = sum(summed_gradients_s(operator, kind, mode, of) for operator in experts)
+    assert summed_s == pytest.approx(3 * 1024 * 4096 * 4 * 8 / (3350e9 * 0.85))
+    assert all(
+        backward_s(operator, kind, mode, of) > summed_gradients_s(operator, kind, mode, of) for operator in experts
+    )
+    others = [operator for operator in kind.operators if not operator.routed]
+    assert not any(summed_gradients_s(operator, kind, mode, of) for operator in others)
+
+
+def test_the_slowest_of_many_gpus_and_a_full_node_count() -> None:
+    few, many = stack(), replace(stack(), devices=1024)
+    assert few.efficiency == replace(few, devices=256).efficiency
+    assert many.efficiency == pytest.approx(few.efficiency / (1 + 2 * few.software.straggling))
+    assert few.launch_s(8) == pytest.approx(1.4 * few.launch_s(4))
+
+
+def test_what_hardly_any_run_backs_is_said() -> None:
+    known: Software = software_named("megatron-core")
+    sure = doubt_of("NVIDIA H100 SXM5 80 GB", known, Precision.BF16, experts=False)
+    assert not sure.few
+    least_s, most_s = sure.range_s(10.0)
+    assert least_s < 10.0 < most_s
+    odd = doubt_of("AMD Instinct MI300X 192 GB", software_named("megascale"), Precision.BF16, experts=True)
+    assert odd.few == {"AMD Instinct MI300X 192 GB": 0, "MegaScale": 0, "experts over several nodes": 1}
+    assert "hardly any measured run backs: AMD Instinct MI300X" in odd.lines[1]
+    assert set(load_doubt().software) <= set(load_software())
