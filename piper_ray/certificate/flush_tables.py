@@ -264,7 +264,8 @@ class TailTables:
         ways, n, edges = pair.ways, len(vertices.layers), len(vertices.edges)
         start = np.zeros((len(ways), n + 1), np.int64)
         choices: list[tuple[float, ...]] = []
-        charge_start, charges = [], []
+        charge_start: list[int] = []
+        charges: list[float] = []
         least = np.zeros((len(ways), n, SUMS))
         in_s, out_s = np.zeros((len(ways), edges)), np.zeros((len(ways), edges))
         for r, way in enumerate(ways):

@@ -157,7 +157,7 @@ def _crossing_s(i: int, j: int, r: int, tables: StageTables) -> tuple[float, flo
 
 @inlined_kernel
 def _least(i: int, j: int, r: int, column: int, tables: StageTables) -> float:
-    found = tables.sums[r, i, column] - tables.sums[r, j, column] - tables.rounding[r, column]
+    found: float = tables.sums[r, i, column] - tables.sums[r, j, column] - tables.rounding[r, column]
     return max(0.0, found)
 
 
