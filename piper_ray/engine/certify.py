@@ -18,7 +18,7 @@ from piper_ray.certificate.flush_check import (
     shapes_of,
 )
 from piper_ray.certificate.flush_tables import StagePrices
-from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED
+from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend

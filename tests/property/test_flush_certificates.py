@@ -16,7 +16,7 @@ from piper_ray.certificate.certificate import Certificate, PassPrices, read_cert
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.certificate.flush_check import FlushProblem
 from piper_ray.certificate.flush_tables import StagePrices, least_priced_s
-from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED
+from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.certificate.passes import KINDS, PassGraph, Walk
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
@@ -227,7 +227,9 @@ def test_other_plans_than_it_is_of() -> None:
         certify(TOWERS, solve(TOWERS.replace(devices=3), options=ONE_THREAD, schedule="1f1b"), threads=1)
 
 
-@pytest.mark.parametrize("step", [StepTerms(all_reduce=AllReduce.RING, optimizer_s=0.25), StepTerms(all_reduce_overlap=0.5)])
+@pytest.mark.parametrize(
+    "step", [StepTerms(all_reduce=AllReduce.RING, optimizer_s=0.25), StepTerms(all_reduce_overlap=0.5)]
+)
 def test_terms_of_a_step_are_part_of_the_claim(step: StepTerms) -> None:
     solution = solve(TOWERS, options=ONE_THREAD, schedule="1f1b", step=step)
     certificate = certify(TOWERS, solution, threads=1)
