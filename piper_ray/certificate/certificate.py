@@ -376,7 +376,11 @@ def _prices_document(prices: PassPrices) -> dict[str, object]:
 
 def _prices(document: Mapping[str, Any]) -> PassPrices:
     return PassPrices(
-        *(_whole(document[name]) for name in ("devices", "d", "t", "ranks", "chunks")),
+        devices=_whole(document["devices"]),
+        data_parallel_degree=_whole(document["d"]),
+        degree=_whole(document["t"]),
+        ranks=_whole(document["ranks"]),
+        chunks=_whole(document["chunks"]),
         paths=tuple(
             (float(weight), Walk(_whole(rank), _whole(place), tuple(map(_whole, steps))))
             for weight, rank, place, steps in document["paths"]

@@ -25,7 +25,8 @@ import numpy as np
 
 from piper_ray.certificate.certificate import Certificate, PassPrices, charged, free_bytes, levels_of, ways_of
 from piper_ray.certificate.flush_tables import OnDegrees, StagePrices, TailTables, least_priced_s, pairs_of, shape_of
-from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED, look_through
+from piper_ray.certificate.kernels.flush_plans import look_through
+from piper_ray.certificate.kernels.flush_states import FOUND, PROVED, Lookup
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -92,9 +93,8 @@ class FlushProblem:
         """Through the tails and plans of a pair for one that takes no more. As ``look_through``."""
         tails = self.tails_of(pair)
         tables, order = tails.of(pair)
-        status, least_s, states = look_through(
-            tables, shape_of(pair, limit_s), tails.priced(pair, prices, order), control
-        )
+        search = Lookup(tables, shape_of(pair, limit_s), tails.priced(pair, prices, order))
+        status, least_s, states = look_through(search, control)
         return int(status), float(least_s), Counts(1, 0, tails.size, int(states))
 
 

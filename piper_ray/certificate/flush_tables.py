@@ -11,7 +11,8 @@ import numpy as np
 
 from piper_ray.certificate.certificate import PassPrices, StageWay, Tails
 from piper_ray.certificate.kernels.downsets import Floats, Ints, sums_over
-from piper_ray.certificate.kernels.flush_plans import SUMS, FlushShape, PositionPrices, StageTables
+from piper_ray.certificate.kernels.flush_stages import SUM, FlushShape, StageTables
+from piper_ray.certificate.kernels.flush_states import PositionPrices
 from piper_ray.certificate.passes import KINDS, PassCounts, PassGraph
 from piper_ray.certificate.tables import (
     MARGIN_BYTES,
@@ -264,8 +265,9 @@ class TailTables:
         ways, n, edges = pair.ways, len(vertices.layers), len(vertices.edges)
         start = np.zeros((len(ways), n + 1), np.int64)
         choices: list[tuple[float, ...]] = []
-        charge_start, charges = [], []
-        least = np.zeros((len(ways), n, SUMS))
+        charge_start: list[int] = []
+        charges: list[float] = []
+        least = np.zeros((len(ways), n, len(SUM)))
         in_s, out_s = np.zeros((len(ways), edges)), np.zeros((len(ways), edges))
         for r, way in enumerate(ways):
             for v, layer in enumerate(vertices.layers):
@@ -291,7 +293,7 @@ class TailTables:
         order = np.lexsort((np.bitwise_count(self._bits).sum(axis=1), own_s))
         terms = 8.0 * (n + 2 * edges + 2) * _EPSILON
         rounding = terms * least.sum(axis=1)
-        rounding[:, [6, 7]] = 0.0
+        rounding[:, [SUM.mixed, SUM.missing]] = 0.0
         whole_s, whole_f = own_s.max(), own_f.max()
         figures = np.array(choices, np.float64).reshape(-1, 5)
         tables = StageTables(
@@ -320,8 +322,9 @@ class TailTables:
     def priced(self, pair: OnDegrees, prices: StagePrices | None, order: Ints) -> PositionPrices:
         """Of positions, whose stages are counted from the back."""
         if prices is None:
-            none, nothing = np.zeros(0), np.zeros((0, 0))
-            return PositionPrices(none, none, none, none, nothing, nothing)
+            none, downsets = np.zeros(pair.most_ranks), order.size
+            nothing = np.zeros((downsets, none.size + 1))
+            return PositionPrices(none, none, none, none, nothing[:, 1:].copy(), nothing)
         of_figures, room_s = prices.of_figures[:, ::-1], prices.room_s[::-1].copy()
         positions = room_s.size
         cost = np.stack([(rows @ of_figures).min(axis=0) for rows in pair.rows])

@@ -140,7 +140,8 @@ class _StageProgram:
         return lp
 
     def _column(self, stage: IndexArray, figure: int) -> IndexArray:
-        return self._first + stage * FIGURES + figure
+        columns: IndexArray = self._first + stage * FIGURES + figure
+        return columns
 
     def solve(self) -> bool:
         self._highs.run()
@@ -187,7 +188,7 @@ class _StageProgram:
         seconds = np.zeros((self._graph.stages, KINDS))
         seconds[:, ActionKind.F], seconds[:, ActionKind.I], seconds[:, ActionKind.W] = figures[:, :3].T
         seconds[:, ActionKind.B] = figures[:, 1] + figures[:, 2]
-        sync = np.bincount(self._graph.rank_of, figures[:, 3], self._graph.ranks)
+        sync = np.bincount(self._graph.rank_of, figures[:, 3], self._graph.ranks).astype(np.float64)
         longer = [walk for length, walk in self._graph.longest(seconds, sync, 2 * _PATHS_AT_ONCE) if length > least]
         added = [walk for walk in longer[:_PATHS_AT_ONCE] if walk not in self._known]
         for walk in added:

@@ -18,7 +18,7 @@ from piper_ray.certificate.flush_check import (
     shapes_of,
 )
 from piper_ray.certificate.flush_tables import StagePrices
-from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED
+from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.local import LocalBackend
 from piper_ray.engine.evaluation.backend import Backend
@@ -36,7 +36,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.solution import Solution, Status
-from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
 
@@ -103,7 +103,7 @@ def _under_flush(
 
     def look() -> None:
         if control[0] != 0.0:
-            raise StopSearch
+            raise StopSearch(StoppedBy.INTERRUPT)
 
     def settle(number: int) -> tuple[float, list[PassPrices]]:
         pair = pairs[number]

@@ -16,14 +16,14 @@ from piper_ray.certificate.certificate import Certificate, PassPrices, read_cert
 from piper_ray.certificate.check import verify_certificate
 from piper_ray.certificate.flush_check import FlushProblem
 from piper_ray.certificate.flush_tables import StagePrices, least_priced_s
-from piper_ray.certificate.kernels.flush_plans import FOUND, PROVED
+from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.certificate.passes import KINDS, PassGraph, Walk
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.simulate.actions import ActionKind
@@ -174,14 +174,14 @@ def test_forged_prices_prove_no_more(schedule: str) -> None:
         lambda x: replace(x, memory=((10**6, 0, 1.0),)),
         lambda x: replace(x, memory=((0, 0, float("inf")),)),
     ):
-        forged = _changed_first(certificate, wrong).prices[0]
+        changed = _changed_first(certificate, wrong).prices[0]
         pair = next(
             pair for pair in problem.pairs()
             if (pair.instance.devices, pair.data_parallel_degree, pair.degree)
-            == (forged.devices, forged.data_parallel_degree, forged.degree)
+            == (changed.devices, changed.data_parallel_degree, changed.degree)
         )  # fmt: skip
         with pytest.raises(CertificateRefused):
-            StagePrices.of(pair, forged)
+            StagePrices.of(pair, changed)
 
 
 def _forger(rng: random.Random) -> Callable[[PassPrices], PassPrices]:
@@ -227,7 +227,9 @@ def test_other_plans_than_it_is_of() -> None:
         certify(TOWERS, solve(TOWERS.replace(devices=3), options=ONE_THREAD, schedule="1f1b"), threads=1)
 
 
-@pytest.mark.parametrize("step", [StepTerms(all_reduce="ring", optimizer_s=0.25), StepTerms(all_reduce_overlap=0.5)])
+@pytest.mark.parametrize(
+    "step", [StepTerms(all_reduce=AllReduce.RING, optimizer_s=0.25), StepTerms(all_reduce_overlap=0.5)]
+)
 def test_terms_of_a_step_are_part_of_the_claim(step: StepTerms) -> None:
     solution = solve(TOWERS, options=ONE_THREAD, schedule="1f1b", step=step)
     certificate = certify(TOWERS, solution, threads=1)

@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from piper_ray.certificate.kernels.choice import by_choices, by_prices
-from piper_ray.certificate.kernels.downsets import Bits, Floats
+from piper_ray.certificate.kernels.downsets import first_above, holds, is_cut, is_inside
 from piper_ray.certificate.kernels.types import FITS, TOO_HARD, UNFIT, Claim, ClaimedTails, ThreadScratch
 from piper_ray.compiled.jit import inlined_kernel, leaf_kernel
-
-
-@inlined_kernel
-def _holds(bits: Bits, row: int, v: int) -> bool:
-    return bool((bits[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
-
-
-@leaf_kernel
-def _first_above(values: Floats, limit: float) -> int:
-    """The first place whose value exceeds the limit; the values rise."""
-    low, high = 0, values.size
-    while low < high:
-        middle = (low + high) >> 1
-        if values[middle] > limit:
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 @inlined_kernel
@@ -47,27 +27,21 @@ def _fill(i: int, j: int, r: int, k: int, y: int, claim: Claim, scratch: ThreadS
     budget_s, limit_bytes = cluster.budget_s * d, cluster.memory_bytes
     fixed_s = 0.0
     for tensor in range(graph.tensor_s.size):
-        inside, outside = False, False
-        for word in range(tails.bits.shape[1]):
-            ends = graph.tensors[tensor, word]
-            of_stage = ends & tails.bits[i, word] & ~tails.bits[j, word]
-            inside = inside or of_stage != 0
-            outside = outside or of_stage != ends
-        if inside and outside:
+        if is_cut(graph.tensors, tensor, tails.bits, i, j):
             fixed_s += graph.tensor_s[tensor]
     items, at = 0, 0
     scratch.item[0] = 0
     for v in range(ways.edge_start.size - 1):
-        if not _holds(tails.bits, i, v) or _holds(tails.bits, j, v):
+        if not holds(tails.bits, i, v) or holds(tails.bits, j, v):
             continue
         for o in range(ways.start[r, v], ways.start[r, v + 1]):
             total_s = ways.time_s[o] + ways.weights_bytes[o] * ways.resync_s[r, k]
             for n in range(ways.edge_start[v], ways.edge_start[v + 1]):
                 e = ways.edge[n]
                 if graph.head[e] == v:
-                    crosses = not _holds(tails.bits, i, graph.tail[e])
+                    crosses = not holds(tails.bits, i, graph.tail[e])
                 else:
-                    crosses = _holds(tails.bits, j, graph.head[e])
+                    crosses = holds(tails.bits, j, graph.head[e])
                 if crosses:
                     total_s += ways.charge_s[ways.charge_start[o] + n - ways.edge_start[v]]
             if items == 0:
@@ -110,7 +84,7 @@ def _leaving_s(i: int, r: int, crossings: int, claim: Claim, scratch: ThreadScra
     total_s = 0.0
     for n in range(crossings):
         e = scratch.crossing[n]
-        if _holds(tails.bits, i, graph.tail[e]):
+        if holds(tails.bits, i, graph.tail[e]):
             total_s += least.incoming_s[r, e] + least.outgoing_s[r, e]
     return total_s
 
@@ -177,7 +151,7 @@ def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> in
         j = tails.live[at]
         crossings = 0
         for e in range(graph.tail.size):
-            if _holds(tails.bits, j, graph.head[e]) and not _holds(tails.bits, j, graph.tail[e]):
+            if holds(tails.bits, j, graph.head[e]) and not holds(tails.bits, j, graph.tail[e]):
                 scratch.crossing[crossings] = e
                 crossings += 1
         for state in range(tails.start[j], tails.start[j + 1]):
@@ -189,15 +163,10 @@ def first_gap(first: int, last: int, claim: Claim, scratch: ThreadScratch) -> in
                 # A stage on so many devices is worth no more, and leaves enough for what is in front of it.
                 beyond = devices + product - cluster.devices + tails.worth[whole] - 2.0 * cluster.rounding_devices
                 upto = tails.worth[j] + product + 2.0 * cluster.rounding_devices
-                begin = max(done, _first_above(tails.worth, beyond))
-                done = max(done, _first_above(tails.worth, upto))
+                begin = max(done, first_above(tails.worth, beyond))
+                done = max(done, first_above(tails.worth, upto))
                 for i in range(begin, done):
-                    inside = i != j
-                    for word in range(tails.bits.shape[1]):
-                        if tails.bits[j, word] & ~tails.bits[i, word] != 0:
-                            inside = False
-                            break
-                    if not inside:
+                    if i == j or not is_inside(tails.bits, j, i):
                         continue
                     scratch.tested[0] += 1
                     found = _stage_leads_out(i, j, devices, later_sum, crossings, claim, scratch)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.compiled.jit import kernel, leaf_kernel
+from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
 
 Bits = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
@@ -21,6 +21,48 @@ class DownsetRoom(NamedTuple):
     addable: Bits
     parent: Ints  # int64[room]
     added: Ints
+
+
+@inlined_kernel
+def holds(bits: Bits, row: int, v: int) -> bool:
+    """Whether a set has the vertex."""
+    return bool((bits[row, v >> 6] >> np.uint64(v & 63)) & np.uint64(1) != 0)
+
+
+@inlined_kernel
+def is_inside(bits: Bits, j: int, i: int) -> bool:
+    """Whether set j is a part of set i, or the same."""
+    inside = True
+    for word in range(bits.shape[1]):
+        if bits[j, word] & ~bits[i, word] != 0:
+            inside = False
+            break
+    return inside
+
+
+@inlined_kernel
+def is_cut(tensors: Bits, tensor: int, bits: Bits, i: int, j: int) -> bool:
+    """Whether some ends of a tensor are in the stage of set i without set j, and some are not."""
+    inside, outside = False, False
+    for word in range(bits.shape[1]):
+        ends = tensors[tensor, word]
+        of_stage = ends & bits[i, word] & ~bits[j, word]
+        inside = inside or of_stage != 0
+        outside = outside or of_stage != ends
+    return inside and outside
+
+
+@leaf_kernel
+def first_above(values: Floats, limit: float) -> int:
+    """The first place whose value exceeds the limit; the values rise."""
+    low, high = 0, values.size
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] > limit:
+            high = middle
+        else:
+            low = middle + 1
+    return low
 
 
 @leaf_kernel

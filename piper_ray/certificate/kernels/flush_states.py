@@ -1,0 +1,297 @@
+"""Kernel: the tails that plans below a limit can have under a flush, built from the back.
+
+A state of a downset is the figures of a tail of its layers with so many stages (``flush_tails``), and what it costs by
+the prices of its positions. Of two states of as many stages the one that is nowhere larger stands for both. A state
+goes whose figures, or prices, with what the layers in front take at least, exceed the limit.
+
+No stage takes more than its position's room times what the limit leaves beyond the work of all stages; and so the work
+of the layers in front needs as many positions as have the room for it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.certificate.kernels.downsets import Floats, Ints, first_above, is_inside
+from piper_ray.certificate.kernels.flush_stages import (
+    FlushShape,
+    LeastStage,
+    RowRoom,
+    StageTables,
+    in_flight,
+    least_stage,
+    row_room,
+    stage_rows,
+)
+from piper_ray.certificate.kernels.flush_tails import (
+    FIGURES,
+    Lengths,
+    batch_of,
+    batch_with_ahead,
+    no_stages,
+    put_in_front,
+)
+from piper_ray.compiled.jit import inlined_kernel, inner_kernel
+
+PROVED, FOUND, TOO_MANY, ENDED = 0, 1, 2, 3
+"""No plan takes less; one does; there is no telling; told to end."""
+
+_MOST_ROWS = 128
+_MOST_STATES = 3_000_000
+_MOST_WORK = 100_000_000
+"""Comparisons of figures, about: some seconds. Counted, not timed, so that who makes a certificate and who checks it
+end at the same place."""
+
+_OFF = 1e-12
+"""Of all work: more than sums of seconds can be off."""
+
+PRICED = FIGURES
+
+
+class PositionPrices(NamedTuple):
+    """By the number of stages behind: of a second of f, b and R, float64[q]; room_s of a
+    device's memory. of_layers: float64[m, q], of a downset's layers there; ahead_s: float64[m, q + 1], of all layers
+    outside, at positions from q on, less their rooms."""
+
+    forward: Floats
+    backward: Floats
+    sync: Floats
+    room_s: Floats
+    of_layers: Floats
+    ahead_s: Floats
+
+
+class Lookup(NamedTuple):
+    """All that is read."""
+
+    tables: StageTables
+    shape: FlushShape
+    prices: PositionPrices
+
+
+class TailStates(NamedTuple):
+    """start, size: int64[m]. figures: float64[states, 8], with the price. stages: int64[states], ascending for each
+    downset."""
+
+    start: Ints
+    size: Ints
+    figures: Floats
+    stages: Ints
+
+
+class _New(NamedTuple):
+    """Room for the states of one downset, as in ``TailStates``."""
+
+    figures: Floats
+    stages: Ints
+
+
+class _Left(NamedTuple):
+    """What a downset leaves. ahead_s, ahead_f: of the layers in front, at least. spare_s: of the limit beyond the work
+    of all stages. widest_s: for its first stage, at whichever position."""
+
+    ahead_s: float
+    ahead_f: float
+    spare_s: float
+    widest_s: float
+
+
+@inlined_kernel
+def lengths_of(figures: Floats, s: int) -> Lengths:
+    """Of a state, without its price."""
+    row = figures[s]
+    return row[0], row[1], row[2], row[3], row[4], row[5], row[6]
+
+
+@inlined_kernel
+def priced_stage_s(i: int, j: int, behind: int, least: LeastStage, prices: PositionPrices) -> float:
+    """The price of a stage at least, by its layers, less that of the memory that it may hold."""
+    f, b = prices.forward[behind], prices.backward[behind]
+    found = prices.of_layers[i, behind] - prices.of_layers[j, behind] - prices.room_s[behind]
+    return float(found + (f + b) * least.edges_s + f * least.forward_s + b * least.backward_s)
+
+
+@inlined_kernel
+def priced_row_s(behind: int, stage: tuple[float, float, float], prices: PositionPrices) -> float:
+    """The price of a stage by its seconds: its memory is no more than there is, so it may be left out."""
+    f, b, sync = stage
+    return float(prices.forward[behind] * f + prices.backward[behind] * b + prices.sync[behind] * sync)
+
+
+@inlined_kernel
+def _left_by(i: int, search: Lookup) -> _Left:
+    tables, shape, _ = search
+    ahead_s = tables.ahead_s[i]
+    spare_s = shape.limit_s - max(shape.work_s, tables.own_s[i] + ahead_s)
+    widest_s = spare_s * (shape.room[shape.most_stages] - shape.room[shape.most_stages - 1])
+    widest_s = min(widest_s, (shape.limit_s - ahead_s) / shape.microbatches)
+    return _Left(ahead_s, tables.ahead_f[i], spare_s, widest_s)
+
+
+@inlined_kernel
+def _may_take_s(behind: int, left: _Left, shape: FlushShape) -> float:
+    """The first stage, with so many behind it; below 0 where the positions in front have no room for the layers."""
+    if left.ahead_s > left.spare_s * (shape.room[shape.most_stages] - shape.room[behind + 1]) and left.ahead_s > 0.0:
+        return -1.0
+    at_position_s = left.spare_s * (shape.room[behind + 1] - shape.room[behind])
+    return float(min((shape.limit_s - left.ahead_s) / shape.microbatches, at_position_s))
+
+
+@inlined_kernel
+def _grown(
+    s: int, stage: tuple[float, float, float], search: Lookup, found: TailStates, left: _Left
+) -> tuple[bool, Lengths]:
+    """The figures of a state with a stage in front, and whether they keep the limit."""
+    shape = search.shape
+    f, b, _ = stage
+    tail = lengths_of(found.figures, s)
+    lengths = put_in_front(shape.gpipe, shape.microbatches, found.stages[s], stage, (f, b), tail)
+    batch_s = batch_with_ahead(shape.gpipe, shape.microbatches, left.ahead_s, left.ahead_f, lengths)
+    return batch_s <= shape.limit_s, lengths
+
+
+@inner_kernel
+def _added(lengths: Lengths, priced_s: float, stages: int, new: _New, count: int) -> tuple[_New, int]:
+    """With one more state, if none of the first ``count`` is as good, and without those that it is as good as."""
+    kept = 0
+    for other in range(count):
+        keep = True
+        if new.stages[other] == stages:
+            as_good = new.figures[other, PRICED] <= priced_s
+            no_better = new.figures[other, PRICED] >= priced_s
+            for column in range(FIGURES):
+                as_good = as_good and new.figures[other, column] <= lengths[column]
+                no_better = no_better and new.figures[other, column] >= lengths[column]
+            if as_good:  # then none has gone: what this one beats, that one would have beaten
+                return new, count
+            keep = not no_better
+        if keep:
+            if kept != other:
+                new.figures[kept] = new.figures[other]
+                new.stages[kept] = new.stages[other]
+            kept += 1
+    if kept == new.stages.size:
+        new = _New(_twice_rows(new.figures), _twice(new.stages))
+    for column in range(FIGURES):
+        new.figures[kept, column] = lengths[column]
+    new.figures[kept, PRICED], new.stages[kept] = priced_s, stages
+    return new, kept + 1
+
+
+@inner_kernel
+def _with_stages(
+    i: int, j: int, left: _Left, search: Lookup, found: TailStates, room: RowRoom, new: _New, count: int
+) -> tuple[_New, int, int]:
+    """Adds the states of I that have a stage of I without J in front of a state of J; and how many comparisons that
+    took, about."""
+    tables, shape, prices = search
+    work = tables.tail.size
+    for r in range(tables.sums.shape[0]):
+        least = least_stage((i, j, r), left.widest_s, tables)
+        if least.t > left.widest_s:
+            continue
+        known, rows = -1, 0  # the rows there are of a stage with so many behind it
+        for s in range(found.start[j], found.start[j] + found.size[j]):
+            behind = found.stages[s]
+            y = in_flight(shape, behind)
+            if behind >= shape.most_stages or least.a * y + least.h > shape.memory_bytes:
+                break
+            cap_s = _may_take_s(behind, left, shape)
+            by_layers_s = priced_stage_s(i, j, behind, least, prices)
+            most_priced_s = shape.limit_s - prices.ahead_s[i, behind + 1] - found.figures[s, PRICED]
+            if least.t > cap_s or by_layers_s > most_priced_s:
+                continue
+            if known != behind:
+                if not _grown(s, (least.f, least.b, least.sync), search, found, left)[0]:
+                    continue
+                known = behind
+                rows, _ = stage_rows((i, j, r), least, y, cap_s, tables, shape.memory_bytes, room)
+                work += 50 * tables.edge_start.size
+            work += 1 + rows * (1 + count)
+            for row in range(rows):
+                stage = (room.rows[row, 0], room.rows[row, 1], room.rows[row, 2])
+                priced_s = max(by_layers_s, priced_row_s(behind, stage, prices))
+                keeps, lengths = _grown(s, stage, search, found, left)
+                if keeps and priced_s <= most_priced_s:
+                    new, count = _added(lengths, found.figures[s, PRICED] + priced_s, behind + 1, new, count)
+    return new, count, work
+
+
+@inner_kernel
+def _joined(i: int, new: _New, count: int, used: int, found: TailStates) -> TailStates:
+    """With the states of I, after ``used`` others."""
+    figures, stages = found.figures, found.stages
+    while used + count > stages.size:
+        figures, stages = _twice_rows(figures), _twice(stages)
+    order = np.argsort(new.stages[:count])
+    for k in range(count):
+        figures[used + k] = new.figures[order[k]]
+        stages[used + k] = new.stages[order[k]]
+    found.start[i], found.size[i] = used, count
+    return TailStates(found.start, found.size, figures, stages)
+
+
+@inner_kernel
+def tail_states(search: Lookup, control: Floats) -> tuple[int, float, TailStates]:
+    """Those of all downsets; PROVED or FOUND, by whether one of all layers keeps the limit, and the least batch of
+    these."""
+    tables, shape, _ = search
+    m = tables.bits.shape[0]
+    found = _empty_tail(shape.gpipe, m)
+    new = _New(np.empty((1024, FIGURES + 1)), np.empty(1024, np.int64))
+    room = row_room(_MOST_ROWS, tables)
+    live, live_s, live_count = np.zeros(m, np.int64), np.zeros(m), 1
+    used, work = 1, 0
+    for i in range(1, m):
+        if control[0] != 0.0:
+            return ENDED, 0.0, found
+        if work > _MOST_WORK or used > _MOST_STATES:
+            return TOO_MANY, 0.0, found
+        left = _left_by(i, search)
+        if left.spare_s < 0.0:
+            continue
+        count = 0
+        least_behind_s = tables.own_s[i] - left.widest_s * (1.0 + _OFF) - _OFF * shape.work_s
+        for n in range(first_above(live_s[:live_count], least_behind_s), live_count):
+            work += 1
+            if is_inside(tables.bits, live[n], i):
+                new, count, looked = _with_stages(i, live[n], left, search, found, room, new, count)
+                work += looked
+        if count > 0:
+            found = _joined(i, new, count, used, found)
+            used += count
+            live[live_count], live_s[live_count] = i, tables.own_s[i]
+            live_count += 1
+    least_batch_s = np.inf
+    for s in range(found.start[m - 1], found.start[m - 1] + found.size[m - 1]):
+        least_batch_s = min(least_batch_s, batch_of(shape.gpipe, shape.microbatches, lengths_of(found.figures, s)))
+    status = FOUND if found.size[m - 1] > 0 else PROVED
+    return status, least_batch_s, TailStates(found.start, found.size, found.figures[:used], found.stages[:used])
+
+
+@inner_kernel
+def _empty_tail(gpipe: bool, m: int) -> TailStates:
+    """The state of no layers alone, with room for more."""
+    figures, stages = np.zeros((4096, FIGURES + 1)), np.zeros(4096, np.int64)
+    empty = no_stages(gpipe)
+    for column in range(FIGURES):
+        figures[0, column] = empty[column]
+    size = np.zeros(m, np.int64)
+    size[0] = 1
+    return TailStates(np.zeros(m, np.int64), size, figures, stages)
+
+
+@inner_kernel
+def _twice_rows(rows: Floats) -> Floats:
+    found = np.empty((2 * rows.shape[0], rows.shape[1]))
+    found[: rows.shape[0]] = rows
+    return found
+
+
+@inner_kernel
+def _twice(numbers: Ints) -> Ints:
+    found = np.empty(2 * numbers.size, np.int64)
+    found[: numbers.size] = numbers
+    return found
