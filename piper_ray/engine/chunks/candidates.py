@@ -39,6 +39,9 @@ _DESCENT_PASSES = 20_000_000
 _PASSES_OF_A_STEP = 10
 """A step through all plans of a small model takes about as long as so many simulated passes."""
 
+_PREFERENCE = 1.0
+"""Relative: by so much more a step that saves memory is liked in the first turn than in the last one."""
+
 _HEAT = 0.003
 """Relative: by how much a move may make a plan worse at first."""
 
@@ -116,6 +119,24 @@ class Candidates:
             for wanted in _patterns(shape, int(large.sum())):
                 self._cut(index, order, large + 1e-6, wanted)
         self._cut_orders(self._orders[:_FIRST_ORDERS])
+        for index, found in enumerate(self._best[:-1]):
+            if found is not None and not np.array_equal(found.choice, found.tables.option_start[:-1]):
+                self._prefer_turns(index, found)
+
+    def _prefer_turns(self, index: int, found: Candidate) -> None:
+        """Where layers cannot all take their fastest TMPCs: lets all ranks save memory in the same turns, those that
+        make this plan the quickest. A turn goes at the pace of its slowest chunk."""
+        model = best = self._models[index]
+        v = self._task.shape.chunks
+        for first, step in product(range(v), (1, -1) if v > 2 else (1,)):
+            liking = 1.0 + _PREFERENCE * (1.0 - (step * (np.arange(v) - first) % v) / v)
+            self._models[index] = model._replace(held=model.held * liking[self._program.turn_of])
+            plan = self._plan_of(index, found.chunk_of)
+            self._count(1)
+            if plan is not None and plan.value_s < found.value_s:
+                found, best = plan, self._models[index]
+                self._take(index, plan)
+        self._models[index] = best
 
     def like(self, layers_in: FloatArray, chunk_of: IndexArray) -> dict[int, Candidate]:
         """Plans after a fractional one, by choice. They are not kept. layers_in: of each chunk, whatever their kinds;

@@ -125,8 +125,8 @@ def rank_bytes(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: Index
 def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexArray) -> bool:
     """Writes quick TMPCs that fit, one for each layer of a rank, to ``choice``; False if none fit.
 
-    All layers take their fastest option, then step by step those that save the most bytes for a second; what is not
-    needed is taken back.
+    All layers take their fastest option, then step by step those that save the most bytes for a second. At last each
+    layer that took a step, the last ones first, takes the quickest option that leaves room for the others.
     """
     layers, program, _, memory_bytes, held = model
     size = 0
@@ -147,7 +147,7 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
     target, gain = np.full(size, -1, np.int64), np.zeros(size)
     for n in range(size):
         target[n], gain[n] = _best_step(layers, layer[n], choice[layer[n]], held[program.stage_of[rank, chunk_at[n]]])
-    order, came_from = np.empty(4 * size + 64, np.int64), np.empty(4 * size + 64, np.int64)
+    order = np.empty(4 * size + 64, np.int64)
     taken = 0
     while peak_bytes(program, rank, activation, fixed) > memory_bytes:
         best = -1
@@ -162,23 +162,25 @@ def fit_rank(model: ChunkModel, rank: int, chunk_of: IndexArray, choice: IndexAr
         )
         fixed += layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
         if taken < order.size:
-            order[taken], came_from[taken] = best, choice[x]
+            order[taken] = best
             taken += 1
         choice[x] = o
         target[best], gain[best] = _best_step(layers, x, o, held[program.stage_of[rank, chunk_at[best]]])
-    for i in range(taken - 2, -1, -1):  # the last step was needed
+    for i in range(taken - 1, -1, -1):
         n = order[i]
-        x, o = layer[n], came_from[i]
-        if _time(layers, o) >= _time(layers, choice[x]):
-            continue
-        change = layers.figures[o, FIGURE.activation] - layers.figures[choice[x], FIGURE.activation]
-        change_fixed = layers.figures[o, FIGURE.fixed] - layers.figures[choice[x], FIGURE.fixed]
-        activation[chunk_at[n]] += change
-        if peak_bytes(program, rank, activation, fixed + change_fixed) <= memory_bytes:
-            fixed += change_fixed
-            choice[x] = o
-        else:
-            activation[chunk_at[n]] -= change
+        x, k = layer[n], chunk_at[n]
+        now = choice[x]
+        for o in range(layers.option_start[x], layers.option_start[x + 1]):
+            if _time(layers, o) >= _time(layers, choice[x]):
+                continue
+            change = layers.figures[o, FIGURE.activation] - layers.figures[now, FIGURE.activation]
+            change_fixed = layers.figures[o, FIGURE.fixed] - layers.figures[now, FIGURE.fixed]
+            activation[k] += change
+            if peak_bytes(program, rank, activation, fixed + change_fixed) <= memory_bytes:
+                choice[x] = o
+            activation[k] -= change
+        activation[k] += layers.figures[choice[x], FIGURE.activation] - layers.figures[now, FIGURE.activation]
+        fixed += layers.figures[choice[x], FIGURE.fixed] - layers.figures[now, FIGURE.fixed]
     return True
 
 
