@@ -46,6 +46,20 @@ class FractionalPlan(NamedTuple):
     lacks: bool
 
 
+class Basis(NamedTuple):
+    """Of a program: HiGHS's status of each column and row, int8[..] each."""
+
+    columns: IndexArray
+    rows: IndexArray
+
+    def with_paths(self, kept: IndexArray, paths: int) -> Basis | None:
+        """Of the program with these of its paths only; None if that has none."""
+        others = self.rows.size - paths
+        found = Basis(self.columns, np.concatenate([self.rows[:others], self.rows[others:][kept]]))
+        basic = sum(np.count_nonzero(part == int(highspy.HighsBasisStatus.kBasic)) for part in found)
+        return found if basic == found.rows.size else None
+
+
 class ShareProgram:
     """In units of ``scale_s``, and of the memory of a device. hub: the hub's chunk, -1 if it is open or there is none.
 
@@ -53,10 +67,12 @@ class ShareProgram:
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
     are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths. core_s: an
     average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation. worked:
-    iterations of the simplex method so far, times rows.
+    iterations of the simplex method so far, times rows. basis: to begin with, of a program as large.
     """
 
-    def __init__(self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths) -> None:
+    def __init__(
+        self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths, basis: Basis | None = None
+    ) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
         s, p = limits.rank_of.size, limits.most_units.size
         self.core_s: tuple[FloatArray, FloatArray] | None = None
@@ -72,15 +88,23 @@ class ShareProgram:
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(self._model())
         self.add(paths)
+        if basis is not None:
+            first = highspy.HighsBasis()
+            first.col_status, first.row_status = ([*map(highspy.HighsBasisStatus, part.tolist())] for part in basis)
+            first.valid = True
+            self._highs.setBasis(first)
 
     def add(self, paths: Paths) -> None:
         """The batch takes no less than these."""
-        batch = self._over + 2
-        for counts, rank in zip(paths.counts, paths.rank.tolist(), strict=True):
-            often = counts.T.ravel()
-            some = np.flatnonzero(often)
-            columns = np.concatenate([self._sums[0] + some, [self._sums[1] + rank, batch]]).astype(np.int32)
-            self._highs.addRow(0.0, np.inf, columns.size, columns, np.concatenate([-often[some], [-1.0, 1.0]]))
+        count = paths.rank.size
+        often = np.zeros((count, self._over + 3 - self._sums[0]))  # of all columns behind those of parts of layers
+        often[:, : self._sums[1] - self._sums[0]] = -paths.counts.transpose(0, 2, 1).reshape(count, -1)
+        often[np.arange(count), self._sums[1] - self._sums[0] + paths.rank] = -1.0
+        often[:, -1] = 1.0
+        row, column = np.nonzero(often)
+        start = np.searchsorted(row, np.arange(count)).astype(np.int32)
+        value, column = often[row, column], (self._sums[0] + column).astype(np.int32)
+        self._highs.addRows(count, np.zeros(count), np.full(count, np.inf), row.size, start, column, value)
 
     def require_units(self, rank: int, units: float) -> None:
         """The rank has so many at least."""
@@ -113,6 +137,12 @@ class ShareProgram:
             np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s).astype(np.float64),
             lacks,
         )
+
+    @property
+    def basis(self) -> Basis:
+        """Of the last solution, with the paths added since."""
+        found = self._highs.getBasis()
+        return Basis(*(np.array([*map(int, part)], np.int8) for part in (found.col_status, found.row_status)))
 
     @property
     def prices(self) -> Prices:
