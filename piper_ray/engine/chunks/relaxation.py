@@ -127,6 +127,13 @@ class Relaxation:
         found._add_first_paths()
         return found
 
+    def copy(self) -> Relaxation:
+        """With prices, paths and limits of its own."""
+        limits = _own(self.limits, "least_units", "most_units")
+        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank])
+        found.target_s = self.target_s
+        return found
+
     def with_case(self, case: Case) -> Relaxation:
         """Fewer plans of the same task, beginning with the paths found so far."""
         limits = _own(self.limits, "least_units", "most_units")

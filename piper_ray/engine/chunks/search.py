@@ -216,7 +216,7 @@ class ChunkSearch:
             for index, upper_s in turns:
                 turn = self._turn(phase, index, upper_s)
                 if not self._has_begun(index) and (index == first or self._is_worth_beginning(index, turn)):
-                    self._give(index, turn)
+                    self._give(index, turn, needed=index == first)
             self._hear(self.workers.done(_LOOK_S))
             if first not in self._ready:
                 yield
@@ -228,8 +228,9 @@ class ChunkSearch:
     def _has_begun(self, index: int) -> bool:
         return index in self._given or index in self._ready
 
-    def _give(self, index: int, turn: Turn) -> None:
-        node = self._nodes[index]
+    def _give(self, index: int, turn: Turn, *, needed: bool) -> None:
+        """needed: whether its outcome will count."""
+        node = self._nodes[index] if needed else self._nodes[index].copy()
         what, parcel = f"a turn of {node.name}", Parcel(node.task, node)
         self.workers.give(Call(index, take, (self._shared,), (parcel, turn), what, bound_s=turn.target_s))
         self._given.add(index)
