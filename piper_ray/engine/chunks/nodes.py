@@ -82,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
 _PASSES_TO_BUILD = 150
 """A shape's program takes about as long to make as so many simulations of it, ..."""
 
-_PASSES_OF_AN_ITERATION = 10
+_PASSES_OF_AN_ITERATION = 30
 """... and an iteration of its linear program, for each of its rows, as long as so many simulated passes."""
 
 _PROMISING = 1.1

@@ -28,6 +28,10 @@ _SLOWER = 0.25
 _NEAR = 1e-4
 """A path that is longer than the batch by no more, relative, is not added."""
 
+_FEW_ROUNDS = 5
+_LITTLE = 0.01
+"""Where so many rounds gain less than this part of what is missing to the target, no others are made for now."""
+
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
 
@@ -225,6 +229,7 @@ class Relaxation:
         if np.isinf(self._evaluate(self._even_prices())):
             return  # some layer has no place
         program = self._program()
+        batches_s: list[float] = []
         for _ in range(rounds):
             found = self._solve(program)
             if found is None:
@@ -232,6 +237,11 @@ class Relaxation:
                 return
             prices, lacks = program.prices, found.lacks
             self.layers_in, self.units = found.layers_in, found.units
+            batches_s.append(found.batch_s)
+            if len(batches_s) > _FEW_ROUNDS:
+                missing_s, gained_s = self.target_s - found.batch_s, found.batch_s - batches_s[-1 - _FEW_ROUNDS]
+                if gained_s < _LITTLE * missing_s < np.inf:
+                    break
             if not self._add_longer(program, found):
                 self.is_best = True
                 break

@@ -22,6 +22,9 @@ _PENALTIES = (10.0, 1e3, 1e5)
 
 _NOTHING = 1e-9
 
+_ROUND = 20_000
+"""Iterations times rows that take as long as what is done about each solution."""
+
 
 class _Cells(NamedTuple):
     """Columns that stand for parts of layers: which kind, in which chunk, with which option. int64[cells] each."""
@@ -67,7 +70,8 @@ class ShareProgram:
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
     are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths. core_s: an
     average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation. worked:
-    iterations of the simplex method so far, times rows. basis: to begin with, of a program as large.
+    iterations of the simplex method so far, times rows, and what counts as such. basis: to begin with, of a program as
+    large.
     """
 
     def __init__(
@@ -116,7 +120,7 @@ class ShareProgram:
             for column in (self._over, self._over + 1):
                 self._highs.changeColCost(column, penalty)
             self._highs.run()
-            self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow()
+            self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
             if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
                 return None
             values = np.array(self._highs.getSolution().col_value)
