@@ -50,7 +50,7 @@ class FractionalPlan(NamedTuple):
 
 
 class Basis(NamedTuple):
-    """Of a program: HiGHS's status of each column and row, int8[..] each."""
+    """Of a program: HiGHS's status of each column and row."""
 
     columns: IndexArray
     rows: IndexArray
@@ -146,7 +146,8 @@ class ShareProgram:
     def basis(self) -> Basis:
         """Of the last solution, with the paths added since."""
         found = self._highs.getBasis()
-        return Basis(*(np.array([*map(int, part)], np.int8) for part in (found.col_status, found.row_status)))
+        columns, rows = (np.array([*map(int, part)], np.int64) for part in (found.col_status, found.row_status))
+        return Basis(columns, rows)
 
     @property
     def prices(self) -> Prices:
