@@ -151,6 +151,10 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
             if fit_rank(model, rank, chunk_of, choice):
                 taken += 1
                 assert rank_peak(task, program, rank, chunk_of, choice) <= task.memory_bytes
+                for x, o in quicker_options(task, np.flatnonzero(chunk_of == rank).tolist(), choice):
+                    other = choice.copy()
+                    other[x] = o
+                    assert rank_peak(task, program, rank, chunk_of, other) > task.memory_bytes
                 continue
             refused += 1
             mine = np.flatnonzero(chunk_of == rank).tolist()
@@ -158,6 +162,14 @@ def test_quick_choices_fit_and_are_refused_only_where_none_does() -> None:
                 choice[mine] = options
                 assert rank_peak(task, program, rank, chunk_of, choice) > task.memory_bytes
     assert min(refused, taken) > 10
+
+
+def quicker_options(task: Task, layers: list[int], choice: IndexArray) -> Iterator[tuple[int, int]]:
+    """Of single layers: what takes less than their choice."""
+    start = task.tables.option_start.tolist()
+    seconds = task.tables.figures(task.data_parallel_degree)[:, FIGURE.forward_s : FIGURE.weight_s + 1].sum(axis=1)
+    for x in layers:
+        yield from ((x, o) for o in range(start[x], start[x + 1]) if seconds[o] < seconds[choice[x]])
 
 
 def rank_peak(task: Task, program: ChunkProgram, rank: int, chunk_of: IndexArray, choice: IndexArray) -> float:

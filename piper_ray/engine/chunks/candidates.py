@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,12 @@ class Candidates:
         self._orders = task.tables.order.orders
         self._is_cut, self._moved = False, False
         self.passes = 0
+
+    def copy(self) -> Candidates:
+        """With plans, models and random numbers of its own."""
+        found = copy.copy(self)
+        found._best, found._models, found._random = [*self._best], [*self._models], copy.deepcopy(self._random)
+        return found
 
     @property
     def best(self) -> Candidate | None:

@@ -9,7 +9,7 @@ import io
 import pickle
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -82,7 +82,7 @@ class _Unpickler(pickle.Unpickler):
 _PASSES_TO_BUILD = 150
 """A shape's program takes about as long to make as so many simulations of it, ..."""
 
-_PASSES_OF_AN_ITERATION = 10
+_PASSES_OF_AN_ITERATION = 30
 """... and an iteration of its linear program, for each of its rows, as long as so many simulated passes."""
 
 _PROMISING = 1.1
@@ -162,6 +162,15 @@ class Node:
     def case(self, index: int, done: int) -> Node:
         """One of the cases that take its place. done: efforts that it need not make."""
         return Node(self.task, self.lower_s, done, f"{self.name}/{index}", whole=False, parent=(self, index))
+
+    def copy(self) -> Node:
+        """That may take a turn which turns out not to be needed, and of which nothing may be left then."""
+        return replace(
+            self,
+            relaxation=None if self.relaxation is None else self.relaxation.copy(),
+            candidates=self.candidates.copy() if self.whole and self.candidates is not None else self.candidates,
+            owed=[*self.owed],
+        )
 
     def _make_up(self, control: FloatArray) -> None:
         if self.parent is not None:

@@ -19,7 +19,7 @@ from piper_ray.engine.kernels.chunk_program import PASSES, ChunkProgram, critica
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 if TYPE_CHECKING:
-    from piper_ray.engine.chunks.share_program import FractionalPlan, ShareProgram
+    from piper_ray.engine.chunks.share_program import Basis, FractionalPlan, ShareProgram
 
 _MOST_PATHS = 200
 """That a relaxation keeps from one turn to the next."""
@@ -27,6 +27,10 @@ _MOST_PATHS = 200
 _SLOWER = 0.25
 _NEAR = 1e-4
 """A path that is longer than the batch by no more, relative, is not added."""
+
+_FEW_ROUNDS = 5
+_LITTLE = 0.01
+"""Where so many rounds gain less than this part of what is missing to the target, no others are made for now."""
 
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""
@@ -65,7 +69,7 @@ class Relaxation:
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
     the limits only about. is_best: whether no other prices are better for the target. worked: iterations of its linear
-    programs so far, times their rows.
+    programs so far, times their rows. basis: that the next program begins with.
     """
 
     task: Task
@@ -82,11 +86,13 @@ class Relaxation:
     units: FloatArray | None = None
     is_best: bool = False
     worked: int = 0
+    basis: Basis | None = None
 
     def __post_init__(self) -> None:
         self.target_s = np.inf
         self._end_s = np.empty(self.program.kind.size + 1)
         self._narrow()
+        self._look_up_paths()
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
@@ -125,6 +131,13 @@ class Relaxation:
         found._add_first_paths()
         return found
 
+    def copy(self) -> Relaxation:
+        """With prices, paths and limits of its own."""
+        limits = _own(self.limits, "least_units", "most_units")
+        found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank])
+        found.target_s = self.target_s
+        return found
+
     def with_case(self, case: Case) -> Relaxation:
         """Fewer plans of the same task, beginning with the paths found so far."""
         limits = _own(self.limits, "least_units", "most_units")
@@ -139,6 +152,7 @@ class Relaxation:
             rank=[*self.rank],
             is_best=False,
             worked=0,
+            basis=self.basis if case.hub == self.case.hub else None,
         )
         found.aim(self.target_s)
         return found
@@ -215,6 +229,7 @@ class Relaxation:
         if np.isinf(self._evaluate(self._even_prices())):
             return  # some layer has no place
         program = self._program()
+        batches_s: list[float] = []
         for _ in range(rounds):
             found = self._solve(program)
             if found is None:
@@ -222,9 +237,15 @@ class Relaxation:
                 return
             prices, lacks = program.prices, found.lacks
             self.layers_in, self.units = found.layers_in, found.units
+            batches_s.append(found.batch_s)
+            if len(batches_s) > _FEW_ROUNDS:
+                missing_s, gained_s = self.target_s - found.batch_s, found.batch_s - batches_s[-1 - _FEW_ROUNDS]
+                if gained_s < _LITTLE * missing_s < np.inf:
+                    break
             if not self._add_longer(program, found):
                 self.is_best = True
                 break
+        self.basis = program.basis
         self._evaluate(prices)
         if lacks and self._evaluate(prices._replace(path=np.zeros(prices.path.size))) > 0.0:
             self.lower_s = max(self.lower_s, self.target_s)  # at any multiple of these prices
@@ -252,6 +273,7 @@ class Relaxation:
                     break
             self.limits.least_units[rank] = before
             program.require_units(rank, before)
+        self.basis = program.basis
         self.case = replace(self.case, most_units=most_units)
         self.is_best = False
         self.aim(self.target_s)
@@ -264,7 +286,7 @@ class Relaxation:
     def _program(self) -> ShareProgram:
         from piper_ray.engine.chunks.share_program import ShareProgram  # HiGHS is loaded where it is needed
 
-        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths)
+        return ShareProgram(self.kinds, self.limits, self._hub, self.task.lower_s, self.paths, self.basis)
 
     def _solve(self, program: ShareProgram) -> FractionalPlan | None:
         before = program.worked
@@ -351,18 +373,26 @@ class Relaxation:
         for along_rank in (True, False):
             path = np.zeros(passes_s.shape)
             rank = int(critical_path(self.program, sync_s, self._end_s, along_rank, path))
-            known = zip(self.rank, self.counts, strict=True)
-            if not any(rank == other and np.array_equal(path, of_other) for other, of_other in known):
+            mark = path.tobytes(), rank
+            if mark not in self._known:
+                self._known.add(mark)
                 self.counts.append(path)
                 self.rank.append(rank)
+
+    def _look_up_paths(self) -> None:
+        self._known = {(path.tobytes(), rank) for path, rank in zip(self.counts, self.rank, strict=True)}
 
     def _make_room(self, prices: FloatArray) -> None:
         """Drops paths of the least price, of which there are too many; the last ones may have none yet."""
         more = len(self.rank) - _MOST_PATHS
         if more > 0:
             price = np.append(prices, np.full(len(self.rank) - prices.size, np.inf))
-            kept = np.sort(np.argsort(-price, kind="stable")[:_MOST_PATHS]).tolist()
+            of_paths = np.sort(np.argsort(-price, kind="stable")[:_MOST_PATHS])
+            if self.basis is not None:
+                self.basis = self.basis.with_paths(of_paths, len(self.rank))
+            kept = of_paths.tolist()
             self.counts, self.rank = [self.counts[n] for n in kept], [self.rank[n] for n in kept]
+            self._look_up_paths()
 
 
 def _some(paths: Paths, which: slice) -> Paths:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 import time
+from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,12 +81,12 @@ class ChunkSearch:
 
     def __post_init__(self) -> None:
         proved_s, found = self.known.proved_s, self.known.found
-        self._set_nodes(
-            {
-                index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0)), name=_name(task.key))
-                for index, task in enumerate(self.tasks)
-            }
-        )
+        self._nodes = {
+            index: Node(task, max(task.lower_s, proved_s.get(task.key, 0.0)), name=_name(task.key))
+            for index, task in enumerate(self.tasks)
+        }
+        self._bounds = _Bounds(self._nodes.values())
+        self.ledger.cases = {0: self._bounds}
         for task in self.tasks:
             if task.key in found:
                 self.ledger.begin_with(found[task.key])
@@ -94,9 +95,6 @@ class ChunkSearch:
         self._given: set[int] = set()  # nodes whose turn somebody has
         self._ready: dict[int, Taken] = {}  # whose turn is over, and does not count yet
         self._rounds = 0
-
-    def _set_nodes(self, nodes: dict[int, Node]) -> None:
-        self._nodes = self.ledger.cases = nodes
 
     def efforts(self) -> Generator[None, None, None]:
         """Quick plans of some nodes, then a bound of each; a quick plan of each, those that look best first, but for
@@ -200,7 +198,7 @@ class ChunkSearch:
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
                     heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
-            over = sum(self._is_done(node) for node in self._nodes.values())
+            over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield
         self._recall()
@@ -218,7 +216,7 @@ class ChunkSearch:
             for index, upper_s in turns:
                 turn = self._turn(phase, index, upper_s)
                 if not self._has_begun(index) and (index == first or self._is_worth_beginning(index, turn)):
-                    self._give(index, turn)
+                    self._give(index, turn, needed=index == first)
             self._hear(self.workers.done(_LOOK_S))
             if first not in self._ready:
                 yield
@@ -230,10 +228,10 @@ class ChunkSearch:
     def _has_begun(self, index: int) -> bool:
         return index in self._given or index in self._ready
 
-    def _give(self, index: int, turn: Turn) -> None:
-        node = self._nodes[index]
-        # Its own, so that of a turn that is not needed nothing is left here either, as on a cluster.
-        what, parcel = f"a turn of {node.name}", Parcel(node.task, replace(node))
+    def _give(self, index: int, turn: Turn, *, needed: bool) -> None:
+        """needed: whether its outcome will count."""
+        node = self._nodes[index] if needed else self._nodes[index].copy()
+        what, parcel = f"a turn of {node.name}", Parcel(node.task, node)
         self.workers.give(Call(index, take, (self._shared,), (parcel, turn), what, bound_s=turn.target_s))
         self._given.add(index)
 
@@ -284,22 +282,46 @@ class ChunkSearch:
     def _take(self, index: int, outcome: TurnOutcome) -> list[int]:
         """The nodes to go on with."""
         found, node = outcome.best, self._nodes[index]
-        node.lower_s = max(node.lower_s, outcome.lower_s)
+        before_s, node.lower_s = node.lower_s, max(node.lower_s, outcome.lower_s)
         self.ledger.passes += outcome.passes - node.counted
         node.counted = outcome.passes
         if found is not None:
             if index not in self._found or found.value_s < self._found[index].value_s:
                 self._found[index] = found
             self.ledger.offer(found, "search")
+        self._bounds.replace(before_s, outcome.children or [node])
         if not outcome.children:
             return [index]
         self.cases += len(outcome.children)
         first = max(self._nodes) + 1
         added = dict(enumerate(outcome.children, first))
-        nodes = {**self._nodes, **added}
-        del nodes[index]
-        self._set_nodes(nodes)
+        self._nodes.update(added)
+        del self._nodes[index]
         return list(added)
+
+
+class _Bounds:
+    """Of all nodes, in order."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._ascending = sorted(node.lower_s for node in nodes)
+
+    @property
+    def lower_s(self) -> float:
+        """The least; inf if there are no nodes."""
+        return self._ascending[0] if self._ascending else np.inf
+
+    def replace(self, before_s: float, nodes: Iterable[Node]) -> None:
+        """A node of such a bound by these. At no moment is the least bound above that of all nodes."""
+        for node in nodes:
+            insort(self._ascending, node.lower_s)
+        del self._ascending[bisect_left(self._ascending, before_s)]
+
+    def reached(self, beaten_from_s: float, within_s: float) -> int:
+        """How many are as high as the first, or higher than the second."""
+        return len(self._ascending) - min(
+            bisect_left(self._ascending, beaten_from_s), bisect_right(self._ascending, within_s)
+        )
 
 
 def _name(key: TaskKey) -> str:

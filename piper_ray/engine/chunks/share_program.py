@@ -22,6 +22,9 @@ _PENALTIES = (10.0, 1e3, 1e5)
 
 _NOTHING = 1e-9
 
+_ROUND = 20_000
+"""Iterations times rows that take as long as what is done about each solution."""
+
 
 class _Cells(NamedTuple):
     """Columns that stand for parts of layers: which kind, in which chunk, with which option. int64[cells] each."""
@@ -46,6 +49,20 @@ class FractionalPlan(NamedTuple):
     lacks: bool
 
 
+class Basis(NamedTuple):
+    """Of a program: HiGHS's status of each column and row."""
+
+    columns: IndexArray
+    rows: IndexArray
+
+    def with_paths(self, kept: IndexArray, paths: int) -> Basis | None:
+        """Of the program with these of its paths only; None if that has none."""
+        others = self.rows.size - paths
+        found = Basis(self.columns, np.concatenate([self.rows[:others], self.rows[others:][kept]]))
+        basic = sum(np.count_nonzero(part == int(highspy.HighsBasisStatus.kBasic)) for part in found)
+        return found if basic == found.rows.size else None
+
+
 class ShareProgram:
     """In units of ``scale_s``, and of the memory of a device. hub: the hub's chunk, -1 if it is open or there is none.
 
@@ -53,10 +70,13 @@ class ShareProgram:
     each chunk; fixed bytes of each rank; what ranks have too much, and too little; the batch. Rows: each kind's layers
     are there; all these sums; moments; units, too many and too few; chunks that are not empty; then paths. core_s: an
     average of fractional plans so far, kept by who adds paths: seconds of passes and of synchronisation. worked:
-    iterations of the simplex method so far, times rows.
+    iterations of the simplex method so far, times rows, and what counts as such. basis: to begin with, of a program as
+    large.
     """
 
-    def __init__(self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths) -> None:
+    def __init__(
+        self, kinds: LayerKinds, limits: ShapeLimits, hub: int, scale_s: float, paths: Paths, basis: Basis | None = None
+    ) -> None:
         self._kinds, self._limits, self._hub, self._scale_s = kinds, limits, hub, scale_s
         s, p = limits.rank_of.size, limits.most_units.size
         self.core_s: tuple[FloatArray, FloatArray] | None = None
@@ -72,15 +92,23 @@ class ShareProgram:
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(self._model())
         self.add(paths)
+        if basis is not None:
+            first = highspy.HighsBasis()
+            first.col_status, first.row_status = ([*map(highspy.HighsBasisStatus, part.tolist())] for part in basis)
+            first.valid = True
+            self._highs.setBasis(first)
 
     def add(self, paths: Paths) -> None:
         """The batch takes no less than these."""
-        batch = self._over + 2
-        for counts, rank in zip(paths.counts, paths.rank.tolist(), strict=True):
-            often = counts.T.ravel()
-            some = np.flatnonzero(often)
-            columns = np.concatenate([self._sums[0] + some, [self._sums[1] + rank, batch]]).astype(np.int32)
-            self._highs.addRow(0.0, np.inf, columns.size, columns, np.concatenate([-often[some], [-1.0, 1.0]]))
+        count = paths.rank.size
+        often = np.zeros((count, self._over + 3 - self._sums[0]))  # of all columns behind those of parts of layers
+        often[:, : self._sums[1] - self._sums[0]] = -paths.counts.transpose(0, 2, 1).reshape(count, -1)
+        often[np.arange(count), self._sums[1] - self._sums[0] + paths.rank] = -1.0
+        often[:, -1] = 1.0
+        row, column = np.nonzero(often)
+        start = np.searchsorted(row, np.arange(count)).astype(np.int32)
+        value, column = often[row, column], (self._sums[0] + column).astype(np.int32)
+        self._highs.addRows(count, np.zeros(count), np.full(count, np.inf), row.size, start, column, value)
 
     def require_units(self, rank: int, units: float) -> None:
         """The rank has so many at least."""
@@ -92,7 +120,7 @@ class ShareProgram:
             for column in (self._over, self._over + 1):
                 self._highs.changeColCost(column, penalty)
             self._highs.run()
-            self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow()
+            self.worked += int(self._highs.getInfo().simplex_iteration_count) * self._highs.getNumRow() + _ROUND
             if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
                 return None
             values = np.array(self._highs.getSolution().col_value)
@@ -113,6 +141,13 @@ class ShareProgram:
             np.bincount(kind * s + chunk, part, self._kinds.layers.size * s).reshape(-1, s).astype(np.float64),
             lacks,
         )
+
+    @property
+    def basis(self) -> Basis:
+        """Of the last solution, with the paths added since."""
+        found = self._highs.getBasis()
+        columns, rows = (np.array([*map(int, part)], np.int64) for part in (found.col_status, found.row_status))
+        return Basis(columns, rows)
 
     @property
     def prices(self) -> Prices:
