@@ -99,10 +99,13 @@ class ExactPrices:
             usable = [tmpc for tmpc in layer.tmpcs.get(t, ()) if tmpc.least_data_parallel_degree <= d]
             of_layers += min(
                 sum(
-                    weight * self._seconds(walk, stage, tmpc, sync_s_per_byte)
-                    for weight, (_, walk) in zip(weights, self._prices.paths, strict=True)
+                    (
+                        weight * self._seconds(walk, stage, tmpc, sync_s_per_byte)
+                        for weight, (_, walk) in zip(weights, self._prices.paths, strict=True)
+                    ),
+                    Fraction(0),
                 )
-                / sum(weights)
+                / sum(weights, Fraction(0))
                 + self._held_s(stage, tmpc)
                 for tmpc in usable
                 for stage in range(self._prices.ranks * self._schedule.v)
