@@ -35,6 +35,9 @@ from piper_ray.model.stop import Stop
 from piper_ray.simulate.actions import check_shape
 
 _BYTES_OF_FIGURES = 8
+_MOST_DOWNSETS = 300_000
+"""To look through: more come to more comparisons than are made, unless prices leave next to nothing."""
+
 _LOOK_S = 0.1
 """Between two looks at a stop."""
 
@@ -61,7 +64,6 @@ class FlushProblem:
     restrictions: Restrictions
     schedule: Schedule
     step: StepTerms
-    most_downsets: int | None = None
     _tails: dict[int, TailTables] = field(default_factory=dict)
 
     def pairs(self) -> list[OnDegrees]:
@@ -83,8 +85,8 @@ class FlushProblem:
         devices = pair.instance.devices
         if devices not in self._tails:
             figures = 40 * (len(pair.ways) + 1) + 2 * pair.most_ranks
-            most = self.most_downsets or max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
-            self._tails[devices] = TailTables(pair.instance, pair.layers, most)
+            fit = max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
+            self._tails[devices] = TailTables(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))
         return self._tails[devices]
 
     def look(

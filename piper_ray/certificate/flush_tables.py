@@ -17,13 +17,13 @@ from piper_ray.certificate.passes import KINDS, PassCounts, PassGraph
 from piper_ray.certificate.tables import (
     MARGIN_BYTES,
     MARGIN_S,
+    ChoiceTable,
     Vertices,
-    as_bits,
     between_bytes_per_s,
-    charge_bytes,
+    choice_table,
     downsets_of,
-    edge_bytes_of,
-    flat,
+    least_charge_bytes,
+    tensors_of,
 )
 from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused
@@ -80,6 +80,11 @@ class OnDegrees:
             tmpc.activation_bytes,
             tmpc.fixed_bytes + tmpc.shared_bytes / self.data_parallel_degree,
         )
+
+    def stage_row(self, tmpc: Tmpc) -> tuple[float, ...]:
+        """Its figures where the backward pass is one."""
+        forward_s, input_s, weight_s, *others = self.row(tmpc)
+        return forward_s, input_s + weight_s, *others
 
     @cached_property
     def rows(self) -> tuple[Floats, ...]:
@@ -244,49 +249,18 @@ class TailTables:
         self.vertices = Vertices.of(instance, tails)
         self._bits, self._parent, self._added = downsets_of(self.vertices, most)
         self.size = int(self._bits.shape[0])
-        number = {layer: v for v, layer in enumerate(layers)}
-        several = [x for x in instance.tensors if len(set(x.layers)) > 1]
-        between = between_bytes_per_s(instance)
-        self._tensors = as_bits([{number[v] for v in x.layers} for x in several], max(1, (len(layers) + 63) // 64))
-        self._tensor_s = np.array([(x.forward_bytes, x.backward_bytes) for x in several]).reshape(-1, 2) / between
-        self._between = between
+        self._tensors, self._tensor_s = tensors_of(instance, self.vertices, {})
 
     def _sums(self, values: Floats) -> Floats:
         return np.asarray(sums_over(self._parent, self._added, np.ascontiguousarray(values)))
 
     def of(self, pair: OnDegrees) -> tuple[StageTables, Ints]:
         """For these degrees, and the order of the downsets in them."""
-        vertices, edge_bytes = self.vertices, edge_bytes_of(self._instance)
-        edges_of: list[list[int]] = [[] for _ in vertices.layers]
-        for e, (u, v) in enumerate(vertices.edges):
-            edges_of[u].append(e)
-            edges_of[v].append(e)
-        edge_start, edge = flat(edges_of)
-        ways, n, edges = pair.ways, len(vertices.layers), len(vertices.edges)
-        start = np.zeros((len(ways), n + 1), np.int64)
-        choices: list[tuple[float, ...]] = []
-        charge_start: list[int] = []
-        charges: list[float] = []
-        least = np.zeros((len(ways), n, len(SUM)))
-        in_s, out_s = np.zeros((len(ways), edges)), np.zeros((len(ways), edges))
-        for r, way in enumerate(ways):
-            for v, layer in enumerate(vertices.layers):
-                start[r, v] = len(choices)
-                rows, paid = [], []
-                for tmpc in way.tmpcs[layer]:
-                    f, i, w, sync, a, h = pair.row(tmpc)
-                    rows.append((f, i + w, sync, a, h))
-                    paid.append([charge_bytes(vertices, e, v, tmpc, edge_bytes) / self._between for e in edges_of[v]])
-                kept = _unbeaten([(*row, *of_row) for row, of_row in zip(rows, paid, strict=True)])
-                for k in kept:
-                    choices.append(rows[k])
-                    charge_start.append(len(charges))
-                    charges += paid[k]
-                least[r, v] = _least_of([rows[k] for k in kept], [paid[k] for k in kept])
-                for place, e in enumerate(edges_of[v]):
-                    least_s = min((paid[k][place] for k in kept), default=0.0)
-                    (in_s if vertices.edges[e][1] == v else out_s)[r, e] = least_s
-            start[r, -1] = len(choices)
+        vertices, between = self.vertices, between_bytes_per_s(self._instance)
+        ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
+        choices = choice_table(self._instance, vertices, pair.ways, pair.stage_row)
+        in_s, out_s = (found / between for found in least_charge_bytes(vertices, choices))
+        least = np.array([[_least_of(choices, r, v) for v in range(n)] for r in range(ways)])
         sums = np.stack([np.stack([self._sums(column) for column in of_way.T], axis=1) for of_way in least])
         own_s = self._sums(np.array([rows[:, :3].sum(axis=1).min() for rows in pair.rows]))
         own_f = self._sums(np.array([rows[:, 0].min() for rows in pair.rows]))
@@ -295,7 +269,6 @@ class TailTables:
         rounding = terms * least.sum(axis=1)
         rounding[:, [SUM.mixed, SUM.missing]] = 0.0
         whole_s, whole_f = own_s.max(), own_f.max()
-        figures = np.array(choices, np.float64).reshape(-1, 5)
         tables = StageTables(
             bits=np.ascontiguousarray(self._bits[order]),
             own_s=np.ascontiguousarray(own_s[order]),
@@ -308,12 +281,12 @@ class TailTables:
             tensors=self._tensors,
             tensor_forward_s=np.ascontiguousarray(self._tensor_s[:, 0]),
             tensor_backward_s=np.ascontiguousarray(self._tensor_s[:, 1]),
-            start=start,
-            choices=figures,
-            charge_start=np.array(charge_start, np.int64),
-            charge_s=np.array(charges, np.float64),
-            edge_start=edge_start,
-            edge=edge,
+            start=choices.start,
+            choices=choices.figures,
+            charge_start=choices.charge_start,
+            charge_s=choices.charge_bytes / between,
+            edge_start=choices.edge_start,
+            edge=choices.edge,
             ahead_s=np.maximum(0.0, whole_s - own_s[order] - terms * whole_s),
             ahead_f=np.maximum(0.0, whole_f - own_f[order] - terms * whole_f),
         )
@@ -361,27 +334,15 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
     )
 
 
-def _unbeaten(rows: Sequence[tuple[float, ...]]) -> list[int]:
-    """Those that no other is as good as; of equal ones the first."""
-    return [
-        k
-        for k, row in enumerate(rows)
-        if not any(
-            all(x <= y for x, y in zip(other, row, strict=True)) and (other != row or n < k)
-            for n, other in enumerate(rows)
-            if n != k
-        )
-    ]
-
-
-def _least_of(rows: Sequence[tuple[float, ...]], paid: Sequence[Sequence[float]]) -> Floats:
+def _least_of(choices: ChoiceTable, r: int, v: int) -> Floats:
     """The columns of ``StageTables.sums``."""
-    if not rows:
-        return np.array([0.0] * 6 + [0.0, 1.0, 0.0, 0.0])
-    figures, charges = np.array(rows), np.array(paid).reshape(len(rows), -1)
-    whole_s = figures[:, 0] + figures[:, 1]
-    least = np.append(figures[:, :3].min(axis=0), charges.min(axis=0))
-    best = [k for k in range(len(rows)) if np.array_equal(np.append(figures[k, :3], charges[k]), least)]
+    first, end = choices.start[r, v], choices.start[r, v + 1]
+    if first == end:
+        return np.array([0.0] * SUM.missing + [1.0] + [0.0] * (len(SUM) - SUM.missing - 1))
+    figures, edges = choices.figures[first:end], choices.edge_start[v + 1] - choices.edge_start[v]
+    paid = choices.charge_bytes[choices.charge_start[first:end, None] + np.arange(edges)]
+    time = np.concatenate([figures[:, :3], paid], axis=1)
+    best = np.flatnonzero((time == time.min(axis=0)).all(axis=1))
     f, b, sync, a, h = figures.min(axis=0)
-    one_a, one_h = (figures[best[0], 3], figures[best[0], 4]) if best else (0.0, 0.0)
-    return np.array([f, b, whole_s.min(), sync, a, h, float(not best), 0.0, one_a, one_h])
+    one_a, one_h = figures[best[0], 3:] if best.size else (0.0, 0.0)
+    return np.array([f, b, (figures[:, 0] + figures[:, 1]).min(), sync, a, h, best.size == 0, 0.0, one_a, one_h])

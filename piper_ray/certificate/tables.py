@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,14 +26,11 @@ rounded by, and less than the solver's own margin."""
 MARGIN_BYTES = 2.5e-10
 """The same of memory."""
 
-_FIGURES: Mapping[str, Callable[[Tmpc], float]] = {
-    "time_s": attrgetter("time_per_sample_s"),
-    "weights_bytes": attrgetter("weights_bytes"),
-    "a_bytes": attrgetter("activation_bytes"),
-    "b_bytes": attrgetter("fixed_bytes"),
-    "shared_bytes": attrgetter("shared_bytes"),
-}
-"""Of a TMPC, by the name that kernels have."""
+_figures: Callable[[Tmpc], tuple[float, ...]] = attrgetter(
+    "time_per_sample_s", "weights_bytes", "activation_bytes", "fixed_bytes", "shared_bytes"
+)
+_FIGURES = ("time_s", "weights_bytes", "a_bytes", "b_bytes", "shared_bytes")
+"""Their names in kernels."""
 
 _EPSILON = 2.0**-52
 _FIRST_ROOM = 1 << 14
@@ -86,7 +84,7 @@ def claim_of(
     budget_s = bound_s * (1.0 + MARGIN_S)
     bits, parent, added = downsets_of(vertices, most)
     graph = _graph(instance, vertices, tails)
-    of_ways = _ways(instance, vertices, ways)
+    choices = choice_table(instance, vertices, ways, _figures)
 
     def summed(values: Floats) -> Floats:
         return np.stack([sums_over(parent, added, np.ascontiguousarray(row)) for row in values])
@@ -97,7 +95,7 @@ def claim_of(
     # one direction alike, so no set is worth less than one in it: the empty one comes first, and the whole last.
     order = np.lexsort((np.bitwise_count(bits).sum(axis=1), of_vertex))
     rounding = 4.0 * (len(vertices.layers) + 1) * _EPSILON * max(1.0, instance.devices)
-    least = _least(instance, vertices, ways, lambda values: np.ascontiguousarray(summed(values)[:, order]))
+    least = _least(instance, vertices, choices, lambda values: np.ascontiguousarray(summed(values)[:, order]))
     start, devices, sums = _listed(bits[order], tails)
     return Claim(
         graph=graph,
@@ -109,7 +107,7 @@ def claim_of(
             products=np.array(sorted({d * way.degree for way in ways for d in way.data_parallel_degrees}), np.int64),
             rounding_devices=rounding,
         ),
-        ways=of_ways,
+        ways=_ways(instance, ways, choices),
         least=least,
         tails=ClaimedTails(
             bits=np.ascontiguousarray(bits[order]),
@@ -174,20 +172,28 @@ def as_bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
 
 
 def _graph(instance: Instance, vertices: Vertices, tails: certificate.Tails) -> Graph:
-    words = max(1, (len(vertices.layers) + 63) // 64)
-    number = {layer: v for v, layer in enumerate(vertices.layers)}
-    ends, bytes_of = [], []
-    for tensor in instance.tensors:
-        held = {number[tails.joined.get(layer, layer)] for layer in tensor.layers}
-        if len(held) > 1:
-            ends.append(held)
-            bytes_of.append(tensor.forward_bytes + tensor.backward_bytes)
+    tensors, tensor_s = tensors_of(instance, vertices, tails.joined)
     return Graph(
         tail=np.array([u for u, _ in vertices.edges], np.int64),
         head=np.array([v for _, v in vertices.edges], np.int64),
-        tensors=as_bits(ends, words),
-        tensor_s=np.array(bytes_of, np.float64) / between_bytes_per_s(instance),
+        tensors=tensors,
+        tensor_s=tensor_s.sum(axis=1),
     )
+
+
+def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]) -> tuple[Bits, Floats]:
+    """Ends of tensors that a stage can cut, uint64[h, words], and seconds that it takes then, forward and backward,
+    float64[h, 2]."""
+    number = {layer: v for v, layer in enumerate(vertices.layers)}
+    ends: list[set[int]] = []
+    moved: list[tuple[float, float]] = []
+    for tensor in instance.tensors:
+        held = {number[joined.get(layer, layer)] for layer in tensor.layers}
+        if len(held) > 1:
+            ends.append(held)
+            moved.append((tensor.forward_bytes, tensor.backward_bytes))
+    words = max(1, (len(vertices.layers) + 63) // 64)
+    return as_bits(ends, words), np.array(moved, np.float64).reshape(-1, 2) / between_bytes_per_s(instance)
 
 
 def between_bytes_per_s(instance: Instance) -> float:
@@ -200,47 +206,112 @@ def _degrees(ways: Sequence[StageWay]) -> Ints:
     return np.array(sorted({d for way in ways for d in way.data_parallel_degrees}), np.int64)
 
 
-def _ways(instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> Ways:
-    degrees = _degrees(ways)
-    place = {int(d): k for k, d in enumerate(degrees)}
+class ChoiceTable(NamedTuple):
+    """Choices of layers that no other is as good as. Those of vertex v in way r are start[r, v] .. start[r, v + 1] - 1.
+
+    figures: float64[choices, 5]. edge: the edges of each vertex, from edge_start[v] on. charge_bytes: of each of
+    these in turn, in one direction, from charge_start[choice] on.
+    """
+
+    start: Ints
+    figures: Floats
+    edge_start: Ints
+    edge: Ints
+    charge_start: Ints
+    charge_bytes: Floats
+
+
+def choice_table(
+    instance: Instance, vertices: Vertices, ways: Sequence[StageWay], figures: Callable[[Tmpc], tuple[float, ...]]
+) -> ChoiceTable:
+    """figures: five of a TMPC, each of them better where it is less."""
+    edge_bytes = _edge_bytes(instance)
     edges_of: list[list[int]] = [[] for _ in vertices.layers]
     for e, (u, v) in enumerate(vertices.edges):
         edges_of[u].append(e)
         edges_of[v].append(e)
     edge_start, edge = flat(edges_of)
-    edge_bytes = edge_bytes_of(instance)
-    resync = np.zeros((len(ways), degrees.size))
     start = np.zeros((len(ways), len(vertices.layers) + 1), np.int64)
-    options: list[Tmpc] = []
+    rows: list[tuple[float, ...]] = []
     charges: list[float] = []
     charge_start: list[int] = []
+    for r, way in enumerate(ways):
+        for v, layer in enumerate(vertices.layers):
+            start[r, v] = len(rows)
+            paid = [
+                (figures(tmpc), tuple(_charge_bytes(vertices, e, v, tmpc, edge_bytes) for e in edges_of[v]))
+                for tmpc in way.tmpcs[layer]
+            ]
+            for row, of_edges in _unbeaten(paid):
+                rows.append(row)
+                charge_start.append(len(charges))
+                charges += of_edges
+        start[r, -1] = len(rows)
+    return ChoiceTable(
+        start=start,
+        figures=np.array(rows, np.float64).reshape(-1, len(_FIGURES)),
+        edge_start=edge_start,
+        edge=edge,
+        charge_start=np.array(charge_start, np.int64),
+        charge_bytes=np.array(charges, np.float64),
+    )
+
+
+_Paid = tuple[tuple[float, ...], tuple[float, ...]]
+"""A choice's figures, and what it pays for edges."""
+
+
+def _unbeaten(choices: Sequence[_Paid]) -> list[_Paid]:
+    """Those that no other is as good as; of equal ones one."""
+    kept: list[_Paid] = []
+    for choice in sorted(choices):
+        if not any(_is_as_good(other, choice) for other in kept):
+            kept.append(choice)
+    return kept
+
+
+def _is_as_good(one: _Paid, other: _Paid) -> bool:
+    return all(x <= y for mine, theirs in zip(one, other, strict=True) for x, y in zip(mine, theirs, strict=True))
+
+
+def least_charge_bytes(vertices: Vertices, choices: ChoiceTable) -> tuple[Floats, Floats]:
+    """float64[r, e]: what each edge costs at least, in one direction, in the stage of its head and of its tail."""
+    ways = choices.start.shape[0]
+    incoming, outgoing = np.zeros((ways, len(vertices.edges))), np.zeros((ways, len(vertices.edges)))
+    for v in range(len(vertices.layers)):
+        edges = choices.edge[choices.edge_start[v] : choices.edge_start[v + 1]].tolist()
+        for r in range(ways):
+            starts = choices.charge_start[choices.start[r, v] : choices.start[r, v + 1]]
+            for n, e in enumerate(edges):
+                found = incoming if vertices.edges[e][1] == v else outgoing
+                found[r, e] = choices.charge_bytes[starts + n].min(initial=np.inf) if starts.size else 0.0
+    return incoming, outgoing
+
+
+def _ways(instance: Instance, ways: Sequence[StageWay], choices: ChoiceTable) -> Ways:
+    degrees = _degrees(ways)
+    place = {int(d): k for k, d in enumerate(degrees)}
+    resync = np.zeros((len(ways), degrees.size))
     for r, way in enumerate(ways):
         for k, d in enumerate(degrees.tolist()):
             if d > 1:
                 link = replicas_bytes_per_s(instance, instance.devices, d, way.degree)
                 resync[r, k] = 4.0 * (d - 1) / (instance.microbatches * link)
-        for v, layer in enumerate(vertices.layers):
-            start[r, v] = len(options)
-            for tmpc in _undominated(way.tmpcs[layer]):
-                options.append(tmpc)
-                charge_start.append(len(charges))
-                charges += [charge_bytes(vertices, e, v, tmpc, edge_bytes) for e in edges_of[v]]
-        start[r, -1] = len(options)
     return Ways(
         degree=np.array([way.degree for way in ways], np.int64),
         first=np.array([place[way.data_parallel_degrees[0]] for way in ways], np.int64),
         end=np.array([place[way.data_parallel_degrees[-1]] + 1 for way in ways], np.int64),
         resync_s=resync,
-        start=start,
-        **{name: np.array([figure(tmpc) for tmpc in options], np.float64) for name, figure in _FIGURES.items()},
-        charge_start=np.array(charge_start, np.int64),
-        charge_s=2.0 * np.array(charges, np.float64) / between_bytes_per_s(instance),
-        edge_start=edge_start,
-        edge=edge,
+        start=choices.start,
+        **{name: np.ascontiguousarray(column) for name, column in zip(_FIGURES, choices.figures.T, strict=True)},
+        charge_start=choices.charge_start,
+        charge_s=2.0 * choices.charge_bytes / between_bytes_per_s(instance),
+        edge_start=choices.edge_start,
+        edge=choices.edge,
     )
 
 
-def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
+def _edge_bytes(instance: Instance) -> Mapping[tuple[int, int], float]:
     """By the ends of edges, whatever the TMPCs."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:
@@ -249,32 +320,11 @@ def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
     return found
 
 
-def charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
+def _charge_bytes(vertices: Vertices, e: int, v: int, tmpc: Tmpc, edge_bytes: Mapping[tuple[int, int], float]) -> float:
     """Bytes in one direction that edge e costs the stage of its end v."""
     u, w = (vertices.layers[end] for end in vertices.edges[e])
     more = tmpc.forward_sync_bytes.get(u, 0.0) if vertices.edges[e][1] == v else tmpc.backward_sync_bytes.get(w, 0.0)
     return edge_bytes[u, w] + more
-
-
-def _undominated(tmpcs: Sequence[Tmpc]) -> list[Tmpc]:
-    """Without those that another one is as good as in every figure by itself; of equal ones the first."""
-    kept: list[Tmpc] = []
-    for tmpc in sorted(tmpcs, key=_all_figures):
-        if not any(_is_as_good(other, tmpc) for other in kept):
-            kept.append(tmpc)
-    return kept
-
-
-def _all_figures(tmpc: Tmpc) -> tuple[float, ...]:
-    extra = sum(tmpc.forward_sync_bytes.values()), sum(tmpc.backward_sync_bytes.values())
-    return (*(figure(tmpc) for figure in _FIGURES.values()), *extra)
-
-
-def _is_as_good(one: Tmpc, other: Tmpc) -> bool:
-    tables = (one.forward_sync_bytes, other.forward_sync_bytes), (one.backward_sync_bytes, other.backward_sync_bytes)
-    return all(
-        mine <= theirs for mine, theirs in zip(_all_figures(one)[:5], _all_figures(other)[:5], strict=True)
-    ) and (all(size <= theirs.get(end, 0.0) for mine, theirs in tables for end, size in mine.items()))
 
 
 def _worth(
@@ -291,35 +341,25 @@ def _worth(
     return found
 
 
-def _least(
-    instance: Instance,
-    vertices: Vertices,
-    ways: Sequence[StageWay],
-    summed: Callable[[Floats], Floats],
-) -> Least:
+def _least(instance: Instance, vertices: Vertices, choices: ChoiceTable, summed: Callable[[Floats], Floats]) -> Least:
     """summed: float64[r, m], of float64[r, n]."""
-    of_vertex = {
-        name: np.array(
-            [[min(map(figure, way.tmpcs[layer]), default=0.0) for layer in vertices.layers] for way in ways], np.float64
-        )
-        for name, figure in _FIGURES.items()
-    }
-    missing = np.array([[float(not way.tmpcs[layer]) for layer in vertices.layers] for way in ways], np.float64)
-    edge_bytes, per_byte = edge_bytes_of(instance), 2.0 / between_bytes_per_s(instance)
-    incoming, outgoing = np.zeros((len(ways), len(vertices.edges))), np.zeros((len(ways), len(vertices.edges)))
-    for r, way in enumerate(ways):
-        for e, (u, v) in enumerate(vertices.edges):
-            for found, end in ((incoming, v), (outgoing, u)):
-                of_end = way.tmpcs[vertices.layers[end]]
-                found[r, e] = per_byte * min(
-                    (charge_bytes(vertices, e, end, x, edge_bytes) for x in of_end), default=0.0
-                )
+    ways, layers = choices.start.shape[0], len(vertices.layers)
+    least, missing = np.zeros((len(_FIGURES), ways, layers)), np.zeros((ways, layers))
+    for r in range(ways):
+        for v in range(layers):
+            rows = choices.figures[choices.start[r, v] : choices.start[r, v + 1]]
+            missing[r, v] = not rows.size
+            if rows.size:
+                least[:, r, v] = rows.min(axis=0)
+    of_vertex = dict(zip(_FIGURES, least, strict=True))
+    per_byte = 2.0 / between_bytes_per_s(instance)
+    incoming, outgoing = (per_byte * found for found in least_charge_bytes(vertices, choices))
     # A vertex that is added to a set has all behind it there: what came into these from it crosses no more.
-    into = np.zeros((len(ways), len(vertices.layers)))
+    into = np.zeros((ways, layers))
     for e, (u, v) in enumerate(vertices.edges):
         into[:, v] += incoming[:, e]
         into[:, u] -= incoming[:, e]
-    terms = 8.0 * (len(vertices.layers) + 2 * len(vertices.edges) + 2) * _EPSILON
+    terms = 8.0 * (layers + 2 * len(vertices.edges) + 2) * _EPSILON
     totals = {name: values.sum(axis=1) for name, values in of_vertex.items()}
     return Least(
         **{name: summed(values) for name, values in of_vertex.items()},

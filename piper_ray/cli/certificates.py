@@ -128,13 +128,14 @@ def checked_certificate(path: Path, instance: Instance, *, unrestricted: bool) -
 
 def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: float) -> list[str]:
     """What was certified in words, a line each. silent_on: why nothing is said of the plan."""
-    which = "" if found.is_unrestricted else f" that keeps {found.restrictions_text}"
     under = "" if found.schedule == PAPERS_SCHEDULE else f" under {found.schedule.text}"
-    which += under
+    kept = [] if found.is_unrestricted else [found.restrictions_text]
     if found.bound_s < float("inf"):
-        text = f"no plan{which} takes less than {time_text(found.bound_s)}/microbatch"
+        which = "".join(f" that keeps {text}" for text in kept)
+        text = f"no plan{which}{under} takes less than {time_text(found.bound_s)}/microbatch"
     else:
-        text = f"there is no plan{which}" if which else "there is no plan that keeps the memory to the byte"
+        # Which plans are granted a billionth more memory is said by ``evaluate``; the check grants less.
+        text = f"there is no plan{under} that keeps {' and '.join([*kept, 'the memory to the byte'])}"
     gap = found.gap(time_s)
     if silent_on or gap is None:
         text += "; of PLAN that says nothing"

@@ -48,7 +48,10 @@ def find_prices(pair: OnDegrees, ranks: int, wanted_s: float, look: Callable[[],
         if not program.solve():
             return best
         prices = program.prices
-        proved_s = least_priced_s(pair, StagePrices.of(pair, prices, graph))
+        of_stages = StagePrices.of(pair, prices, graph)
+        if least_priced_s(pair, of_stages.of_memory_alone) > 0.0:
+            return prices  # they prove that nothing fits
+        proved_s = least_priced_s(pair, of_stages)
         if proved_s > best_s:
             best, best_s = prices, proved_s
         if proved_s >= wanted_s or not program.extend():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.cli.certificates import certified_text
 from tests.cli_cases import ROOT, run, without_notes, write_small
 from tests.interrupt_support import HANG_S
 from tests.report_cases import small_instance
@@ -88,6 +89,28 @@ def test_restrictions_are_told(small: Path) -> None:
     assert "certified: no plan that keeps NoDataParallelism() takes less than " in result.stdout
 
 
+@pytest.mark.parametrize("schedule", ["2bw", "1f1b"])
+def test_the_whole_claim_may_be_demanded(small: Path, schedule: str) -> None:
+    plan, certificate = solved(small, "--schedule", schedule)
+    result = run("verify", small, plan, "--certificate", certificate, "--unrestricted", "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)["certificate"]
+    assert said["unrestricted"] is True
+    assert said["gap"] <= 2e-9
+    plan, certificate = solved(small, "--schedule", schedule, "--no-data-parallel")
+    result = run("verify", small, plan, "--certificate", certificate, "--json")
+    assert result.returncode == 0, result.stderr
+    said = json.loads(result.stdout)["certificate"]
+    assert said["unrestricted"] is False
+    assert said["gap"] <= 2e-9
+    result = run("verify", small, plan, "--certificate", certificate, "--unrestricted")
+    assert result.returncode == 8
+    assert "is of plans under restrictions alone: NoDataParallelism()" in result.stderr
+    result = run("verify", small, plan, "--unrestricted")
+    assert result.returncode == 2
+    assert "--unrestricted is for --certificate" in result.stderr
+
+
 def test_a_certificate_that_says_nothing_of_a_plan(tmp_path: Path) -> None:
     """Of one faster than its bound, of a slower one, and where it proves that there is none of its kind."""
     bert, plan, slow = ROOT / "inputs" / "bert32-a100.toml", tmp_path / "plan.json", tmp_path / "slow.json"
@@ -153,10 +176,19 @@ def test_places_that_cannot_be_written(small: Path) -> None:
     assert "there is no folder" in result.stderr
 
 
-def test_no_plan_at_all(small: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "there is no plan that keeps the memory to the byte"),
+        (["--schedule", "1f1b"], "there is no plan under 1f1b that keeps the memory to the byte"),
+        (["--no-data-parallel"], "there is no plan that keeps NoDataParallelism() and the memory to the byte"),
+    ],
+)
+def test_no_plan_at_all(small: Path, options: list[str], said: str) -> None:
     certificate = small.with_name("file")
-    result = run("solve", small, "--certificate", certificate, "--memory", "1KiB")
+    result = run("solve", small, "--certificate", certificate, "--memory", "1KiB", *options)
     assert result.returncode == 4
     assert "certificate: " in result.stdout
     found = piper_ray.verify_certificate(small_instance().replace(memory_bytes="1KiB"), certificate)
     assert found.bound_s == float("inf")
+    assert certified_text(found, (), 1.0)[0] == f"certified: {said}; of PLAN that says nothing"

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from fractions import Fraction
 from functools import cache
 from math import inf
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from piper_ray.certificate.certificate import Certificate, PassPrices, read_certificate, write_certificate
 from piper_ray.certificate.check import verify_certificate
-from piper_ray.certificate.flush_check import FlushProblem
+from piper_ray.certificate.flush_check import FlushProblem, shapes_of
 from piper_ray.certificate.flush_tables import StagePrices, least_priced_s
 from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
 from piper_ray.certificate.passes import KINDS, PassGraph, Walk
+from piper_ray.engine.certified_prices import find_prices
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import CertificateRefused, UsageError
@@ -28,6 +32,7 @@ from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.simulate.actions import ActionKind
 from tests.chunks_brute_force import least_step_s
+from tests.exact_pass_prices import ExactPrices
 from tests.flush_brute_force import brute_force, simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance, two_towers
@@ -254,6 +259,41 @@ def test_there_and_back(schedule: str, tmp_path: Path) -> None:
             verify_certificate(TOWERS, tmp_path / "cut")
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("paths", [["much", 0, 0, [1]]], "not in the form"),
+        ("paths", [[1.0, 0, 0, [0.5]]], "not in the form"),
+        ("paths", [[1.0, 0, 0]], "not in the form"),
+        ("paths", [[1.0, 0, 0, [2**80]]], "not in the form"),
+        ("memory", [[0, 0]], "not in the form"),
+        ("memory", [[0, True, 1.0]], "not in the form"),
+        ("ranks", 2.0, "not in the form"),
+        ("d", None, "not in the form"),
+        ("memory", [[0, 0, 1e-30]], "changed after it was written"),
+        ("chunks", 2, "changed after it was written"),
+    ],
+)
+def test_prices_in_a_forged_file(name: str, value: object, said: str, tmp_path: Path) -> None:
+    write_certificate(certified("1f1b"), tmp_path / "file")
+    table = pq.read_table(tmp_path / "file")
+    header = json.loads(table.schema.metadata[b"piper_ray"])
+    header["prices"][0][name] = value
+    pq.write_table(table.replace_schema_metadata({b"piper_ray": json.dumps(header)}), tmp_path / "file")
+    with pytest.raises(CertificateRefused, match=said):
+        verify_certificate(TOWERS, tmp_path / "file", threads=1)
+
+
+def test_rows_under_a_flush_are_not_read(tmp_path: Path) -> None:
+    """Also with a checksum that is right a file with rows of tails proves nothing by them."""
+    listed = certify(TOWERS, solve(TOWERS, options=ONE_THREAD, schedule="2bw"), threads=1)
+    bound_s = certified("1f1b").bound_s
+    forged = replace(listed, schedule=Schedule.of("1f1b"), bound_s=bound_s * 1.01)
+    write_certificate(forged, tmp_path / "file")
+    with pytest.raises(CertificateRefused):
+        verify_certificate(TOWERS, tmp_path / "file", threads=1)
+
+
 def test_a_wish_to_end() -> None:
     stop: Stop[object] = Stop()
     stop.request()
@@ -278,6 +318,32 @@ def _by_tails(instance: Instance) -> bool:
     if solution.time_per_sample_s is None:
         return False
     return verify_certificate(instance, certify(instance, solution, threads=1), threads=1).tails > 0
+
+
+@pytest.mark.parametrize("schedule", [*FLUSHED, *CHUNKED])
+@pytest.mark.parametrize("seed", long_after(2, range(20)))
+def test_price_sums_are_those_of_exact_rationals(seed: int, schedule: str) -> None:
+    """Of prices as they are found, and of these with other weights and much dearer memory."""
+    instance, rng = uneven_layers(seed), random.Random(seed)
+    asked = Schedule(ScheduleName(schedule), None if schedule in (*FLUSHED, "zb-h1") else 2)
+    pairs = FlushProblem(instance, Restrictions(), asked, StepTerms(all_reduce=AllReduce.RING)).pairs()
+    compared = 0
+    for pair in pairs:
+        prices = [find_prices(pair, ranks, inf, lambda: None) for ranks in shapes_of(pair)[-1:]]
+        for found in filter(None, prices):
+            last = found.ranks - 1
+            altered = replace(
+                found,
+                paths=tuple((weight * rng.uniform(0.5, 2.0), walk) for weight, walk in found.paths),
+                memory=(*found.memory, (last, rng.randrange(2), 0.01 * pair.work_s / pair.memory_bytes)),
+            )
+            for used in (found, altered):
+                of_layers, room_s = ExactPrices(instance, asked, used).least_s(pair.sync_s_per_byte)
+                least_s = least_priced_s(pair, StagePrices.of(pair, used))
+                assert least_s <= of_layers - room_s
+                assert least_s >= of_layers - room_s - Fraction(1e-9) * (of_layers + room_s)
+                compared += 1
+    assert compared > 0
 
 
 @pytest.mark.parametrize("schedule", FLUSHED)

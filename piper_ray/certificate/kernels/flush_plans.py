@@ -38,7 +38,7 @@ class _Nodes(NamedTuple):
 
     downset: int64[nodes], what is behind. behind: int64[nodes], stages still to come. parent: int64[nodes], without the
     last stage. stage: float64[nodes, 4], f, b and R of the last stage, and 1 where all stages are as they may be taken,
-    0 where one of them is less than any. priced_s: float64[nodes]. open: int64[nodes], those to be continued. count:
+    0 where one of them is less than any. priced_s: float64[nodes]. open: int64[nodes], those to be continued. counts:
     int64[2], nodes, and open ones.
     """
 
@@ -48,7 +48,7 @@ class _Nodes(NamedTuple):
     stage: Floats
     priced_s: Floats
     open: Ints
-    count: Ints
+    counts: Ints
 
 
 @inner_kernel
@@ -67,12 +67,12 @@ def _no_nodes() -> _Nodes:
 @leaf_kernel
 def _add(nodes: _Nodes, downset: int, behind: int, parent: int, priced_s: float) -> int:
     """The new node's number; it is open, and what it takes is to be written."""
-    node = nodes.count[0]
+    node = nodes.counts[0]
     nodes.downset[node], nodes.behind[node], nodes.parent[node] = downset, behind, parent
     nodes.priced_s[node] = priced_s
-    nodes.open[nodes.count[1]] = node
-    nodes.count[0] += 1
-    nodes.count[1] += 1
+    nodes.open[nodes.counts[1]] = node
+    nodes.counts[0] += 1
+    nodes.counts[1] += 1
     return int(node)
 
 
@@ -119,7 +119,7 @@ def _may_take_s(node: int, front: Floats, nodes: _Nodes, search: Lookup) -> floa
     behind = nodes.behind[node] - 1
     work_s = max(shape.work_s, (in_front_s + tables.own_s[nodes.downset[node]]) * (1.0 - 1e-12))
     at_position_s = (shape.limit_s - work_s) * (shape.room[behind + 1] - shape.room[behind])
-    return min((shape.limit_s - in_front_s) / shape.microbatches, at_position_s)
+    return float(min((shape.limit_s - in_front_s) / shape.microbatches, at_position_s))
 
 
 @leaf_kernel
@@ -182,7 +182,7 @@ def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailState
                 if _run(front, stage, search) <= shape.limit_s:
                     return FOUND if exact and nodes.stage[node, 3] == 1.0 else TOO_MANY
                 continue
-            if nodes.count[0] == _MOST_NODES:
+            if nodes.counts[0] == _MOST_NODES:
                 return TOO_MANY
             new = _add(nodes, j, behind, node, priced_s)
             nodes.stage[new, 0], nodes.stage[new, 1], nodes.stage[new, 2] = stage
@@ -208,13 +208,13 @@ def _plans(search: Lookup, tails: TailStates, control: Floats) -> int:
     m = tables.bits.shape[0]
     room, nodes = row_room(_MOST_ROWS, tables), _no_nodes()
     for s in range(tails.start[m - 1], tails.start[m - 1] + tails.size[m - 1]):
-        if nodes.count[0] == 0 or nodes.behind[nodes.count[0] - 1] != tails.stages[s]:
+        if nodes.counts[0] == 0 or nodes.behind[nodes.counts[0] - 1] != tails.stages[s]:
             node = _add(nodes, m - 1, tails.stages[s], -1, prices.ahead_s[m - 1, tails.stages[s]])
             nodes.stage[node, 3] = 1.0
     front = np.empty((shape.most_stages + 1, 5))
-    while nodes.count[1] > 0:
-        nodes.count[1] -= 1
-        node = nodes.open[nodes.count[1]]
+    while nodes.counts[1] > 0:
+        nodes.counts[1] -= 1
+        node = nodes.open[nodes.counts[1]]
         stages = _write_front(node, nodes, front)
         for j in range(nodes.downset[node]):
             if control[0] != 0.0:
