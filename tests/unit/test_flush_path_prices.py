@@ -79,6 +79,25 @@ def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> No
     assert compared > 300
 
 
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_what_the_known_plan_proves_of_a_task_is_no_more_than_its_best_plan_takes(
+    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounds at the known plan's time come where a task has many states: here that is any."""
+    monkeypatch.setattr("piper_ray.engine.flush.task_search._FEW_STATES", 0)
+    compared, ruled_out = 0, 0
+    for seed, workload, paths, task, batch_s in searched(schedule):
+        for known_s in (0.95 * batch_s, 1.2 * batch_s) if batch_s > 0.0 else ():
+            space, control = SearchSpace(workload.arrays, True, paths), np.array([0.9 * batch_s, 0.0])
+            found = run_task(space, task, control, known_s=known_s)
+            assert found.found is None, (seed, task.degrees)
+            assert found.proved_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees)
+            compared += 1
+            ruled_out += found.proved_s > 0.9 * batch_s * (1.0 + 1e-9)
+    assert compared > 50
+    assert ruled_out > 0
+
+
 def test_a_layer_without_a_choice_has_no_price() -> None:
     """No stage of that degree has it."""
     towers = two_towers(3, devices=4)

@@ -111,10 +111,11 @@ class FlushSearch:
         """
         ledger, share, index = self.ledger, self.first_share, 0
         try:
-            if self.space.is_large and np.isfinite(ledger.upper_s) and not self._is_near():
+            soon = [task for task in self.tasks if self.space.is_large and self.space.is_soon_bounded(task)]
+            if soon and np.isfinite(ledger.upper_s) and not self._is_near():
                 index += 1
-                round_ = Round(ledger, index, len(self.tasks), ledger.upper_s)
-                yield from self._seek(self.tasks, ledger.upper_s, round_, Effort.BOUND)
+                round_ = Round(ledger, index, len(soon), ledger.upper_s)
+                yield from self._seek(soon, ledger.upper_s, round_, Effort.BOUND)
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s = ledger.upper_s, ledger.lower_s
@@ -152,6 +153,7 @@ class FlushSearch:
         """Plans of at most ``most_s``, of each task. Returns tasks that are left open, and that a better plan is known
         for than they began with: what they have come to may depend on when they heard of it, and does not count."""
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
+        known_s = self.ledger.upper_s
         memo = None if effort is Effort.BOUND else self.memo
         self._in_order, running = in_order, 0
         ready: dict[int, _Outcome] = {}
@@ -164,7 +166,7 @@ class FlushSearch:
                     if known is not None:
                         ready[task.order] = _Outcome(task, known)
                         break
-                    workers.give(call_of(self.space, task, self._bound_s, effort))
+                    workers.give(call_of(self.space, task, self._bound_s, effort, known_s))
                     running += 1
                 round_.tell_of_progress(len(tasks) - len(waiting) - running, running)
                 for finished in workers.done(_LOOK_S if self._next(left, ready) is None else 0.0):

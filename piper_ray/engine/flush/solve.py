@@ -22,7 +22,7 @@ from piper_ray.engine.forecast import downsets_within, note_of_many, tell_of_lat
 from piper_ray.engine.lattice.blocks import find_blocks
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import GrownLattice, block_lattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, block_lattice, build_lattice, chain_lattice
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
@@ -41,6 +41,9 @@ _ANY_PLAN = 0.999
 
 _MOST_DOWNSETS = 200_000
 """Of more than so many those alone are listed that plans can use."""
+
+_MOST_LISTED = 1_000_000
+"""Also where it cannot be told which downsets plans can use: tables of 2.4 million took 8 GB."""
 
 _MANY_DOWNSETS = 600
 _BLOCK_DOWNSETS = 200
@@ -148,7 +151,7 @@ class _Problem:
         if impossible is not None:
             return impossible
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
-        most = downsets_within(graph, len(variants), limit_bytes)
+        most = min(downsets_within(graph, len(variants), limit_bytes), _MOST_LISTED)
         labelling = Labelling.of(graph) if expected is None or expected > _MOST_DOWNSETS else None
         is_wide = expected is None or expected > most or labelling is not None
         if is_wide:
@@ -182,21 +185,25 @@ class _Problem:
             return self.workload
         if self.workload.lattice.size < _CHAIN_SHARE * (graph.size + 1):
             return None
-        return build_workload(self.instance, _chain_of(graph), self.variants)
+        return self._on(_chain_of(graph))
 
     @cached_property
     def blocks(self) -> FlushWorkload | None:
-        """On whole blocks of layers, whose borders are cheap: for a plan to begin with; None where all downsets are few
-        enough, or layers cannot be merged into few blocks.
+        """On whole blocks of layers, whose borders are cheap: for a plan to begin with; None where all downsets or
+        those of a chain are few enough, or layers cannot be merged into few blocks.
         """
-        known = self.workload
-        if not self.is_wide and known.lattice.size <= _MANY_DOWNSETS:
+        few = self.workload if self.chain is None else self.chain
+        if few.lattice.size <= _MANY_DOWNSETS:
             return None
         try:
             found = find_blocks(self.instance, self.variants, without_contraction(), _BLOCK_DOWNSETS)
         except LimitError:
             return None
-        lattice = block_lattice(known.lattice.graph, found.members)
+        return self._on(block_lattice(self.workload.lattice.graph, found.members))
+
+    def _on(self, lattice: Lattice) -> FlushWorkload:
+        """The same layers on other downsets."""
+        known = self.workload
         return replace(known, lattice=lattice, arrays=tables_on(lattice, known.arrays, known.values), ahead_of={})
 
     @cached_property

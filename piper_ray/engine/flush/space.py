@@ -30,12 +30,14 @@ _BEAM = Beam(width=30, early=0.02)
 _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
 
 
-_MOST_KEPT = 20_000_000
-"""Stages at their positions, of ``least_ahead_s``."""
+LITTLE_WORK, MUCH_WORK = 5_000_000, 250_000_000
+"""Of ``least_ahead_s``: a fraction of a tenth of a second, and up to four seconds."""
 
+_MANY_LAYERS = 400
+"""Beyond which states take so long, with the choices of their stages, that bounds pay before there are any."""
 
-_SOON = 500_000
-"""Downsets at their positions whose bounds take little time: a tenth of a second or so."""
+_SOON = 200_000
+"""Downsets at their positions whose bounds take little time but for ``least_ahead_s``: a tenth of a second or so."""
 
 
 class TooManyDownsets(Exception):
@@ -84,8 +86,9 @@ class SearchSpace:
         return ListedTables(self.tables, task.ahead, most_tails)
 
     def is_soon_bounded(self, task: DegreePair) -> bool:
-        """Whether ``least_s`` takes little time."""
-        return self.graph is None and self.tables.bits.shape[0] * task.arrays.most_stages <= _SOON
+        """Whether ``least_s`` with little work takes less than the first states."""
+        downsets, layers = self.tables.bits.shape[0], self.tables.option_start.shape[1] - 1
+        return self.graph is None and layers > _MANY_LAYERS and downsets * task.arrays.most_stages <= _SOON
 
     def within(
         self, task: DegreePair, control: FloatArray, check: Callable[[], None]
@@ -117,21 +120,27 @@ class SearchSpace:
         inside = member_sums(self.tables.bits, prices.of_vertex[:, None].copy())[:, 0]
         return whole._replace(most_tails=tail_limits(inside, task.arrays.most_stages)), 0.0
 
-    def least_s(self, task: DegreePair, prices: PathPrices | None, control: FloatArray) -> float:
-        """What plans take at least by prices whose batch takes at most control[0]; inf if there are none. Not for
-        graphs with too many downsets."""
+    def least_s(
+        self, task: DegreePair, prices: PathPrices | None, control: FloatArray, most_work: int = MUCH_WORK
+    ) -> float:
+        """What plans take at least by prices whose batch takes at most control[0]; inf if there are none. 0 for graphs
+        with too many downsets. most_work: of looking for the shortest way."""
         whole = self.whole(task)
-        assert whole is not None
-        return self._completed(whole, task, prices, control).least_s
+        return 0.0 if whole is None else self._completed(whole, task, prices, control, most_work).least_s
 
     def _completed(
-        self, listed: ListedTables, task: DegreePair, prices: PathPrices | None, control: FloatArray
+        self,
+        listed: ListedTables,
+        task: DegreePair,
+        prices: PathPrices | None,
+        control: FloatArray,
+        most_work: int = MUCH_WORK,
     ) -> ListedTables:
         """With what prices say, by the stages of the lattice where there is a cutoff."""
         tables, ahead, most_tails, _ = listed
         bounds = path_bounds(tables, task.arrays, prices)
         if bounds is not NO_BOUNDS and np.isfinite(control[0]):
-            ahead_s = least_ahead_s(tables, task.arrays, ahead, most_tails, bounds, _MOST_KEPT, control)
+            ahead_s = least_ahead_s(tables, task.arrays, ahead, most_tails, bounds, most_work, control)
             bounds = frozen(bounds._replace(ahead_s=ahead_s))
         return ListedTables(tables, ahead, most_tails, bounds)
 

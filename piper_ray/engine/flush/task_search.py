@@ -14,7 +14,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.flush.path_prices import PathPrices, even_prices
-from piper_ray.engine.flush.space import ListedTables, SearchSpace, TooManyDownsets
+from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
@@ -169,11 +169,13 @@ class Effort(Enum):
     PROOF = "proof"
 
 
-def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, effort: Effort = Effort.PROOF) -> TaskResult:
+def run_task(
+    space: SearchSpace, task: DegreePair, control: FloatArray, effort: Effort = Effort.PROOF, known_s: float = np.inf
+) -> TaskResult:
     """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
 
     A function of arrays, but for what one other thread may write to them: control[0], the best time known or asked
-    for, in s, and control[1], the wish to stop (0: none).
+    for, in s, and control[1], the wish to stop (0: none). known_s: what the best plan takes, where less is asked for.
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
@@ -189,23 +191,39 @@ def run_task(space: SearchSpace, task: DegreePair, control: FloatArray, effort: 
         if status != TOO_MANY or most_states == _MOST_STATES:
             return _completed(whole, task, status, states, control, proves)
         kept = len(states.origin)
-    prices = task.prices or _find_prices(space, task)
+    prices, proved_s = task.prices or _find_prices(space, task), 0.0
+    if kept > 0 and proves and control[0] < known_s < np.inf:
+        proved_s = min(_least_by_prices_s(space, task, prices, np.array([known_s, 0.0])), known_s)
+    if proved_s > control[0] * (1.0 + TIE):
+        return TaskResult(np.inf, kept, proved_s=proved_s, prices=prices)
     found = _run_priced(space, replace(task, prices=prices), control, proves)
-    return replace(found, states=kept + found.states, prices=prices)
+    return replace(found, states=kept + found.states, proved_s=max(found.proved_s, proved_s), prices=prices)
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
-    """By prices that are there at once, and by good ones, which take longer to find, where those do not rule it out."""
+    """By prices that are there at once, and by good ones, which take longer to find, where those do not rule it
+    out."""
     least_s = max(task.lower_s, _least_by_even_s(space, task, control))
-    if least_s == np.inf or not space.is_soon_bounded(task):
-        return TaskResult(least_s)
+    if least_s == np.inf:
+        return TaskResult(np.inf)
     prices = task.prices or _find_prices(space, task)
-    return TaskResult(max(least_s, space.least_s(task, prices, control)), prices=prices)
+    return TaskResult(max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK)), prices=prices)
 
 
 def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) -> float:
-    """0 where that would take long."""
-    return space.least_s(task, even_prices(task.arrays), control) if space.is_soon_bounded(task) else 0.0
+    """0 where that would take longer than the first states."""
+    if not space.is_soon_bounded(task):
+        return 0.0
+    return space.least_s(task, even_prices(task.arrays), control, LITTLE_WORK)
+
+
+def _least_by_prices_s(
+    space: SearchSpace, task: DegreePair, prices: PathPrices | None, control: FloatArray, most_work: int = MUCH_WORK
+) -> float:
+    """inf where no plan takes at most control[0]; the prices alone may say so."""
+    if prices is not None and prices.bound_s > control[0] * (1.0 + TIE):
+        return np.inf
+    return space.least_s(task, prices, control, most_work)
 
 
 def _find_prices(space: SearchSpace, task: DegreePair) -> PathPrices | None:
@@ -288,7 +306,9 @@ def _check(control: FloatArray) -> None:
         raise _Stopped
 
 
-def call_of(space: SearchSpace, task: DegreePair, bound_s: float, effort: Effort = Effort.PROOF) -> Call:
+def call_of(
+    space: SearchSpace, task: DegreePair, bound_s: float, effort: Effort = Effort.PROOF, known_s: float = np.inf
+) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
     shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead))
@@ -296,7 +316,7 @@ def call_of(space: SearchSpace, task: DegreePair, bound_s: float, effort: Effort
         task,
         _run_sent,
         (space, task.ahead),
-        (task.arrays, task.order, task.lower_s, task.prices, effort),
+        (task.arrays, task.order, task.lower_s, task.prices, effort, known_s),
         f"the search of d={d} t={t}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
@@ -311,10 +331,11 @@ def _run_sent(
     lower_s: float,
     prices: PathPrices | None,
     effort: Effort,
+    known_s: float,
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, effort)
+    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, effort, known_s)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

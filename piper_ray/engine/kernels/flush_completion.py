@@ -34,6 +34,12 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey
 _TOO_MUCH = 1e-9
 """Relative, of sums of costs."""
 
+_MOST_KEPT = 2**23
+"""Stages, each at a position: 24 bytes each."""
+
+_PRICING = 8
+"""How many times as long it takes to price a stage at a position as to look at a pair of downsets."""
+
 
 @kernel
 def least_ahead_s(
@@ -42,12 +48,13 @@ def least_ahead_s(
     ahead: AheadArrays,
     most_tails: IndexArray,
     bounds: PathBounds,
-    most_stages_kept: int,
+    most_work: int,
     control: FloatArray,
 ) -> FloatArray:
     """float64[m, most_stages + 1]: what is in front of a tail of so many stages costs no less, in a plan whose batch
-    takes at most control[0]; inf where there is no such plan. ``bounds.ahead_s`` where control[1] is not zero or more
-    than ``most_stages_kept`` stages, each at a position, may be part of plans.
+    takes at most control[0]; inf where there is no such plan. ``bounds.ahead_s`` where control[1] is not zero or that
+    takes more than ``most_work``: pairs of downsets that are looked at, and ``_PRICING`` for each price of a stage; or
+    more stages are part of plans than there is room for.
     """
     m, positions = tables.bits.shape[0], task.most_stages
     limit = control[0] * (1.0 + SLACK)
@@ -60,10 +67,10 @@ def least_ahead_s(
     # Stages kept, by outer downset: the inner one, how many are behind, and the cost.
     start = np.zeros(m + 1, np.int64)
     inner_of, behind_of, cost_of = np.empty(4096, np.int64), np.empty(4096, np.int64), np.empty(4096)
-    used = 0
+    used, work = 0, 0
     for i in range(1, m):
         start[i] = used
-        if control[1] != 0.0 or used > most_stages_kept:
+        if control[1] != 0.0 or work > most_work or used > _MOST_KEPT:
             return bounds.ahead_s
         there = tail_limits_at(i, limit, most_tails[i], task, ahead)
         if there.most < there.fewest:
@@ -75,6 +82,7 @@ def least_ahead_s(
         while rank < to_rank:
             at = rank
             rank = next_alive(behind_it, rank + 1)
+            work += 1
             j = ahead.order[at]
             if j >= i or not is_subset(ahead.ordered_bits[at], outer):
                 continue
@@ -90,6 +98,7 @@ def least_ahead_s(
                         continue
                     if least_s[j, behind] + bounds.ahead_s[j, behind] > limit * (1.0 + _TOO_MUCH):
                         continue
+                    work += _PRICING
                     y = in_flight(task.schedule, task.microbatches, behind)
                     if least_memory_bytes(key, y, tables, task) > task.memory_bytes:
                         break
