@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -29,6 +30,8 @@ from tests.ray_support import backend_of
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 LONG = two_towers(24, devices=64, microbatches=64, memory_bytes=200.0)
+ENOUGH = SolveOptions(passes_limit=400_000_000)
+"""What ends its search under a schedule with chunks, which would take half a minute."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def figures(solution: Solution) -> tuple[object, ...]:
 
 @cache
 def long_by_one_thread(schedule: str = "1f1b") -> Solution:
-    return solve(LONG, schedule=schedule, options=SolveOptions(threads=1))
+    return solve(LONG, schedule=schedule, options=replace(ENOUGH, threads=1))
 
 
 def workers_at_work(backend: RayBackend) -> list[int]:
@@ -92,7 +95,7 @@ def test_a_worker_that_is_no_more_costs_time_alone(
 
     try:
         while not struck:  # the first time actors may start later than the driver ends
-            found = solve(LONG, schedule=schedule, backend=backend, listener=listener)
+            found = solve(LONG, schedule=schedule, options=ENOUGH, backend=backend, listener=listener)
     finally:
         for process in struck:
             with contextlib.suppress(ProcessLookupError):
@@ -110,7 +113,7 @@ def test_a_stop_ends_what_workers_do(backend: RayBackend, schedule: str) -> None
             stop.request()
 
     whole = long_by_one_thread(schedule)
-    ended = solve(LONG, schedule=schedule, backend=backend, listener=listener, stop=stop)
+    ended = solve(LONG, schedule=schedule, options=ENOUGH, backend=backend, listener=listener, stop=stop)
     assert ended.stopped_by == "interrupt"
     assert ended.status in (Status.UNKNOWN, Status.FEASIBLE)
     assert ended.lower_bound_s <= whole.lower_bound_s
