@@ -37,6 +37,9 @@ FIGURES = 6
 microbatch in flight, and once."""
 
 _EPSILON = 2.0**-52
+_WHOLE_BACKWARD = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
+"""Schedules with chunks whose backward passes are not split."""
+
 _SUMS_OFF = 1e-12
 """Relative: what sums of figures of layers may be off, far more than they are."""
 
@@ -108,10 +111,14 @@ class OnDegrees:
     def least_s(self) -> float:
         """No batch takes less, whatever the memory.
 
-        Some rank has a share of the work of all m microbatches. Under 1f1b and gpipe more is known: see ``room``.
+        Some rank has a share of the work of all m microbatches, and one microbatch passes through all layers. Where the
+        backward pass is split, the gradients of weights wait for nobody on its way. Under 1f1b and gpipe more is
+        known: see ``room``.
         """
         if self.schedule.name not in (ScheduleName.ONE_F_ONE_B, ScheduleName.GPIPE):
-            return self.work_s * max(1.0, self.microbatches / self.most_ranks)
+            once = slice(0, 3 if self.schedule.name in _WHOLE_BACKWARD else 2)
+            once_s = sum(float(rows[:, once].sum(axis=1).min()) for rows in self.rows) * (1.0 - _SUMS_OFF)
+            return max(once_s, self.work_s * self.microbatches / self.most_ranks)
         return self.work_s * (1.0 + 1.0 / float(self.room[-1])) * (1.0 - _SUMS_OFF)
 
     @cached_property

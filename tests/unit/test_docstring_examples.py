@@ -27,8 +27,8 @@ NOT_RUN = {
     "Figures": "takes a minute",
 }
 """Examples that are shown and not run here, and why."""
-ALIASES = {"Source", "Numbers", "Event", "SweepListener", "Binding"}
-"""Of types: they have no docstrings."""
+ALIASES = {"Source", "Numbers", "Event", "SweepListener", "Binding", "PassPrices", "Walk"}
+"""Names without an example: aliases of types, which have no docstrings, and parts of certificates, which nobody makes by hand."""
 
 
 def examples(name: str) -> list[doctest.DocTest]:
