@@ -28,7 +28,7 @@ NOT_RUN = {
 }
 """Examples that are shown and not run here, and why."""
 ALIASES = {"Source", "Numbers", "Event", "SweepListener", "Binding", "PassPrices", "Walk"}
-"""Names without an example: aliases of types, which have no docstrings, and parts of certificates, which nobody makes by hand."""
+"""Names without an example: aliases of types, which have no docstrings, and parts of certificates."""
 
 
 def examples(name: str) -> list[doctest.DocTest]:
