@@ -124,7 +124,7 @@ from piper_ray.model.solution import BlockStats as BlockStats
 from piper_ray.certificate.certificate import Certificate as Certificate
 from piper_ray.certificate.certificate import Tails as Tails
 from piper_ray.certificate.certificate import PassPrices as PassPrices
-from piper_ray.certificate.passes import Walk as Walk
+from piper_ray.certificate.passes import PathSteps as PathSteps
 from piper_ray.certificate.check import CertifiedBound as CertifiedBound
 from piper_ray.model.solution import Forecast as Forecast
 from piper_ray.proposal.plan import Planned as Planned

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from piper_ray.certificate.certificate import PassPrices
-from piper_ray.certificate.passes import Walk
+from piper_ray.certificate.passes import PathSteps
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
@@ -33,7 +33,7 @@ class ExactPrices:
         rank, place = at
         return stage_of_chunk(self._schedule, self._prices.ranks, rank, self._lists[rank][place][1])
 
-    def _passes_of(self, walk: Walk) -> list[Pass]:
+    def _passes_of(self, walk: PathSteps) -> list[Pass]:
         found = [(walk.rank, walk.place)]
         for turn, steps in enumerate(walk.steps):
             for _ in range(steps):
@@ -56,7 +56,7 @@ class ExactPrices:
         )
         return found
 
-    def _seconds(self, walk: Walk, stage: int, tmpc: Tmpc, sync_s_per_byte: float) -> Fraction:
+    def _seconds(self, walk: PathSteps, stage: int, tmpc: Tmpc, sync_s_per_byte: float) -> Fraction:
         """What a layer adds to the path that is in the stage with this choice."""
         times, passes = pass_times(tmpc), self._passes_of(walk)
         forward_s, input_s, weight_s = map(Fraction, (times.forward_s, times.input_s, times.weight_s))

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from piper_ray.certificate.passes import Walk
+from piper_ray.certificate.passes import PathSteps
 from piper_ray.model import constraints
 from piper_ray.model.constraints import KeepOrder, Recompute
 from piper_ray.model.errors import CertificateRefused, LimitError, UsageError
@@ -73,7 +73,7 @@ class PassPrices:
     degree: int
     ranks: int
     chunks: int
-    paths: tuple[tuple[float, Walk], ...]
+    paths: tuple[tuple[float, PathSteps], ...]
     memory: tuple[tuple[int, int, float], ...]
 
 
@@ -382,7 +382,7 @@ def _prices(document: Mapping[str, Any]) -> PassPrices:
         ranks=_whole(document["ranks"]),
         chunks=_whole(document["chunks"]),
         paths=tuple(
-            (float(weight), Walk(_whole(rank), _whole(place), tuple(map(_whole, steps))))
+            (float(weight), PathSteps(_whole(rank), _whole(place), tuple(map(_whole, steps))))
             for weight, rank, place, steps in document["paths"]
         ),
         memory=tuple((_whole(rank), _whole(place), float(price)) for rank, place, price in document["memory"]),

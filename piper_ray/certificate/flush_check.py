@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from piper_ray.certificate.certificate import Certificate, PassPrices, charged, free_bytes, levels_of, ways_of
-from piper_ray.certificate.flush_tables import OnDegrees, StagePrices, TailTables, least_priced_s, pairs_of, shape_of
+from piper_ray.certificate.flush_tables import FlushTails, OnDegrees, StagePrices, least_priced_s, pairs_of, shape_of
 from piper_ray.certificate.kernels.flush_plans import look_through
 from piper_ray.certificate.kernels.flush_states import FOUND, PROVED, Lookup
 from piper_ray.model.errors import CertificateRefused, UsageError
@@ -64,7 +64,7 @@ class FlushProblem:
     restrictions: Restrictions
     schedule: Schedule
     step: StepTerms
-    _tails: dict[int, TailTables] = field(default_factory=dict)
+    _tails: dict[int, FlushTails] = field(default_factory=dict)
 
     def pairs(self) -> list[OnDegrees]:
         """On each group of devices with a link of its own, and on all."""
@@ -80,13 +80,13 @@ class FlushProblem:
         """Whether tails and plans can be looked through."""
         return self.schedule.name in FLUSHED
 
-    def tails_of(self, pair: OnDegrees) -> TailTables:
+    def tails_of(self, pair: OnDegrees) -> FlushTails:
         """Raises LimitError for more downsets than fit."""
         devices = pair.instance.devices
         if devices not in self._tails:
             figures = 40 * (len(pair.ways) + 1) + 2 * pair.most_ranks
             fit = max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
-            self._tails[devices] = TailTables(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))
+            self._tails[devices] = FlushTails(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))
         return self._tails[devices]
 
     def look(

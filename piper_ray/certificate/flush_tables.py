@@ -246,7 +246,7 @@ def least_priced_s(pair: OnDegrees, prices: StagePrices) -> float:
     return of_layers - room_s - _SUMS_OFF * (of_layers + room_s)
 
 
-class TailTables:
+class FlushTails:
     """Of the downsets of an instance's layers; raises LimitError past ``most`` of them."""
 
     def __init__(self, instance: Instance, layers: tuple[int, ...], most: int) -> None:

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Floats, Ints
-from piper_ray.certificate.kernels.events import Events, count_passes, longest_through, steps_through
+from piper_ray.certificate.kernels.events import PassEvents, count_passes, longest_through, steps_through
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, flush_lists, stage_of_chunk
@@ -23,7 +23,7 @@ _BACKWARD = (ActionKind.B, ActionKind.I)
 
 
 @dataclass(frozen=True)
-class Walk:
+class PathSteps:
     """A path: it begins with a rank's pass, by its place in the list; then by turns so many steps along the list of the
     rank where it is, and so many steps onward with the same microbatch."""
 
@@ -67,7 +67,7 @@ class PassGraph:
         onward[turns] = backward[stage[turns], microbatch[turns]]
         returns = comes_back & (stage > 0)
         onward[returns] = backward[stage[returns] - 1, microbatch[returns]]
-        self.events = Events(self.start, stage, self._kind.astype(np.int64), onward)
+        self.events = PassEvents(self.start, stage, self._kind.astype(np.int64), onward)
 
     @cached_property
     def held(self) -> Ints:
@@ -83,7 +83,7 @@ class PassGraph:
             found[:, chunk] = added - np.append(0, ended[:-1])
         return found
 
-    def walked(self, walk: Walk) -> PassCounts:
+    def walked(self, walk: PathSteps) -> PassCounts:
         """What is on the path. Raises CertificateRefused for steps that lead nowhere."""
         start = self.start
         if not (0 <= walk.rank < self.ranks and 0 <= walk.place < start[walk.rank + 1] - start[walk.rank]):
@@ -97,14 +97,14 @@ class PassGraph:
         sync[rank] = float(at == start[rank + 1] - 1)
         return PassCounts(counts, sync)
 
-    def longest(self, seconds: Floats, sync_s: Floats, most: int) -> list[tuple[float, Walk]]:
+    def longest(self, seconds: Floats, sync_s: Floats, most: int) -> list[tuple[float, PathSteps]]:
         """The longest paths through some pass of each stage, longest first. seconds: float64[stages, kinds]."""
         longest = longest_through(self.events, seconds, sync_s)
-        found: dict[Walk, float] = {}
+        found: dict[PathSteps, float] = {}
         for stage in np.argsort(-longest.through_s, kind="stable").tolist():
             first, steps = steps_through(self.events, longest, int(longest.at[stage]))
             rank = int(np.searchsorted(self.start, first, side="right")) - 1
-            walk = Walk(rank, int(first - self.start[rank]), tuple(steps.tolist()))
+            walk = PathSteps(rank, int(first - self.start[rank]), tuple(steps.tolist()))
             found.setdefault(walk, float(longest.through_s[stage]))
             if len(found) == most:
                 break

@@ -15,7 +15,7 @@ import numpy as np
 
 from piper_ray.certificate.certificate import PassPrices
 from piper_ray.certificate.flush_tables import FIGURES, MOST_PASSES, OnDegrees, StagePrices, least_priced_s
-from piper_ray.certificate.passes import KINDS, PassGraph, Walk
+from piper_ray.certificate.passes import KINDS, PassGraph, PathSteps
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.simulate.actions import ActionKind
@@ -74,23 +74,23 @@ def _kinds(pair: OnDegrees) -> tuple[list[FloatArray], FloatArray]:
     return rows, np.array(copies)
 
 
-def _first_paths(pair: OnDegrees, graph: PassGraph) -> list[Walk]:
+def _first_paths(pair: OnDegrees, graph: PassGraph) -> list[PathSteps]:
     """To each rank, through all of its list; and in one-chunk schedules on to the end, or as far down as there is."""
     m, p = pair.microbatches, graph.ranks
     found = []
     for rank in range(p):
         length = int(graph.start[rank + 1] - graph.start[rank])
-        found.append(Walk(0, 0, (0, rank, length - 1)))
+        found.append(PathSteps(0, 0, (0, rank, length - 1)))
         if pair.schedule.name is ScheduleName.ONE_F_ONE_B:
-            found.append(Walk(0, 0, (0, rank, length - 1, rank)))
+            found.append(PathSteps(0, 0, (0, rank, length - 1, rank)))
             behind, warm_up = p - 1 - rank, min(m, p - rank)
             if m > warm_up:
                 back = 2 * behind + 1
-                found.append(Walk(0, 0, (0, rank + back, 2 * (m - warm_up) - 1, back + rank)))
-                found.append(Walk(0, 0, (0, rank + back, 2 * m - 1 - warm_up, rank)))
+                found.append(PathSteps(0, 0, (0, rank + back, 2 * (m - warm_up) - 1, back + rank)))
+                found.append(PathSteps(0, 0, (0, rank + back, 2 * m - 1 - warm_up, rank)))
         elif pair.schedule.name is ScheduleName.GPIPE:
             behind = p - 1 - rank
-            found.append(Walk(0, 0, (0, rank, m - 1, behind, 1, behind, m - 1, rank)))
+            found.append(PathSteps(0, 0, (0, rank, m - 1, behind, 1, behind, m - 1, rank)))
     return list(dict.fromkeys(found))
 
 
@@ -110,7 +110,7 @@ class _StageProgram:
         self._layer = np.repeat(np.arange(len(layers)), [rows.shape[0] for rows in layers])
         self._first = self._figures.shape[0] * graph.stages
         self._batch = self._first + FIGURES * graph.stages
-        self._paths: list[tuple[int, Walk]] = []
+        self._paths: list[tuple[int, PathSteps]] = []
         self._passes: list[tuple[int, int, int]] = []
         self._known: set[object] = set()
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
@@ -198,7 +198,7 @@ class _StageProgram:
             self._add_path(walk)
         return bool(added)
 
-    def _add_path(self, walk: Walk) -> None:
+    def _add_path(self, walk: PathSteps) -> None:
         self._known.add(walk)
         counts = self._graph.walked(walk)
         by_kind = counts.passes

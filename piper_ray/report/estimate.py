@@ -21,7 +21,7 @@ from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split, number_text, substituted
-from piper_ray.workloads.estimate.software import ContextExchange, Dispatcher, Stack
+from piper_ray.workloads.estimate.software import ContextExchange, Stack, TokenDispatcher
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
@@ -248,7 +248,7 @@ def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
     """How tokens reach experts, what hides of it, and how unevenly they go."""
     how = dispatcher_for(mode.expert_ranks, stack.software)
     words = [f"{how.value} over {plural(mode.expert_ranks, 'rank')}, tokens x {stack.imbalance:g} on the busiest"]
-    if how is Dispatcher.ALL_TO_ALL:
+    if how is TokenDispatcher.ALL_TO_ALL:
         words.append(f"{time_text(stack.software.sorting_s, 2)} to sort each copy of a token")
     words.append(f"{stack.software.expert_overlap:.0%} hidden")
     return ", ".join(words)

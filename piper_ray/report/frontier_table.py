@@ -37,7 +37,7 @@ class PlanEntry:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _PointFacts:
     """What the columns of one point are read from. entry: its plan; None where no plan was written."""
 
     instance: Instance
@@ -47,7 +47,7 @@ class _Row:
     entry: PlanEntry | None
 
 
-_COLUMNS: tuple[tuple[pa.Field, Callable[[_Row], object]], ...] = (
+_COLUMNS: tuple[tuple[pa.Field, Callable[[_PointFacts], object]], ...] = (
     (pa.field("curve", pa.string(), False), lambda row: row.curve),
     (pa.field("devices", pa.int64(), False), lambda row: row.point.devices),
     (pa.field("data_parallel_budget", pa.int64(), False), lambda row: row.point.data_parallel_budget),
@@ -79,7 +79,7 @@ def frontier_table(
     microbatches. lower_bound_s is null where there is no plan at all; plan columns are null where no plan was written.
     """
     rows = (
-        _Row(instance, schedule, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
+        _PointFacts(instance, schedule, curve, point, (plans or {}).get(point.devices) if curve == DEVICES else None)
         for curve, of_curve in points.items()
         for point in of_curve
     )

@@ -20,7 +20,7 @@ from piper_ray.certificate.check import verify_certificate
 from piper_ray.certificate.flush_check import FlushProblem, shapes_of
 from piper_ray.certificate.flush_tables import StagePrices, least_priced_s
 from piper_ray.certificate.kernels.flush_states import FOUND, PROVED
-from piper_ray.certificate.passes import KINDS, PassGraph, Walk
+from piper_ray.certificate.passes import KINDS, PassGraph, PathSteps
 from piper_ray.engine.certified_prices import find_prices
 from piper_ray.engine.certify import certify
 from piper_ray.engine.solve import solve
@@ -113,7 +113,7 @@ def test_any_path_is_no_longer_than_a_batch_and_one_is_as_long(seed: int, schedu
     sync_s = np.array(stages)[:, 2]
     batch_s = simulated_batch_s(schedule, stages[empty:], m)  # stages in front that are empty delay nothing
 
-    def length_s(walk: Walk) -> float:
+    def length_s(walk: PathSteps) -> float:
         counts = graph.walked(walk)
         return float((counts.passes * seconds).sum() + counts.sync @ sync_s)
 
@@ -122,7 +122,9 @@ def test_any_path_is_no_longer_than_a_batch_and_one_is_as_long(seed: int, schedu
     assert [length for length, _ in lengths] == pytest.approx([length_s(walk) for _, walk in lengths])
     walked = 0
     for _ in range(200):
-        walk = Walk(rng.randrange(p), rng.randrange(2 * m), tuple(rng.randint(0, m) for _ in range(rng.randint(0, 6))))
+        walk = PathSteps(
+            rng.randrange(p), rng.randrange(2 * m), tuple(rng.randint(0, m) for _ in range(rng.randint(0, 6)))
+        )
         try:
             assert length_s(walk) <= batch_s * (1.0 + 1e-12)
         except CertificateRefused:
@@ -171,11 +173,11 @@ def test_forged_prices_prove_no_more(schedule: str) -> None:
         lambda x: replace(x, paths=()),
         lambda x: replace(x, paths=((-1.0, x.paths[0][1]), (2.0, x.paths[0][1]))),
         lambda x: replace(x, paths=((float("nan"), x.paths[0][1]),)),
-        lambda x: replace(x, paths=((1.0, Walk(0, 10**6, ())),)),
-        lambda x: replace(x, paths=((1.0, Walk(-1, 0, ())),)),
-        lambda x: replace(x, paths=((1.0, Walk(0, 0, (10**6,))),)),
-        lambda x: replace(x, paths=((1.0, Walk(0, 0, (0, 10**6))),)),
-        lambda x: replace(x, paths=((1.0, Walk(0, 0, (-1,))),)),
+        lambda x: replace(x, paths=((1.0, PathSteps(0, 10**6, ())),)),
+        lambda x: replace(x, paths=((1.0, PathSteps(-1, 0, ())),)),
+        lambda x: replace(x, paths=((1.0, PathSteps(0, 0, (10**6,))),)),
+        lambda x: replace(x, paths=((1.0, PathSteps(0, 0, (0, 10**6))),)),
+        lambda x: replace(x, paths=((1.0, PathSteps(0, 0, (-1,))),)),
         lambda x: replace(x, memory=((0, 0, -1.0),)),
         lambda x: replace(x, memory=((10**6, 0, 1.0),)),
         lambda x: replace(x, memory=((0, 0, float("inf")),)),

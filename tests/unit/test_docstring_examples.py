@@ -27,7 +27,7 @@ NOT_RUN = {
     "Figures": "takes a minute",
 }
 """Examples that are shown and not run here, and why."""
-ALIASES = {"Source", "Numbers", "Event", "SweepListener", "Binding", "PassPrices", "Walk"}
+ALIASES = {"Source", "Numbers", "Event", "SweepListener", "Binding", "PassPrices", "PathSteps"}
 """Names without an example: aliases of types, which have no docstrings, and parts of certificates."""
 
 

@@ -17,11 +17,11 @@ from piper_ray.workloads.estimate.modes import LayerMode, Offer
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, summed_gradients_s
 from piper_ray.workloads.estimate.software import (
-    Dispatcher,
     Overlap,
     Precision,
     Software,
     Stack,
+    TokenDispatcher,
     load_software,
     software_named,
     stack_of,
@@ -49,29 +49,29 @@ def nodes_reached(nodes: int, copies: int) -> float:
 @pytest.mark.parametrize(("nodes", "copies"), [(2, 1), (2, 4), (4, 3), (3, 5)])
 def test_a_token_crosses_the_network_once_for_each_node_that_it_goes_to(nodes: int, copies: int) -> None:
     whole = 1000.0 * copies
-    near, far = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ONCE_PER_NODE)
+    near, far = moved_bytes(whole, copies, Group(8 * nodes), 8, TokenDispatcher.ONCE_PER_NODE)
     assert far == pytest.approx(1000.0 * nodes_reached(nodes, copies))
-    copied = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ALL_TO_ALL)
+    copied = moved_bytes(whole, copies, Group(8 * nodes), 8, TokenDispatcher.ALL_TO_ALL)
     assert copied == pytest.approx((whole * 7 / (8 * nodes), whole * (nodes - 1) / nodes))
     assert near == pytest.approx(sum(copied))
-    gathered = moved_bytes(whole, copies, Group(8 * nodes), 8, Dispatcher.ALL_GATHER)
+    gathered = moved_bytes(whole, copies, Group(8 * nodes), 8, TokenDispatcher.ALL_GATHER)
     assert gathered == pytest.approx((7000.0, 1000.0 * 8 * (nodes - 1)))
 
 
 def test_within_a_node_all_copies_go_over_its_links() -> None:
-    for how in (Dispatcher.ALL_TO_ALL, Dispatcher.ONCE_PER_NODE):
+    for how in (TokenDispatcher.ALL_TO_ALL, TokenDispatcher.ONCE_PER_NODE):
         assert moved_bytes(800.0, 2, Group(8), 8, how) == (700.0, 0.0)
     assert dispatch_s(800.0, 2, Group(1), stack()) == 0.0
 
 
 def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
     usual = software_named("megatron-core")
-    assert dispatcher_for(8, usual) is Dispatcher.ALL_TO_ALL
-    assert dispatcher_for(16, usual) is Dispatcher.ONCE_PER_NODE
-    assert dispatcher_for(8, software_named("hai-llm")) is Dispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, usual) is TokenDispatcher.ALL_TO_ALL
+    assert dispatcher_for(16, usual) is TokenDispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, software_named("hai-llm")) is TokenDispatcher.ONCE_PER_NODE
     times = [
         dispatch_s(8e8, 8, Group(32), stack(dispatcher=how))
-        for how in (Dispatcher.ONCE_PER_NODE, Dispatcher.ALL_TO_ALL, Dispatcher.ALL_GATHER)
+        for how in (TokenDispatcher.ONCE_PER_NODE, TokenDispatcher.ALL_TO_ALL, TokenDispatcher.ALL_GATHER)
     ]
     assert times[0] < times[1] < times[2]
 

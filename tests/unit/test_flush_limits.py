@@ -16,7 +16,7 @@ from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.space import SearchSpace
 from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, often, room
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
-from piper_ray.engine.flush.task_search import Effort, run_task
+from piper_ray.engine.flush.task_search import TaskEffort, run_task
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import stage_items
 from piper_ray.engine.kernels.flush_paths import simulate_step
@@ -128,7 +128,7 @@ def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule
     found = best = 0
     for _, workload, paths, task, batch_s in searched(schedule):
         beams = listed_when_wanted(workload, paths).along_beams()
-        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), Effort.PLAN)
+        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), TaskEffort.PLAN)
         assert result.proved_s <= batch_s * (1.0 + 1e-9)
         if result.found is not None:
             found += 1

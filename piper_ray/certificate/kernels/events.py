@@ -10,7 +10,7 @@ from piper_ray.certificate.kernels.downsets import Floats, Ints
 from piper_ray.compiled.jit import kernel
 
 
-class Events(NamedTuple):
+class PassEvents(NamedTuple):
     """Passes, rank after rank in the order of their lists: those of rank r are start[r] .. start[r + 1] - 1.
 
     stage, kind: of each. onward: the same microbatch's next pass, at the next stage; -1: none.
@@ -33,7 +33,7 @@ class Longest(NamedTuple):
 
 
 @kernel
-def longest_through(events: Events, seconds: Floats, sync_s: Floats) -> Longest:
+def longest_through(events: PassEvents, seconds: Floats, sync_s: Floats) -> Longest:
     """seconds: float64[stages, kinds]. sync_s: float64[ranks], after a rank's last pass."""
     start, stage, kind, onward = events
     count, ranks = stage.size, start.size - 1
@@ -89,7 +89,7 @@ def longest_through(events: Events, seconds: Floats, sync_s: Floats) -> Longest:
 
 
 @kernel
-def steps_through(events: Events, longest: Longest, through: int) -> tuple[int, Ints]:
+def steps_through(events: PassEvents, longest: Longest, through: int) -> tuple[int, Ints]:
     """The first pass of the longest path through a pass, and how it goes on: so many steps along a rank's list, so many
     onward with a microbatch, and so on by turns."""
     start = events.start
@@ -121,7 +121,7 @@ def steps_through(events: Events, longest: Longest, through: int) -> tuple[int, 
 
 
 @kernel
-def count_passes(events: Events, first: int, steps: Ints, counts: Floats) -> int:
+def count_passes(events: PassEvents, first: int, steps: Ints, counts: Floats) -> int:
     """Adds the passes of a path to ``counts``, float64[stages, kinds]; returns its last one, or -1 if there is no such
     path."""
     start, stage, kind, onward = events

@@ -21,7 +21,7 @@ _HELD = 3
 _MARK = 4
 
 
-class SumColumns(NamedTuple):
+class LeastColumns(NamedTuple):
     """Of a downset's layers in a way: the least f, b, f + b, R, bytes for each microbatch and once; how many layers
     have no single best choice, or none; and the bytes of the best ones."""
 
@@ -37,7 +37,7 @@ class SumColumns(NamedTuple):
     one_h: int = 9
 
 
-SUM = SumColumns()
+SUM = LeastColumns()
 
 StageKey = tuple[int, int, int]
 """The downset that begins with the stage, that of the tail behind it, and the way in which it runs."""
@@ -96,7 +96,7 @@ class RowRoom(NamedTuple):
 
 class LeastStage(NamedTuple):
     """What a stage takes at least. edges_s: of edges in each direction; forward_s, backward_s: of shared tensors,
-    exactly. f, b, t, sync, a, h: as in ``SumColumns``, f, b and t with what crosses."""
+    exactly. f, b, t, sync, a, h: as in ``LeastColumns``, f, b and t with what crosses."""
 
     edges_s: float
     forward_s: float

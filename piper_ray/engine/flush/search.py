@@ -16,7 +16,7 @@ import numpy as np
 
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.task_search import ChosenStages, Effort, TaskMemo, TaskResult, call_of
+from piper_ray.engine.flush.task_search import ChosenStages, TaskEffort, TaskMemo, TaskResult, call_of
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.ledger import TIE, Ledger, Round
 from piper_ray.model.stop import StoppedBy
@@ -115,14 +115,14 @@ class FlushSearch:
             if soon and np.isfinite(ledger.upper_s) and not self._is_near():
                 index += 1
                 round_ = Round(ledger, index, len(soon), ledger.upper_s)
-                yield from self._seek(soon, ledger.upper_s, round_, Effort.BOUND)
+                yield from self._seek(soon, ledger.upper_s, round_, TaskEffort.BOUND)
             while self.tasks and not self._is_near():
                 index += 1
                 upper_s, lower_s = ledger.upper_s, ledger.lower_s
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
-                yield from self._seek(tasks, cutoff_s, round_, Effort.PROOF if self.proves else Effort.PLAN)
+                yield from self._seek(tasks, cutoff_s, round_, TaskEffort.PROOF if self.proves else TaskEffort.PLAN)
                 if ledger.stopped_by is None:
                     round_.tell_of_end()
                 if ledger.proved or cutoff_s >= upper_s:
@@ -139,7 +139,7 @@ class FlushSearch:
         return self.ledger.is_near(self.ledger.upper_s)
 
     def _seek(
-        self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: Effort
+        self, tasks: Sequence[DegreePair], cutoff_s: float, round_: Round, effort: TaskEffort
     ) -> Generator[None, None, None]:
         """One round: plans of at most ``cutoff_s``, or only bounds on them."""
         self._bound_s, limits = cutoff_s, self.ledger.limits
@@ -148,13 +148,13 @@ class FlushSearch:
         yield from self._go_through(again, self._bound_s, round_, effort, in_order=True)
 
     def _go_through(
-        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, effort: Effort, *, in_order: bool
+        self, tasks: Sequence[DegreePair], most_s: float, round_: Round, effort: TaskEffort, *, in_order: bool
     ) -> Generator[None, None, list[DegreePair]]:
         """Plans of at most ``most_s``, of each task. Returns tasks that are left open, and that a better plan is known
         for than they began with: what they have come to may depend on when they heard of it, and does not count."""
         workers, waiting, left = self.workers, deque(tasks), deque(task.order for task in tasks)
         known_s = self.ledger.upper_s
-        memo = None if effort is Effort.BOUND else self.memo
+        memo = None if effort is TaskEffort.BOUND else self.memo
         self._in_order, running = in_order, 0
         ready: dict[int, _Outcome] = {}
         left_open: list[_Outcome] = []

@@ -161,7 +161,7 @@ class _Stopped(Exception):
     """By control[1]."""
 
 
-class Effort(Enum):
+class TaskEffort(Enum):
     """How much is done for a task: a bound by prices, or a plan, or a plan and the proof that none is better."""
 
     BOUND = "bound"
@@ -170,7 +170,11 @@ class Effort(Enum):
 
 
 def run_task(
-    space: SearchSpace, task: DegreePair, control: FloatArray, effort: Effort = Effort.PROOF, known_s: float = np.inf
+    space: SearchSpace,
+    task: DegreePair,
+    control: FloatArray,
+    effort: TaskEffort = TaskEffort.PROOF,
+    known_s: float = np.inf,
 ) -> TaskResult:
     """Searches one (d, t) for a plan that takes less than control[0], which it lowers when it finds one.
 
@@ -179,9 +183,9 @@ def run_task(
     """
     if task.lower_s > control[0] * (1.0 + TIE):
         return TaskResult(np.inf)
-    if effort is Effort.BOUND:
+    if effort is TaskEffort.BOUND:
         return _bounded(space, task, control)
-    kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort is Effort.PROOF
+    kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort is TaskEffort.PROOF
     if whole is not None:
         by_even_s = _least_by_even_s(space, task, control) if space.is_large else 0.0
         if by_even_s == np.inf:
@@ -307,7 +311,7 @@ def _check(control: FloatArray) -> None:
 
 
 def call_of(
-    space: SearchSpace, task: DegreePair, bound_s: float, effort: Effort = Effort.PROOF, known_s: float = np.inf
+    space: SearchSpace, task: DegreePair, bound_s: float, effort: TaskEffort = TaskEffort.PROOF, known_s: float = np.inf
 ) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
@@ -330,7 +334,7 @@ def _run_sent(
     order: int,
     lower_s: float,
     prices: PathPrices | None,
-    effort: Effort,
+    effort: TaskEffort,
     known_s: float,
     control: FloatArray,
 ) -> TaskResult:

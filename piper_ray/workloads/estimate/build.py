@@ -49,7 +49,7 @@ class EstimateRequest:
     fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer:
     further ways to run layers; recomputations: besides those that suit the software. context_exchange: how context
     parallelism attends to all tokens (``software.ContextExchange``); overlaps: exchanges that hide beside passes beyond
-    what the software does by default; dispatcher: how tokens reach experts (``software.Dispatcher``); None: as the
+    what the software does by default; dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
     software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank of
     adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: the bytes of each GPU for
     CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.

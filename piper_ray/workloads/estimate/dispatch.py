@@ -8,17 +8,17 @@ all tokens of the group to each of its devices.
 from __future__ import annotations
 
 from piper_ray.workloads.estimate.groups import Group, latency_s
-from piper_ray.workloads.estimate.software import Dispatcher, Software, Stack
+from piper_ray.workloads.estimate.software import Software, Stack, TokenDispatcher
 
 _NEAR_RANKS = 8
 """NVIDIA's recipes send tokens by all-to-all among so many ranks, and by kernels that know of nodes among more."""
 
 
-def dispatcher_for(ranks: int, software: Software) -> Dispatcher:
+def dispatcher_for(ranks: int, software: Software) -> TokenDispatcher:
     """That of the software, or the usual one for so many ranks."""
     if software.dispatcher is not None:
         return software.dispatcher
-    return Dispatcher.ALL_TO_ALL if ranks <= _NEAR_RANKS else Dispatcher.ONCE_PER_NODE
+    return TokenDispatcher.ALL_TO_ALL if ranks <= _NEAR_RANKS else TokenDispatcher.ONCE_PER_NODE
 
 
 def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> float:
@@ -37,13 +37,13 @@ def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> 
 def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float:
     """Copies of tokens sorted by expert on one side of an all-to-all, and again on the other: row by row, so that short
     rows cost as much as long ones. Kernels that know of nodes do it on the way."""
-    if group.size == 1 or dispatcher_for(group.size, stack.software) is not Dispatcher.ALL_TO_ALL:
+    if group.size == 1 or dispatcher_for(group.size, stack.software) is not TokenDispatcher.ALL_TO_ALL:
         return 0.0
     return tokens * copies * stack.software.sorting_s
 
 
 def moved_bytes(
-    size_bytes: float, copies: float, group: Group, gpus_per_node: int, how: Dispatcher
+    size_bytes: float, copies: float, group: Group, gpus_per_node: int, how: TokenDispatcher
 ) -> tuple[float, float]:
     """What a device sends over its node's links, and over the network.
 
@@ -53,11 +53,11 @@ def moved_bytes(
     n = group.size
     near = group.in_node(gpus_per_node)
     nodes = n / near
-    if how is Dispatcher.ALL_GATHER:
+    if how is TokenDispatcher.ALL_GATHER:
         token_bytes = size_bytes / copies
         return token_bytes * (near - 1), token_bytes * (n - near)
     near_bytes, far_bytes = size_bytes * (near - 1) / n, size_bytes * (n - near) / n
-    if how is Dispatcher.ALL_TO_ALL or nodes == 1.0:
+    if how is TokenDispatcher.ALL_TO_ALL or nodes == 1.0:
         return near_bytes, far_bytes
     reached = (nodes - 1.0) * (1.0 - (1.0 - 1.0 / nodes) ** copies)
     return near_bytes + far_bytes, size_bytes / copies * reached

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pydantic import Field
 
 from piper_ray.model.figures import plural
-from piper_ray.workloads.estimate.software import Family, Precision, Software
+from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure
 
@@ -25,7 +25,9 @@ def likeness(software: Software, precision: Precision, experts: bool) -> str:
         return "experts"
     if precision is Precision.FP8:
         return "fp8"
-    return {Family.OLDER: "older", Family.SHARDED: "sharded", Family.TODAY: "today"}[software.family]
+    return {SoftwareFamily.OLDER: "older", SoftwareFamily.SHARDED: "sharded", SoftwareFamily.TODAY: "today"}[
+        software.family
+    ]
 
 
 class MeasuredLike(Closed):

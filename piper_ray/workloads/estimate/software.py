@@ -60,7 +60,7 @@ class ContextExchange(str, Enum):
     ALL_TO_ALL = "all-to-all"
 
 
-class Dispatcher(str, Enum):
+class TokenDispatcher(str, Enum):
     """How tokens reach experts on other devices. ALL_TO_ALL: a copy for each expert of a token. ONCE_PER_NODE: over the
     network once for each node, whose links hand it on (DeepEP, HybridEP). ALL_GATHER: every device gets all tokens.
     """
@@ -70,7 +70,7 @@ class Dispatcher(str, Enum):
     ALL_GATHER = "all-gather"
 
 
-class Family(str, Enum):
+class SoftwareFamily(str, Enum):
     """Software whose estimates are off alike. SHARDED: weights are shared out, as by FSDP."""
 
     OLDER = "before 2023"
@@ -91,7 +91,7 @@ class Software(Closed):
 
     name: str = Field(description="a text")
     base: str = Field(description="another generation, whose constants it has, or itself")
-    family: Family = Field(strict=False, description="before 2023, sharded or since 2023")
+    family: SoftwareFamily = Field(strict=False, description="before 2023, sharded or since 2023")
     efficiency: _Efficiency
     host_s: Figure = Field(alias="host", description="seconds >= 0")
     full_node_host: Positive = Field(default=1.0, description="a number > 0")
@@ -111,7 +111,9 @@ class Software(Closed):
     told_expert_overlap: _Share = 0.0
     dispatch_fraction: _Share = 0.8
     sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
-    dispatcher: Dispatcher | None = Field(default=None, strict=False, description="a way to send tokens to experts")
+    dispatcher: TokenDispatcher | None = Field(
+        default=None, strict=False, description="a way to send tokens to experts"
+    )
     gradient_overlap: bool = Field(strict=True, description="true or false")
     gradient_bytes: Figure | None = Field(default=None, description="bytes >= 0")
     loss: Loss = Field(default=Loss.IN_PLACE, strict=False, description="in place, fused or separate")
@@ -200,9 +202,9 @@ def precision_named(name: str) -> Precision:
     return choice("precision", name, Precision)
 
 
-def dispatcher_named(name: str) -> Dispatcher:
+def dispatcher_named(name: str) -> TokenDispatcher:
     """That way to send tokens to experts. Raises UsageError."""
-    return choice("dispatcher", name, Dispatcher)
+    return choice("dispatcher", name, TokenDispatcher)
 
 
 def overlaps_named(names: Iterable[str]) -> tuple[Overlap, ...]:

@@ -16,7 +16,7 @@ from piper_ray.engine.evaluation.state_tables import StateTables, joined, narrow
 from piper_ray.engine.kernels.types import ClusterArrays, LevelStates, Tables, Threshold, frozen
 
 
-class Chunk(NamedTuple):
+class LevelChunk(NamedTuple):
     """Downsets first .. last - 1 of an evaluation, over the first ``buckets`` buckets of the levels below ``level``."""
 
     level: int
@@ -82,7 +82,7 @@ class SharedLevels:
         calls = []
         for first, last in pairwise(edges):
             what = f"downsets {first:,} to {last - 1:,}"
-            call = Call(None, evaluate_chunk, (), (Chunk(level, buckets, first, last),), what)
+            call = Call(None, evaluate_chunk, (), (LevelChunk(level, buckets, first, last),), what)
             at_hand = partial(here.evaluate, states, first, last, lambda _: None, buckets=buckets)
             calls.append(GivenCall(call, shared, expected_s, here=at_hand))
         return calls
