@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
@@ -71,6 +72,17 @@ def unnamed() -> Iterator[str]:
             used = set().union(*map(names_in, function.__annotations__.values())) if function.__annotations__ else set()
             for name in sorted((used & types) - set(piper_ray.__all__)):
                 yield f"{name}, in {public}: {function.__qualname__}"
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = Counter(
+        node.name
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert found
+    assert [name for name, times in found.items() if times > 1] == []
 
 
 def test_everything_that_a_public_signature_names_is_public() -> None:
