@@ -22,7 +22,12 @@ def test_estimate_gives_what_the_command_wrote() -> None:
     assert [made.layers[i].path for i in (0, 1, -1)] == ["vit.embeddings", "vit.encoder.layer.0", "classifier"]
     one_node = piper_ray.estimate("vit-22b", "A100-80")
     assert one_node.devices == 8
-    assert one_node.replace(devices=512) == made, "one file serves any number of nodes"
+    assert one_node.replace(devices=256) == piper_ray.estimate("vit-22b", "A100-80", nodes=32)
+    passes = [
+        [tmpc.time_per_sample_s for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row]
+        for instance in (one_node, made)
+    ]
+    assert all(one < many for one, many in zip(*passes, strict=True)), "of more than 256 GPUs all wait for the slowest"
 
 
 @pytest.mark.parametrize("name", ["llama3-70b", "gpt3-175b", "mixtral-8x22b", "t5-11b", "clip-vit-l-14", "resnet50"])

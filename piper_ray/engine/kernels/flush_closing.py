@@ -157,6 +157,9 @@ def close_gap(
         i, q = origin[node, ORIGIN.downset], origin[node, ORIGIN.stages] - 1
         y = in_flight(schedule, microbatches, q)
         for j in range(i):
+            if control[1] != 0.0:
+                heappush(open_nodes, (bound, number))  # its stages are not all there
+                break
             if states.kept[j] == 0:  # no more so with a promise
                 continue
             if not is_subset(tables.bits[j], tables.bits[i]):
@@ -170,16 +173,14 @@ def close_gap(
                 least = least_figures(stage, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
+                _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s]))
+                if _with_tail_s(task, levels, states, path, depth, (j, q, m)) >= control[0] * (1.0 - _ENOUGH):
+                    continue
                 most_s = control[0] / microbatches
                 exact, rows = front_rows(stage, y, most_s, MANY, least, tables, task)
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
-                    child = np.inf
-                    cell = level_of(levels, path[depth, 3], path[depth, 4]) * m + j
-                    for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
-                        if states.origin[s, ORIGIN.stages] == q:
-                            child = min(child, _completed_s(task, path, depth + 1, figures_of(states.figures, s), q))
-                    child = max(child, bound)
+                    child = max(bound, _with_tail_s(task, levels, states, path, depth, (j, q, m)))
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
@@ -216,6 +217,26 @@ def _set_origin(
 ) -> None:
     origin[node, ORIGIN.stages], origin[node, ORIGIN.downset], origin[node, ORIGIN.below] = stages, downset, below
     origin[node, ORIGIN.variant], origin[node, ORIGIN.choice] = variant, choice
+
+
+@inner_kernel
+def _with_tail_s(
+    task: FlushTask,
+    levels: FloatArray,
+    states: TailArrays,
+    path: FloatArray,
+    depth: int,
+    tail: tuple[int, int, int],
+) -> float:
+    """A bound on the batch's time with stages 0 .. depth as in ``path``, and any tail behind them. tail: its downset,
+    its stages, and how many downsets there are."""
+    j, stages, m = tail
+    found = np.inf
+    cell = level_of(levels, path[depth, 3], path[depth, 4]) * m + j
+    for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
+        if states.origin[s, ORIGIN.stages] == stages:
+            found = min(found, _completed_s(task, path, depth + 1, figures_of(states.figures, s), stages))
+    return found
 
 
 @inner_kernel
