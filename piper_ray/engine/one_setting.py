@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Recompute, SameDegrees
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule
+from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 
 
@@ -33,31 +33,64 @@ class Worth(NamedTuple):
     least_s: float
 
 
-class _Setting(NamedTuple):
-    """A setting's instance and what may be had of it."""
+@dataclass(frozen=True)
+class Setting:
+    """One mode for all layers. instance: with its TMPCs alone; tables: by tensor-parallel degree, their figures."""
 
-    worth: Worth
     instance: Instance
+    tables: dict[int, FigureTable]
+
+    @property
+    def text(self) -> str:
+        """The ids of its TMPCs, the commonest first."""
+        counts = Counter(tmpc.id for layer in self.instance.layers for row in layer.tmpcs.values() for tmpc in row)
+        return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
+
+    def on(self, cluster: Cluster) -> Setting:
+        """The same on another cluster."""
+        return replace(self, instance=replace(self.instance, cluster=cluster).checked_as(self.instance))
+
+    def worth(self, restrictions: Restrictions, schedule: Schedule) -> Worth:
+        """What may be had of it. restrictions: the others."""
+        return _worth(self.tables, self.instance, restrictions, schedule)
+
+    def never_loses(self, other: Setting) -> bool:
+        """Whether each plan of the other one is one of this, at no more cost, with some TMPCs changed for others."""
+        for t, theirs in other.tables.items():
+            if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
+                return False
+        return _never_loses(self.instance, other.instance)
+
+
+class Settings(NamedTuple):
+    """worth_a_solve: but for those that another one never loses to. count: of all at which layers have TMPCs."""
+
+    worth_a_solve: tuple[Setting, ...]
+    count: int
 
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneMode)
-    instances = (
-        instance if constraint.by_layer else _under_rule(restrictions.recompute, request.instance, instance)
-        for constraint in request.restrictions.constraints
-        if isinstance(constraint, OneMode)
-        for instance in constraint.under_each(request.instance, constraint.modes(request.instance))
-    )
-    settings = [_Setting(worth_of(instance, restrictions, schedule), instance) for instance in instances]
-    plainest_first = sorted(settings, key=lambda one: one.worth)  # of equal ones
-    found = unbeaten(plainest_first, lambda one, other: _never_loses(one.instance, other.instance))
-    named = numbered("one setting for all layers", [", ".join(_ids(one.instance)) for one in found])
+    settings = settings_of(request.instance, request.restrictions).worth_a_solve
+    valued = sorted(((one.worth(restrictions, schedule), one) for one in settings), key=lambda pair: pair[0])
+    named = numbered("one setting for all layers", [one.text for _, one in valued])
     parts = [
-        SubProblem(one.worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
-        for one, name in zip(found, named, strict=True)
+        SubProblem(worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
+        for (worth, one), name in zip(valued, named, strict=True)
     ]
     return best_of(request, parts, solve)
+
+
+def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
+    """The plainest first. restrictions: with their ``OneMode``."""
+    figures, listed = _LayerFigures(instance), list[Setting]()
+    for constraint in restrictions.constraints:
+        if isinstance(constraint, OneMode):
+            for narrowed in constraint.under_each(instance, constraint.modes(instance)):
+                by_rule = narrowed if constraint.by_layer else _under_rule(restrictions.recompute, instance, narrowed)
+                listed.append(Setting(by_rule, figures.tables(by_rule)))
+    return Settings(unbeaten(listed, Setting.never_loses), sum(bool(one.tables) for one in listed))
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:
@@ -85,70 +118,169 @@ def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instanc
     return found
 
 
-def _ids(instance: Instance) -> Iterator[str]:
-    """Those of the TMPCs, the commonest first."""
-    counts = Counter(tmpc.id for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row)
-    return (tmpc_id for tmpc_id, _ in counts.most_common())
-
-
 def worth_of(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
+    """Of all plans of an instance."""
+    return _worth(_LayerFigures(instance).tables(instance), instance, restrictions, schedule)
+
+
+def _worth(tables: dict[int, FigureTable], instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
     """With one d and one t the busiest of p ranks does at least a p-th of a microbatch's work, m = N / d times, and
     under a flush the first microbatch has gone through all layers before the batch is done. Without, all devices
     together do the work.
     """
-    degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     if not schedule.asynchronous or restrictions.has(SameDegrees):
-        able = [t for t in degrees if all(layer.tmpcs.get(t) for layer in instance.layers)]
-        found = [_worth_at(instance, restrictions, schedule, t) for t in able]
+        found = [
+            _worth_at(table, t, instance, restrictions, schedule)
+            for t, table in tables.items()
+            if restrictions.admits_tensor_parallel_degree(t)
+        ]
         about_s, least_s = (min((one[index] for one in found), default=math.inf) for index in range(2))
         return Worth(about_s, least_s)
-    device_s = 0.0
+    device_s, degrees = 0.0, [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     for layer in instance.layers:
         rows = [(t, tmpc.time_per_sample_s) for t in degrees for tmpc in layer.tmpcs.get(t, ())]
         device_s += min((t * time_s for t, time_s in rows), default=math.inf)
     return Worth(device_s / instance.devices, device_s / instance.devices)
 
 
-def _worth_at(instance: Instance, restrictions: Restrictions, schedule: Schedule, t: int) -> Worth:
+_FIGURES = (
+    "time_per_sample_s",
+    "activation_bytes",
+    "fixed_bytes",
+    "shared_bytes",
+    "weights_bytes",
+    "least_data_parallel_degree",
+)
+_TIME, _ACTIVATION, _FIXED, _SHARED, _WEIGHTS, _NEEDED = range(len(_FIGURES))
+
+
+@dataclass(frozen=True)
+class FigureTable:
+    """The TMPCs of all layers at one degree. rows: float64[kind of layer, TMPC, figure], inf where a layer has fewer;
+    counts: float64[kind of layer], how many layers have these figures."""
+
+    rows: FloatArray
+    counts: FloatArray
+
+    @cached_property
+    def totals(self) -> FloatArray:
+        """float64[figure], sums over layers of the least of each figure that ``never_worse`` compares: memory with one
+        microbatch in flight, for many replicas and for one."""
+        held = self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]
+        plain = self.rows[:, :, [_TIME, _ACTIVATION, _WEIGHTS]]
+        every = np.concatenate([plain, held[:, :, None], (held + self.rows[:, :, _SHARED])[:, :, None]], axis=2)
+        found: FloatArray = self.counts @ every.min(axis=1)
+        return found
+
+
+class _LayerFigures:
+    """The figures of an instance's TMPCs, looked up once for all settings, which have some of them each."""
+
+    def __init__(self, instance: Instance) -> None:
+        self._known: dict[tuple[float, ...], int] = {}
+        self._place: dict[int, int] = {}  # of a TMPC of the instance, which outlives its settings, by identity
+        for layer in instance.layers:
+            for row in layer.tmpcs.values():
+                for tmpc in row:
+                    figures = tuple(getattr(tmpc, name) for name in _FIGURES)
+                    self._place[id(tmpc)] = self._known.setdefault(figures, len(self._known))
+        self._figures = np.array([*self._known, (math.inf,) * len(_FIGURES)])
+
+    def tables(self, instance: Instance) -> dict[int, FigureTable]:
+        """Of those degrees at which each layer has a TMPC. instance: has none but those of the whole one."""
+        found = {}
+        for t in instance.degrees:
+            rows = Counter(tuple(self._place[id(tmpc)] for tmpc in layer.tmpcs.get(t, ())) for layer in instance.layers)
+            if () in rows:
+                continue
+            most = max(map(len, rows))
+            places = np.array([row + (-1,) * (most - len(row)) for row in rows])
+            found[t] = FigureTable(self._figures[places], np.array(list(rows.values()), float))
+        return found
+
+
+def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
     """Of plans with that t in all stages."""
-    rows = [layer.tmpcs[t] for layer in instance.layers]
-    most = max(map(len, rows))
-
-    def figures(name: str) -> FloatArray:
-        """float64[layer, TMPC]; inf where a layer has fewer."""
-        table = np.full((len(rows), most), math.inf)
-        for index, row in enumerate(rows):
-            table[index, : len(row)] = [getattr(tmpc, name) for tmpc in row]
-        return table
-
-    time_s, needed_d, weights_bytes = map(figures, ("time_per_sample_s", "least_data_parallel_degree", "weights_bytes"))
-    activation_bytes, fixed_bytes, shared_bytes = map(figures, ("activation_bytes", "fixed_bytes", "shared_bytes"))
     memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
+    layers = int(table.counts.sum())
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
     about_s = least_s = math.inf
     for d in restrictions.data_parallel_degrees(instance):
-        most_ranks = min(instance.devices // (d * t), restrictions.stage_count or len(rows), len(rows))
+        most_ranks = min(instance.devices // (d * t), restrictions.stage_count or layers, layers)
         if most_ranks == 0:
             continue
-        able = needed_d <= d
-
-        def least(table: FloatArray, able: NDArray[np.bool_] = able) -> FloatArray:
-            found: FloatArray = np.where(able, table, math.inf).min(axis=1)
-            return found
-
-        held_bytes = least(activation_bytes + fixed_bytes + shared_bytes / d)
-        if held_bytes.max() > memory_bytes or held_bytes.sum() > most_ranks * memory_bytes:
+        of_d, m = _OfReplicas.of(table, d), batch // d
+        if of_d.held_bytes.max() > memory_bytes:
             continue
-        work_s = float(least(time_s).sum())
-        least_s = min(least_s, max(work_s / (d * most_ranks), 0.0 if schedule.asynchronous else work_s / batch))
-        ranks, m = np.arange(1, most_ranks + 1), batch // d
-        kept_bytes = float(least(fixed_bytes + shared_bytes / d).sum()) / ranks
-        in_flight_bytes = float(least(activation_bytes).sum()) * np.minimum(m, in_flight * ranks) / ranks
-        sums_s = 4.0 * (d - 1) / d * float(least(weights_bytes).sum()) / ranks / instance.bandwidth_bytes_per_s
+        if not of_d.can_fit(most_ranks, m if schedule.name in FLUSHED else 1, schedule, memory_bytes):
+            continue
+        work_s = of_d.total(_TIME)
+        least_s = min(least_s, _least_batch_s(work_s, most_ranks, m, schedule) / batch)
+        ranks = np.arange(1, most_ranks + 1)
+        kept_bytes = of_d.total(_FIXED) / ranks
+        in_flight_bytes = of_d.total(_ACTIVATION) * np.minimum(m, in_flight * ranks) / ranks
+        sums_s = 4.0 * (d - 1) / d * of_d.total(_WEIGHTS) / ranks / instance.bandwidth_bytes_per_s
         step_s = (m + fill * (ranks - 1)) * work_s / ranks + sums_s
         fitting = kept_bytes + in_flight_bytes <= memory_bytes
         about_s = min(about_s, float(np.where(fitting, step_s, math.inf).min()) / batch)
     return Worth(about_s, least_s * (1.0 - PROOF))
+
+
+def _least_batch_s(work_s: float, ranks: int, m: int, schedule: Schedule) -> float:
+    """No batch of m microbatches takes less on so many ranks, or fewer. work_s: of a microbatch, in all layers.
+
+    The busiest rank works m w / p at least. Under a flush without chunks the stages before one have each passed a
+    microbatch on before it begins, and go backwards through one after it ends: with stage times x_1 .. x_p the batch
+    takes T >= x_1 + .. + x_(q-1) + m x_q for each q. So what is left of T behind the first q stages, which is
+    T - x_1 - .. - x_q, is at least (1 - 1/m) of what is left behind q - 1, and T - w >= (1 - 1/m)^p T.
+    """
+    if schedule.asynchronous:
+        return m * work_s / ranks
+    if schedule.name in FLUSHED:
+        return work_s / (1.0 - (1.0 - 1.0 / m) ** ranks)
+    return max(m / ranks, 1.0) * work_s
+
+
+@dataclass(frozen=True)
+class _OfReplicas:
+    """The least of each figure for d replicas: float64[kind of layer, figure], with what they share out under fixed
+    bytes. rows: float64[kind of layer, TMPC, figure], likewise; counts: as ``FigureTable`` has them."""
+
+    least: FloatArray
+    rows: FloatArray
+    counts: FloatArray
+
+    @classmethod
+    def of(cls, table: FigureTable, d: int) -> _OfReplicas:
+        rows = np.where(table.rows[:, :, _NEEDED, None] <= d, table.rows, math.inf)
+        rows[:, :, _FIXED] += rows[:, :, _SHARED] / d
+        return cls(rows.min(axis=1), rows, table.counts)
+
+    def total(self, figure: int) -> float:
+        """Over all layers."""
+        return float(self.counts @ self.least[:, figure])
+
+    @property
+    def held_bytes(self) -> FloatArray:
+        """float64[kind of layer], with one microbatch in flight."""
+        found: FloatArray = (self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]).min(axis=1)
+        return found
+
+    def can_fit(self, ranks: int, m: int, schedule: Schedule, memory_bytes: float) -> bool:
+        """False: no plan on so many ranks, or fewer, fits.
+
+        A layer in stage q from the end takes f + y_q a bytes, y_q the microbatches in flight there. Weighted with any
+        u_q > 0, all layers together take at least sum over l of min over q of u_q (f_l + y_q a_l), and no more than
+        M sum of u_q. u_q: what makes all stages weigh the same if layers are alike.
+        """
+        positions = np.arange(1, ranks + 1)
+        flight = np.minimum(m, positions) if schedule.name is ScheduleName.ONE_F_ONE_B else np.full(ranks, m)
+        alike = self.total(_FIXED) + flight * self.total(_ACTIVATION)
+        if not np.isfinite(alike).all() or alike.min() <= 0.0:
+            return bool(np.isfinite(alike).all())
+        bytes_at = self.rows[:, :, _FIXED, None] + flight * self.rows[:, :, _ACTIVATION, None]  # [kind, TMPC, q]
+        needed = float(self.counts @ (bytes_at.min(axis=1) / alike).min(axis=1))
+        return needed <= float((memory_bytes / alike).sum())
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:
@@ -163,7 +295,7 @@ def _never_loses(one: Instance, other: Instance) -> bool:
 
 def _as_good(one: Tmpc, other: Tmpc) -> bool:
     """In every stage, under any schedule."""
-    if one == other:
+    if one is other or one == other:
         return True
     mine, theirs = passes_of(one), passes_of(other)
     split = mine.weight_s == theirs.weight_s is None

@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -146,6 +147,13 @@ class Tmpc:
         given: object = self.mode
         if given is None:
             object.__setattr__(self, "mode", mode_of(str(self.id), self.recompute is True))
+
+    def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
+        """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
+        found = copy(self)
+        object.__setattr__(found, "forward_sync_bytes", forward_sync_bytes)
+        object.__setattr__(found, "backward_sync_bytes", backward_sync_bytes)
+        return found
 
     def _complete_times(self) -> None:
         """The third of p and both passes from the other two."""

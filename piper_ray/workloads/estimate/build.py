@@ -15,7 +15,7 @@ from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, tmpc_of
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, synced, tmpc_of
 from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
@@ -315,14 +315,14 @@ def _instance(
     microbatch: Microbatch,
 ) -> Instance:
     tied, tensors = architecture.tied_nodes, architecture.tensors
+    plain = {key: [(mode, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()}
     layers = []
     for index, node in enumerate(architecture.nodes):
         kind = node.kind
-        tmpcs: dict[int, tuple[Tmpc, ...]] = {}
-        for mode in modes[kind.key]:
-            tmpc = tmpc_of(costs[kind.key][mode], mode, setting, *tensors[index])
-            tmpcs[mode.devices] = (*tmpcs.get(mode.devices, ()), tmpc)
-        rows = {t: tmpcs[t] for t in sorted(tmpcs)}
+        tmpcs: dict[int, list[Tmpc]] = {}
+        for mode, tmpc in plain[kind.key]:
+            tmpcs.setdefault(mode.devices, []).append(synced(tmpc, setting, *tensors[index], mode.degree))
+        rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
     edges = tuple(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from piper_ray.model.instance import Tmpc
-from piper_ray.model.mode import Recomputation
+from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.workloads.estimate import memory, synchronisation
 from piper_ray.workloads.estimate.exchanges import all_gather_s, exchanges_of
 from piper_ray.workloads.estimate.groups import Group
@@ -229,39 +229,47 @@ def edge_bytes(output_bytes: float, setting: Setting) -> float:
     return output_bytes / setting.largest_degree
 
 
-def sync_bytes(output_bytes: float, mode: LayerMode, setting: Setting) -> float:
+def sync_bytes(output_bytes: float, degree: int, mode: Mode, setting: Setting) -> float:
     """fw or bw of an edge: what each of t devices sends or receives beyond ``edge_bytes``.
 
     t devices send 1/t of a tensor each, over their own network links (Narayanan et al. 2021, section 4.1). Without
     sequence parallelism those on the other side then gather it over the node's links; its time is said in bytes of B,
     of which the planner charges 2 (c + fw) / B.
     """
-    share = output_bytes / (mode.degree * mode.context)
+    share = output_bytes / (degree * mode.context)
     gathered = 0.0
-    if mode.degree > 1 and not mode.sequence_parallel:
+    if degree > 1 and not mode.sequence_parallel:
         stack = setting.stack
-        gather_s = all_gather_s(output_bytes / mode.context, Group(mode.degree), stack.gpu, stack.gpus_per_node)
+        gather_s = all_gather_s(output_bytes / mode.context, Group(degree), stack.gpu, stack.gpus_per_node)
         gathered = gather_s * setting.bytes_per_s / 2.0
     return share - edge_bytes(output_bytes, setting) + gathered
 
 
-def tmpc_of(
-    costs: LayerCosts, mode: LayerMode, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float]
-) -> Tmpc:
-    """The TMPC. arriving, leaving: whole bytes of the tensors from and to each neighbour, by layer id."""
+def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
+    """The TMPC, without neighbours: ``synced`` has what it sends them."""
     return Tmpc(
         id=mode.id,
         **times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s),
         weights_bytes=float(math.ceil(costs.synchronised_bytes)),
         activation_bytes=float(math.ceil(costs.activation_bytes)),
         fixed_bytes=float(math.ceil(costs.fixed_bytes)),
-        forward_sync_bytes={u: float(math.ceil(sync_bytes(size, mode, setting))) for u, size in arriving.items()},
-        backward_sync_bytes={w: float(math.ceil(sync_bytes(size, mode, setting))) for w, size in leaving.items()},
         recompute=mode.recomputation != Recomputation.NONE,
         shared_bytes=float(math.ceil(costs.shared_bytes)),
         least_data_parallel_degree=mode.least_data_parallel_degree,
         mode=mode.beside_degree,
     )
+
+
+def synced(
+    tmpc: Tmpc, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float], degree: int
+) -> Tmpc:
+    """With what it sends and receives at that t. arriving, leaving: whole bytes of the tensors from and to each
+    neighbour, by layer id."""
+    tables = (
+        {layer: float(math.ceil(sync_bytes(size, degree, tmpc.mode, setting))) for layer, size in tensors.items()}
+        for tensors in (arriving, leaving)
+    )
+    return tmpc.between(*tables)
 
 
 class Times(TypedDict):

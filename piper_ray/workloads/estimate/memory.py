@@ -111,7 +111,7 @@ def _product_gradient_bytes(
 def _routed_copies_bytes(operator: Operator, kind: LayerKind, mode: LayerMode, arriving: float) -> float:
     """The bytes between the two products of experts, for their activation function."""
     places = [place for place, one in enumerate(kind.operators) if one.routed]
-    if not places or not places[0] < kind.operators.index(operator) < places[-1]:
+    if not places or not places[0] < kind.place_of(operator) < places[-1]:
         return 0.0
     dispatched, _ = _gradient_bytes(kind.operators[places[0]], kind, mode, 0.0)
     return _DISPATCHED_COPIES * dispatched + _INNER_COPIES * arriving
@@ -242,7 +242,7 @@ def share_kept(operator: Operator, saved: KeptBytes, kind: LayerKind, runtime: T
         return 0.5 if runtime.loss is Loss.FUSED else 1.0
     if not (runtime.fp8 and kind.recomputable):
         return 1.0
-    place = kind.operators.index(operator)
+    place = kind.place_of(operator)
     after = kind.operators[place + 1] if place + 1 < len(kind.operators) else operator
     # Experts' first product reads what the dispatch before it keeps.
     reader = after if after.routed and not operator.products else operator

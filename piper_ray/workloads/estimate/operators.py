@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal
 
 Symbols = Mapping[str, float]
@@ -120,7 +121,7 @@ class Operator:
     matrices: int = 1
     frozen: bool = False
 
-    @property
+    @cached_property
     def routed(self) -> bool:
         """Whether these are experts' products: as many as there are experts, each of the tokens that go to one."""
         return any(product.count == "E" for product in self.products)
@@ -226,8 +227,24 @@ class LayerKind:
     recomputable: bool = False
     tied: str = "0"
 
+    @cached_property
+    def _values(self) -> dict[str, float]:
+        return {}
+
+    @cached_property
+    def _divided(self) -> dict[int, LayerKind]:
+        return {}
+
     def value(self, formula: str) -> float:
-        return evaluate(formula, self.symbols)
+        """Of a formula, worked out once: each mode of a layer asks for the same ones."""
+        found = self._values.get(formula)
+        if found is None:
+            found = self._values[formula] = evaluate(formula, self.symbols)
+        return found
+
+    def place_of(self, operator: Operator) -> int:
+        """Among its operators, where that one, itself and not another like it, is."""
+        return next(place for place, one in enumerate(self.operators) if one is operator)
 
     def divides(self, degree: int) -> bool:
         """Whether so many devices can run it: each has as many heads, and keys and values for them."""
@@ -238,7 +255,9 @@ class LayerKind:
         """The kind as that many devices have it: with a copy of keys and values on each where there are fewer heads."""
         if not 0 < self.key_heads < degree:
             return self
-        return replace(self, symbols={**self.symbols, "g": degree})
+        if degree not in self._divided:
+            self._divided[degree] = replace(self, symbols={**self.symbols, "g": degree})
+        return self._divided[degree]
 
     @property
     def parts(self) -> frozenset[str]:
