@@ -104,8 +104,9 @@ def plan(
     times of its software; context parallelism of sequences from 16,384 tokens, and experts over the GPUs of one, two
     and four nodes, where nothing else is asked for.
     """
+    from piper_ray.proposal.demand import PlanDemand
     from piper_ray.proposal.plan import schedules_of, with_offers
-    from piper_ray.proposal.propose import PlanDemand, propose, what_would_help
+    from piper_ray.proposal.propose import propose, what_would_help
     from piper_ray.report.proposal import ProposalLog, figure_lines, help_lines, memory_lines, print_others
     from piper_ray.report.terminal import console, print_lines
     from piper_ray.workloads.estimate.build import EstimateRequest, trained_model

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.schedules import sync_s_per_byte
+from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.kernels.types import FloatArray
@@ -21,7 +23,7 @@ from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 
 
@@ -48,11 +50,11 @@ class Setting:
 
     def on(self, cluster: Cluster) -> Setting:
         """The same on another cluster."""
-        return replace(self, instance=replace(self.instance, cluster=cluster).checked_as(self.instance))
+        return replace(self, instance=self.instance.replace(cluster=cluster))
 
-    def worth(self, restrictions: Restrictions, schedule: Schedule) -> Worth:
+    def worth(self, restrictions: Restrictions, schedule: Schedule, step: StepTerms) -> Worth:
         """What may be had of it. restrictions: the others."""
-        return _worth(self.tables, self.instance, restrictions, schedule)
+        return _worth(self.tables, self.instance, restrictions, _Terms(schedule, step))
 
     def never_loses(self, other: Setting) -> bool:
         """Whether each plan of the other one is one of this, at no more cost, with some TMPCs changed for others."""
@@ -73,7 +75,9 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneMode)
     settings = settings_of(request.instance, request.restrictions).worth_a_solve
-    valued = sorted(((one.worth(restrictions, schedule), one) for one in settings), key=lambda pair: pair[0])
+    valued = sorted(
+        ((one.worth(restrictions, schedule, request.step), one) for one in settings), key=lambda pair: pair[0]
+    )
     named = numbered("one setting for all layers", [one.text for _, one in valued])
     parts = [
         SubProblem(worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
@@ -118,19 +122,18 @@ def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instanc
     return found
 
 
-def worth_of(instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
+def worth_of(
+    instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms = StepTerms()
+) -> Worth:
     """Of all plans of an instance."""
-    return _worth(_LayerFigures(instance).tables(instance), instance, restrictions, schedule)
+    return _worth(_LayerFigures(instance).tables(instance), instance, restrictions, _Terms(schedule, step))
 
 
-def _worth(tables: dict[int, FigureTable], instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
-    """With one d and one t the busiest of p ranks does at least a p-th of a microbatch's work, m = N / d times, and
-    under a flush the first microbatch has gone through all layers before the batch is done. Without, all devices
-    together do the work.
-    """
-    if not schedule.asynchronous or restrictions.has(SameDegrees):
+def _worth(tables: dict[int, FigureTable], instance: Instance, restrictions: Restrictions, under: _Terms) -> Worth:
+    """Where plans have not one d and one t for all stages, all devices together do the work."""
+    if not under.schedule.asynchronous or restrictions.has(SameDegrees):
         found = [
-            _worth_at(table, t, instance, restrictions, schedule)
+            _worth_at(table, t, instance, restrictions, under)
             for t, table in tables.items()
             if restrictions.admits_tensor_parallel_degree(t)
         ]
@@ -199,9 +202,13 @@ class _LayerFigures:
         return found
 
 
-def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Restrictions, schedule: Schedule) -> Worth:
+def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Restrictions, under: _Terms) -> Worth:
     """Of plans with that t in all stages."""
-    memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
+    memory_bytes, batch, schedule = (
+        instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
+        instance.microbatches,
+        under.schedule,
+    )
     layers = int(table.counts.sum())
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
     about_s = least_s = math.inf
@@ -210,12 +217,14 @@ def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Rest
         if most_ranks == 0:
             continue
         of_d, m = _OfReplicas.of(table, d), batch // d
-        if of_d.held_bytes.max() > memory_bytes:
-            continue
-        if not of_d.can_fit(most_ranks, m if schedule.name in FLUSHED else 1, schedule, memory_bytes):
+        if not of_d.held_bytes.max() <= memory_bytes:
             continue
         work_s = of_d.total(_TIME)
-        least_s = min(least_s, _least_batch_s(work_s, most_ranks, m, schedule) / batch)
+        sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t)
+        batch_s = of_d.least_batch_s(most_ranks, m, schedule, sum_s, memory_bytes)
+        least_s = min(least_s, batch_s / batch)
+        if batch_s == math.inf:
+            continue
         ranks = np.arange(1, most_ranks + 1)
         kept_bytes = of_d.total(_FIXED) / ranks
         in_flight_bytes = of_d.total(_ACTIVATION) * np.minimum(m, in_flight * ranks) / ranks
@@ -226,25 +235,17 @@ def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Rest
     return Worth(about_s, least_s * (1.0 - PROOF))
 
 
-def _least_batch_s(work_s: float, ranks: int, m: int, schedule: Schedule) -> float:
-    """No batch of m microbatches takes less on so many ranks, or fewer. work_s: of a microbatch, in all layers.
+class _Terms(NamedTuple):
+    """What a batch's time depends on besides the stages."""
 
-    The busiest rank works m w / p at least. Under a flush without chunks the stages before one have each passed a
-    microbatch on before it begins, and go backwards through one after it ends: with stage times x_1 .. x_p the batch
-    takes T >= x_1 + .. + x_(q-1) + m x_q for each q. So what is left of T behind the first q stages, which is
-    T - x_1 - .. - x_q, is at least (1 - 1/m) of what is left behind q - 1, and T - w >= (1 - 1/m)^p T.
-    """
-    if schedule.asynchronous:
-        return m * work_s / ranks
-    if schedule.name in FLUSHED:
-        return work_s / (1.0 - (1.0 - 1.0 / m) ** ranks)
-    return max(m / ranks, 1.0) * work_s
+    schedule: Schedule
+    step: StepTerms
 
 
 @dataclass(frozen=True)
 class _OfReplicas:
-    """The least of each figure for d replicas: float64[kind of layer, figure], with what they share out under fixed
-    bytes. rows: float64[kind of layer, TMPC, figure], likewise; counts: as ``FigureTable`` has them."""
+    """The figures for d replicas, with what they share out under fixed bytes. rows: float64[kind of layer, TMPC,
+    figure]; least: float64[kind of layer, figure], of each by itself; counts: as ``FigureTable`` has them."""
 
     least: FloatArray
     rows: FloatArray
@@ -266,21 +267,32 @@ class _OfReplicas:
         found: FloatArray = (self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]).min(axis=1)
         return found
 
-    def can_fit(self, ranks: int, m: int, schedule: Schedule, memory_bytes: float) -> bool:
-        """False: no plan on so many ranks, or fewer, fits.
+    def least_batch_s(self, ranks: int, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> float:
+        """No batch of m microbatches takes less on so many ranks, or fewer; inf: none fits. sum_s: of the gradients of
+        each byte of a rank's weights.
 
-        A layer in stage q from the end takes f + y_q a bytes, y_q the microbatches in flight there. Weighted with any
-        u_q > 0, all layers together take at least sum over l of min over q of u_q (f_l + y_q a_l), and no more than
-        M sum of u_q. u_q: what makes all stages weigh the same if layers are alike.
+        Under a flush without chunks the stages before one have each passed a microbatch on before it begins, and go
+        backwards through one after it ends: with stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m x_q
+        for each q. So what is left of T behind the first q stages, which is T - x_1 - .. - x_q, is at least (1 - 1/m)
+        of what is left behind q - 1, and T - w >= (1 - 1/m)^p T.
         """
-        positions = np.arange(1, ranks + 1)
-        flight = np.minimum(m, positions) if schedule.name is ScheduleName.ONE_F_ONE_B else np.full(ranks, m)
-        alike = self.total(_FIXED) + flight * self.total(_ACTIVATION)
-        if not np.isfinite(alike).all() or alike.min() <= 0.0:
-            return bool(np.isfinite(alike).all())
-        bytes_at = self.rows[:, :, _FIXED, None] + flight * self.rows[:, :, _ACTIVATION, None]  # [kind, TMPC, q]
-        needed = float(self.counts @ (bytes_at.min(axis=1) / alike).min(axis=1))
-        return needed <= float((memory_bytes / alike).sum())
+        work_s = self.total(_TIME)
+        shared_out_s = self._shared_out_s(ranks, m, schedule, sum_s, memory_bytes)
+        if schedule.asynchronous:
+            return shared_out_s
+        if schedule.name in FLUSHED:
+            return max(shared_out_s, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
+        return max(shared_out_s, work_s if schedule.name is ScheduleName.INTERLEAVED else 0.0)
+
+    def _shared_out_s(self, ranks: int, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> float:
+        flight = np.ones(ranks)
+        if schedule.name in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED):
+            flight = np.minimum(m, np.arange(ranks, 0, -1.0))
+        elif schedule.name is ScheduleName.GPIPE:
+            flight = np.full(ranks, float(m))
+        seconds = m * self.least[:, _TIME] + sum_s * self.least[:, _WEIGHTS]
+        held = HeldLayers(self.counts, seconds, self.rows[:, :, _FIXED], self.rows[:, :, _ACTIVATION])
+        return held.least_s(flight, memory_bytes)
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

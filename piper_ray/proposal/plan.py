@@ -21,7 +21,8 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.propose import PlanDemand, Proposed, propose
+from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -35,8 +36,8 @@ from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import hardware_flop
 from piper_ray.workloads.estimate.software import ContextExchange
 
-_LEAST_TOKENS = 8192
-"""Of a group: with fewer there is little left to share that tensor parallelism does not share as well."""
+_LEAST_TOKENS = 2048
+"""Of a group: with fewer its products are too small for a GPU."""
 
 _MOST_GROUPS = 8
 

@@ -20,8 +20,10 @@ from piper_ray.model.events import (
 )
 from piper_ray.model.figures import memory_text, percent_text, plural, share_text, size_text, time_text
 from piper_ray.model.restrictions import odd_part
+from piper_ray.proposal.cells import CellBegun
+from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.plan import Figures
-from piper_ray.proposal.propose import FoundPlans, Help, Proposed, SolveBegun, idle_devices
+from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons, shape_text
 from piper_ray.report.terminal import LiveLog, left_texts, print_lines
 
@@ -37,7 +39,7 @@ def figure_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"{runtime.title}, {simulation.schedule.text}: microbatches of {best.samples}, "
         f"{shape_text(best.plan, simulation.schedule)}, {figures.devices:,} of {best.instance.devices:,} GPUs"
     )
-    if idle := idle_devices(best):
+    if idle := best.idle_devices:
         yield f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}"
     doubt = best.estimate.doubt
     least_s, most_s = doubt.range_s(figures.step_s)
@@ -48,13 +50,21 @@ def figure_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         rates += [f"{figures.tokens_per_s:,.0f} tokens/s", f"{figures.tokens_per_s_per_device:,.0f} tokens/s/GPU"]
     yield ", ".join([*rates, f"MFU {share_text(figures.mfu)}", f"HFU {share_text(figures.hfu)}"])
     yield from doubt.lines
-    proved_s = best.solution.lower_bound_s * best.instance.microbatches
-    set_aside_bytes = proposal.demand.set_aside_bytes
-    left = f" that leaves {size_text(set_aside_bytes)} for {runtime.title}" if set_aside_bytes else ""
-    yield f"with these microbatches and this schedule no plan{left} takes less than {time_text(proved_s, 4)}"
+    yield proof_line(proposal)
     if figures.days is not None:
         cost = "" if figures.cost is None else f", {figures.cost:,.0f} at that price"
         yield f"the training takes {figures.days:,.1f} days{cost}"
+
+
+def proof_line(proposal: FoundPlans) -> str:
+    """What is proved, of all plans together."""
+    set_aside_bytes = proposal.demand.set_aside_bytes
+    left = f" that leaves {size_text(set_aside_bytes)} for {proposal.demand.runtime.title}" if set_aside_bytes else ""
+    combinations = plural(proposal.cells.count, "combination")
+    return (
+        f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes less "
+        f"than {time_text(proposal.lower_s, 4)} under this model: gap {percent_text(max(0.0, proposal.gap))}"
+    )
 
 
 def _why_idle(best: Proposed) -> str:
@@ -81,10 +91,10 @@ def memory_lines(best: Proposed) -> Iterator[str]:
 
 
 def print_others(console: Console, proposal: FoundPlans) -> None:
-    """The best plans of other microbatch sizes and schedules, and by how much they lose."""
+    """The best plans of other cells, and by how much they lose."""
     plans = [
-        ComparedPlan(f"{one.samples} x {one.simulation.schedule.name.value}", one.plan, one.simulation)
-        for one in proposal.found[:_MOST_SHOWN]
+        ComparedPlan(f"{number}: mbs {one.samples}, {one.simulation.schedule.name.value}", one.plan, one.simulation)
+        for number, one in enumerate(proposal.found[:_MOST_SHOWN], start=1)
     ]
     print_comparison(console, proposal.best.instance, plans, letters=proposal.demand.runtime.letters)
     first = plans[0]
@@ -119,14 +129,14 @@ class ProposalLog(LiveLog):
         """A phase of which nothing is known yet. what: is done in it, in words."""
         self._what = what
         self._began_s = time.perf_counter()
-        self._solve: SolveBegun | None = None
+        self._solve: CellBegun | None = None
         self._part: PartBegun | None = None
         self._bounds: Bounds | None = None
 
-    def __call__(self, event: SolveBegun | Event) -> None:
+    def __call__(self, event: CellBegun | Event) -> None:
         if self._ended:
             return
-        if isinstance(event, SolveBegun):
+        if isinstance(event, CellBegun):
             self._solve, self._part, self._bounds = event, None, None
         elif isinstance(event, PartBegun):
             self._part, self._bounds = event, None

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from piper_ray.cost.shares import HeldLayers
 from piper_ray.cost.variants import Variant, fastest_first, least_by_passes
 from piper_ray.engine.kernels.chunk_bound import APART, BEFORE_HUB, BEHIND_HUB, COLUMNS, FIGURE, HUB, LayerKinds
 from piper_ray.engine.kernels.chunk_stages import OrderedLayers
@@ -268,6 +269,19 @@ class DegreeTables:
         """Of all layers together."""
         d = data_parallel_degree
         return sum(min(tmpc.fixed_bytes + tmpc.shared_bytes / d for tmpc in row) for row in self.tmpcs)
+
+    def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
+        """For a bound on a batch of so many microbatches a replica. sync_of_byte_s: of a rank's weights."""
+        alike = self._alike(data_parallel_degree)
+        rows = [np.frombuffer(options).reshape(-1, len(FIGURE)) for _, options in alike]
+        seconds = [
+            (microbatches * row[:, :3].sum(axis=1)).min() + sync_of_byte_s * row[:, FIGURE.weights].min()
+            for row in rows
+        ]
+        fixed, activation = np.full((2, len(rows), max(map(len, rows))), np.inf)
+        for kind, row in enumerate(rows):
+            fixed[kind, : len(row)], activation[kind, : len(row)] = row[:, FIGURE.fixed], row[:, FIGURE.activation]
+        return HeldLayers(np.array([len(x) for x in alike.values()], float), np.array(seconds), fixed, activation)
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""

@@ -14,6 +14,7 @@ from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
+from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.errors import UsageError
@@ -190,9 +191,13 @@ class ChunkProblem:
         fixed_bytes = tables.least_fixed_bytes(d)
         choices = [(x, x.least_fixed_bytes(d)) for x in known.choices]
         chunks = [schedule.v for schedule in self.schedules]
+        held = tables.held_layers(d, m, sync_of_byte_s)
         found = []
         for p in rank_counts(instance, restrictions, d * tables.degree):
             if fixed_bytes > p * memory_bytes or (p > m and restrictions.has(FilledPipeline)):
+                continue
+            held_s = held.least_s(least_in_flight(self.schedules[0], p, m), memory_bytes)
+            if held_s == np.inf:
                 continue
             # On one rank no number of chunks is faster than the least, or holds less, where these have no choice.
             most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
@@ -205,10 +210,19 @@ class ChunkProblem:
                 # The ranks' work and synchronisation on average; and one microbatch there and back.
                 lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
                 whole = schedule.name in _WHOLE_BACKWARD
-                lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s)
+                lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s, held_s)
                 about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
                 found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
         return found
+
+
+def least_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> FloatArray:
+    """float64[p], descending: when a rank begins its first backward pass, so many microbatches are in flight at least
+    in each of its chunks. Of interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, and no
+    more than all that a group or the batch has."""
+    if schedule.name is not ScheduleName.INTERLEAVED or schedule.group is not None:
+        return np.ones(ranks)
+    return np.minimum(min(ranks, microbatches), 2.0 * np.arange(ranks, 0, -1.0) - 1.0)
 
 
 class _Choices(NamedTuple):

@@ -1,0 +1,47 @@
+"""A bound from what ranks can hold: of a rank with little memory for what is in flight others do the work."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+_FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class HeldLayers:
+    """Layers that ranks share out. counts: float64[kind], of layers with the same figures; seconds: float64[kind], the
+    least that a layer takes of a batch; fixed_bytes, activation_bytes: float64[kind, TMPC], inf where a kind has fewer.
+    """
+
+    counts: _FloatArray
+    seconds: _FloatArray
+    fixed_bytes: _FloatArray
+    activation_bytes: _FloatArray
+
+    def least_s(self, flight: _FloatArray, memory_bytes: float) -> float:
+        """No batch takes less in which each rank does its layers' work in T seconds and holds them in M bytes, with
+        y_q microbatches in flight on rank q, or more. inf: none fits. flight: float64[ranks], the y_q, descending.
+
+        A rank that has the layers l takes as many seconds as the sum of their v_l, and as many bytes as the sum of
+        f_l + y_q a_l. Of the k ranks that can hold the least the bytes are looked at, as shares of what all layers
+        would hold there; of the others the seconds, as shares of what all layers take, V. A layer takes at least the
+        least of these shares, wherever it is. So all layers together take at least the sum of the least ones, and at
+        most the sum of M / (F + y_q A) over the k ranks and (p - k) T / V. That bounds T for each k.
+        """
+        ranks, every_s = flight.size, float(self.counts @ self.seconds)
+        fixed_bytes, activation_bytes = (self.counts @ x.min(axis=1) for x in (self.fixed_bytes, self.activation_bytes))
+        every_bytes = fixed_bytes + flight * activation_bytes
+        if every_s == 0.0 or every_bytes.min() <= 0.0:
+            return every_s / ranks
+        bytes_at = (self.fixed_bytes[:, :, None] + flight * self.activation_bytes[:, :, None]).min(axis=1)
+        shares = np.minimum.accumulate(bytes_at / every_bytes, axis=1)  # [kind, ranks looked at less 1]
+        capacity = np.cumsum(memory_bytes / every_bytes)
+        if self.counts @ shares[:, -1] > capacity[-1]:
+            return math.inf
+        taken = self.counts @ np.minimum(shares[:, :-1], (self.seconds / every_s)[:, None])
+        others_s = (taken - capacity[:-1]) * every_s / np.arange(ranks - 1, 0, -1)
+        return max(every_s / ranks, float(others_s.max(initial=0.0)))

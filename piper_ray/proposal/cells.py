@@ -1,0 +1,278 @@
+"""All that ``plan`` chooses among, in cells: plans alike in all that a launch says but d, t, p and stages.
+
+One search goes through all cells, the most promising first, with one best plan for all. A cell whose bound says that
+none of its plans is of interest is closed without a look at them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Protocol
+
+from piper_ray.engine.ledger import Ledger, Limits, preference
+from piper_ray.engine.one_setting import Setting, settings_of
+from piper_ray.engine.solve import solve
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.constraints import StageCount
+from piper_ray.model.events import Event
+from piper_ray.model.figures import size_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.one_mode import OneMode
+from piper_ray.model.options import SolveOptions
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import Stop, StoppedBy, StopSearch
+from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.each_pass import solve_each_pass
+from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.workloads.estimate.build import Estimate
+
+CHUNKED_PASSES = 4_000_000_000
+"""That searches under schedules with chunks, which end with a gap, may simulate in all: some 8 s of one core."""
+
+LISTED = 5
+"""Plans of so many cells are proved to be the best ones."""
+
+RUNNERS_UP = 1.25
+"""Slower plans than so many times the best one are of no interest."""
+
+_GAP = 1e-4
+_CHUNKED_GAP = 0.005
+"""What a search of one cell leaves open."""
+
+
+class Closing(str, Enum):
+    """What is known of a cell. BOUND: its bound alone says that no plan of it is of interest. SEARCHED: its best plan
+    is known, or that none is fast enough. NO_PLAN: none fits. LEFT_OPEN: a bound is all that is known."""
+
+    BOUND = "bound"
+    SEARCHED = "searched"
+    NO_PLAN = "no plan"
+    LEFT_OPEN = "left open"
+
+
+@dataclass
+class Cell:
+    """Plans of one microbatch size, schedule and mode of all layers. restrictions: on them, but for the mode.
+
+    lower_s: none of its plans takes less a step; inf: none fits. about_s: what one of equal stages takes. searched:
+    whether a search has gone through it. found: its best plan known. closing: set at the end of a search.
+    """
+
+    samples: int
+    schedule: ScheduleName
+    estimate: Estimate
+    setting: Setting
+    restrictions: Restrictions
+    step: StepTerms
+    lower_s: float = field(init=False)
+    about_s: float = field(init=False)
+    searched: bool = False
+    found: Proposed | None = None
+    closing: Closing = Closing.LEFT_OPEN
+
+    def __post_init__(self) -> None:
+        worth = self.setting.worth(self.restrictions, Schedule.first_of(self.schedule), self.step)
+        self.lower_s, self.about_s = (self.microbatches * sample_s for sample_s in (worth.least_s, worth.about_s))
+
+    @property
+    def microbatches(self) -> int:
+        return self.estimate.instance.microbatches
+
+    @property
+    def text(self) -> str:
+        return f"microbatches of {self.samples}, {self.schedule.value}, {self.setting.text}"
+
+    def on(self, changed: Cluster) -> Cell:
+        """On another cluster, where nothing is known of it but its bound."""
+        instance = self.estimate.instance.replace(cluster=changed)
+        of = replace(self.estimate, instance=instance)
+        return Cell(self.samples, self.schedule, of, self.setting.on(changed), self.restrictions, self.step)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """cells: but for those that another one never loses to. count: of all. refused: what there are none of, and why."""
+
+    cells: tuple[Cell, ...]
+    count: int
+    refused: tuple[str, ...] = ()
+
+
+def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
+    """Raises UsageError for a model that the runtime does not know."""
+    schedules, refused = list(demand.schedules), list[str]()
+    alone = next(filter(None, (demand.runtime.on_one_rank(one.instance) for one in estimates.values())), None)
+    if alone is not None:
+        refused.append(f"{alone}; a config that does not tie them (tie_word_embeddings) has weights apart")
+        refused += [
+            f"{name.value}: not tried, as it is for several pipeline ranks" for name in schedules if name in CHUNKED
+        ]
+        schedules = [name for name in schedules if name not in CHUNKED]
+    found, count = list[Cell](), 0
+    for samples, of_size in estimates.items():
+        instance = of_size.instance
+        node = min(demand.gpus_per_node, instance.devices)
+        rules = {name: demand.runtime.restricted(Restrictions(), instance, name, node) for name in schedules}
+        if not rules:
+            continue
+        settings = settings_of(instance, next(iter(rules.values())))
+        count += settings.count * len(rules)
+        for name, restrictions in rules.items():
+            others = restrictions.without(OneMode)
+            found += [Cell(samples, name, of_size, setting, others, demand.step) for setting in settings.worth_a_solve]
+    return Cells(tuple(found), count, tuple(refused))
+
+
+@dataclass(frozen=True)
+class CellBegun:
+    """Search number ``number``, from 1, of ``total`` at most, for a batch of ``microbatches``. what: in words
+    ("microbatches of 4, 1f1b"). best_s: the best step so far; None without a plan."""
+
+    number: int
+    total: int
+    what: str
+    microbatches: int
+    best_s: float | None
+
+
+class Watch(Protocol):
+    """Hears of each cell's search as it begins, and of what that one reports."""
+
+    def __call__(self, event: CellBegun | Event) -> None: ...
+
+
+def unwatched(event: CellBegun | Event) -> None:
+    """For those who do not want to know."""
+
+
+class CellSearch:
+    """The rule of a search through cells: those without chunks first, each in the order of its promise.
+
+    listed: plans of so many cells are sought. known: plans found before, of these cells or others. passes: that
+    searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
+    each once, as at t = 1 sequence parallelism changes nothing.
+    """
+
+    left_open: StoppedBy | None = None
+
+    def __init__(
+        self,
+        demand: PlanDemand,
+        cells: Sequence[Cell],
+        stop: Stop[Any] | None = None,
+        watch: Watch = unwatched,
+        listed: int = LISTED,
+        known: Iterable[Proposed] = (),
+        passes: int = CHUNKED_PASSES,
+    ) -> None:
+        self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
+        self._demand, self._watch, self._listed, self._passes_left = demand, watch, listed, passes
+        self._stop = Stop[Any]() if stop is None else stop
+        self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
+        self.found = tuple(sorted(known, key=preference))
+        for one in self.found:
+            self.ledger.begin_with(one)
+
+    def run(self) -> None:
+        """Through all cells, or until the end is wished for."""
+        self.ledger.run(self)
+        for cell in self.cells:
+            cell.closing = self._closing(cell)
+
+    def efforts(self) -> Generator[None, None, None]:
+        """A cell's search each."""
+        for number, cell in enumerate(self.cells, start=1):
+            if not self._is_of_interest(cell):
+                continue
+            best_s = None if self.ledger.best is None else self.ledger.upper_s
+            self._watch(CellBegun(number, len(self.cells), cell.text, cell.microbatches, best_s))
+            self._go_through(cell)
+            yield
+
+    def within_s(self, cell: Cell) -> float:
+        """No slower plan of it is of interest: of cells with chunks, which take a search much longer, one that is
+        faster than all others; of others, one that is listed."""
+        if cell.schedule in CHUNKED:
+            return self.ledger.upper_s
+        steps_s = [one.step_s for one in self.found]
+        last_s = steps_s[self._listed - 1] if len(steps_s) >= self._listed else math.inf
+        return min(RUNNERS_UP * self.ledger.upper_s, last_s)
+
+    def _is_of_interest(self, cell: Cell) -> bool:
+        within_s = self.within_s(cell)
+        if cell.lower_s == math.inf or cell.lower_s >= within_s:
+            return False
+        return cell.schedule not in CHUNKED or self._passes_left > 0
+
+    def _go_through(self, cell: Cell) -> None:
+        within_s = self.within_s(cell)
+        solution = self._solved(cell, None if within_s == math.inf else within_s)
+        if solution.stats.degrees is not None:
+            self._passes_left -= solution.stats.degrees.passes
+        cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
+        cell.searched = True
+        if solution.plan is not None:
+            options = SimulationOptions.of(self._demand.step)
+            simulation = simulate(cell.estimate.instance, solution.plan, solution.schedule, options=options)
+            if simulation.step_s <= within_s:
+                self._take(Proposed(cell.samples, cell.estimate, solution, solution.plan, simulation), cell)
+        if solution.stopped_by is not None and solution.stopped_by.ends_all:
+            raise StopSearch(solution.stopped_by)
+
+    def _take(self, found: Proposed, cell: Cell) -> None:
+        cell.found = found
+        if not any(found.is_same(other) for other in self.found):
+            self.found = tuple(sorted((*self.found, found), key=preference))
+        self.ledger.offer(found, cell.text)
+
+    def _solved(self, cell: Cell, within_s: float | None) -> Solution:
+        demand, chunked = self._demand, cell.schedule in CHUNKED
+
+        def solved(narrowed: Instance, further: tuple[StageCount, ...], sample_s: float | None) -> Solution:
+            return solve(
+                narrowed,
+                restrictions=cell.restrictions.adding(*further),
+                options=SolveOptions(
+                    gap=_CHUNKED_GAP if chunked else _GAP,
+                    passes_limit=self._passes_left if chunked else None,
+                    within_s=sample_s,
+                ),
+                schedule=cell.schedule,
+                listener=self._watch,
+                step=demand.step,
+                stop=self._stop.part(),
+            )
+
+        sample_s = None if within_s is None else within_s / cell.microbatches
+        instance = cell.setting.instance
+        if demand.runtime.sums_each_pass:
+            several = demand.runtime.on_one_rank(instance) is None
+            return solve_each_pass(instance, solved, sample_s, several=several)
+        return solved(instance, (), sample_s)
+
+    def _closing(self, cell: Cell) -> Closing:
+        if cell.lower_s == math.inf:
+            return Closing.NO_PLAN
+        if cell.searched:
+            return Closing.SEARCHED
+        return Closing.BOUND if cell.lower_s >= self.within_s(cell) else Closing.LEFT_OPEN
+
+
+def why_none(demand: PlanDemand, estimates: Mapping[int, Estimate], stop: Stop[Any]) -> list[str]:
+    """Where no cell has a plan, why the smallest microbatches have none under any of the schedules."""
+    samples, of_size = next(iter(estimates.items()))
+    instance, said = of_size.instance, list[str]()
+    node = min(demand.gpus_per_node, instance.devices)
+    for name in demand.schedules:
+        rules = demand.runtime.restricted(Restrictions(), instance, name, node)
+        found = solve(instance, restrictions=rules, schedule=name, step=demand.step, stop=stop.part())
+        if found.status is Status.INFEASIBLE and found.infeasibility is not None:
+            least_bytes = found.infeasibility.least_memory_bytes
+            enough = "" if least_bytes is None else f"; {size_text(least_bytes)} would do"
+            said.append(f"microbatches of {samples}, {name.value}: {found.infeasibility.reason}{enough}")
+    return said

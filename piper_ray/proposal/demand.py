@@ -1,0 +1,175 @@
+"""What is to be trained where, and by what; and its estimates by the samples of a microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from piper_ray.engine.subproblems import rank_of
+from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.figures import size_text
+from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import divisible_batch, odd_part
+from piper_ray.model.schedule import ScheduleName, StepTerms
+from piper_ray.model.solution import Solution
+from piper_ray.runtimes.runtime import Runtime
+from piper_ray.simulate.result import Simulation
+from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.hardware import Hardware
+
+_EVERY_SIZE_TO = 16
+"""Of larger microbatches powers of two alone are tried: matrix products gain little beyond."""
+
+NOTHING_FITS = (
+    "no plan fits: it takes more nodes, optimizer state shared among more replicas (zero), or GPUs with more memory"
+)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PlanDemand:
+    """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
+
+    schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
+    runtime holds beside a plan's figures.
+    """
+
+    model: ModelConfig
+    hardware: Hardware
+    gpu: str
+    request: EstimateRequest
+    runtime: Runtime
+    schedules: tuple[ScheduleName, ...]
+    step: StepTerms = StepTerms()
+    set_aside_bytes: float = 0.0
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.request.gpus_per_node or self.hardware.gpu(self.gpu).gpus_per_node
+
+    @property
+    def devices(self) -> int:
+        """Of the whole cluster."""
+        return self.request.nodes * self.gpus_per_node
+
+    def with_batch(self, tell: Tell) -> PlanDemand:
+        """With a batch that the devices divide, where nobody says which one it is to be."""
+        usual, odd = self.model.batch, odd_part(self.devices)
+        if self.request.batch is not None or usual % odd == 0:
+            return self
+        batch = divisible_batch(usual, self.devices)
+        tell(
+            f"a batch of {batch:,} samples, as {odd} divides the {self.devices:,} GPUs and not the usual {usual:,} "
+            "(--global-batch says another)"
+        )
+        return replace(self, request=replace(self.request, batch=batch))
+
+    def estimated(self, samples: int, batch: int | None = None) -> Estimate:
+        """With microbatches of so many samples. Raises UsageError."""
+        request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
+        made = estimate(self.model, self.hardware, self.gpu, request)
+        memory_bytes = made.instance.memory_bytes - self.set_aside_bytes
+        if memory_bytes <= 0.0:
+            raise UsageError(f"{size_text(self.set_aside_bytes)} are set aside, and a GPU has no more to give")
+        return replace(made, instance=made.instance.replace(memory_bytes=memory_bytes))
+
+    def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
+        """By samples of a microbatch, and what is said of the sizes that are too large.
+
+        Raises UsageError where none can be made, InfeasibleError where the smallest one's layers need more memory than
+        there is, as then all do.
+        """
+        found: dict[int, Estimate] = {}
+        for samples in self.microbatch_sizes():
+            try:
+                made = self.estimated(samples)
+            except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
+                if not found:
+                    raise
+                return found, [f"microbatches of {samples} or more: {error}"]
+            if made.least_devices > made.devices:
+                if not found:
+                    raise InfeasibleError(f"{_too_large(made, samples)}\n{NOTHING_FITS}")
+                return found, [_too_large(made, samples)]
+            found[samples] = made
+        return found, []
+
+    def microbatch_sizes(self) -> Iterator[int]:
+        """Those that divide the batch, the smallest first: all to 16, then powers of two and the model's own."""
+        if self.request.samples is not None:
+            yield self.request.samples
+            return
+        for size in divisors(self.request.batch or self.model.batch):
+            if size <= _EVERY_SIZE_TO or size & (size - 1) == 0 or size == self.model.samples:
+                yield size
+
+
+def _too_large(made: Estimate, samples: int) -> str:
+    return (
+        f"with microbatches of {samples}, one of them in flight, the layers need at least "
+        f"{size_text(made.least_memory_bytes)}, {made.least_devices:,} GPUs or more: they do not fit on "
+        f"{made.devices:,}"
+    )
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A plan, simulated. samples: of a microbatch. estimate: of all plans with that size."""
+
+    samples: int
+    estimate: Estimate
+    solution: Solution
+    plan: Plan
+    simulation: Simulation
+
+    @property
+    def instance(self) -> Instance:
+        return self.estimate.instance
+
+    @property
+    def batch(self) -> int:
+        """In samples."""
+        return self.samples * self.instance.microbatches
+
+    @property
+    def step_s(self) -> float:
+        """Of the whole batch, simulated."""
+        return self.simulation.step_s
+
+    @property
+    def value_s(self) -> float:
+        """What a search minimises."""
+        return self.step_s
+
+    @property
+    def devices(self) -> int:
+        """That the plan uses."""
+        return self.simulation.devices
+
+    @property
+    def stages(self) -> int:
+        return len(self.plan.stages)
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Of plans that take the same the least is preferred."""
+        return (*rank_of(self.solution), self.samples)
+
+    @property
+    def idle_devices(self) -> int:
+        """Of the cluster, those that the plan leaves over."""
+        return self.instance.devices - self.simulation.devices
+
+    def is_same(self, other: Proposed) -> bool:
+        """Whether it is run as the other one is."""
+        mine, theirs = ((one.samples, one.solution.schedule, one.plan) for one in (self, other))
+        return mine == theirs
+
+    def on(self, instance: Instance, step: StepTerms) -> Proposed:
+        """The same plan of another instance, which has its TMPCs."""
+        simulation = simulate(instance, self.plan, self.solution.schedule, options=SimulationOptions.of(step))
+        return replace(self, estimate=replace(self.estimate, instance=instance), simulation=simulation)

@@ -1,0 +1,50 @@
+"""What ranks hold at least, and the bound that comes of it: against schedules and all ways to share out layers."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from random import Random
+
+import numpy as np
+import pytest
+
+from piper_ray.cost.shares import HeldLayers
+from piper_ray.engine.chunks.tasks import least_in_flight
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.simulate.actions import ActionKind, flush_lists
+
+
+@pytest.mark.parametrize("v", [2, 3, 4])
+@pytest.mark.parametrize("p", [1, 2, 3, 5])
+def test_each_chunk_has_as_much_in_flight_when_the_first_backward_pass_begins(p: int, v: int) -> None:
+    for m in range(1, 3 * p + 2):
+        schedule = Schedule(ScheduleName.INTERLEAVED, v)
+        expected = least_in_flight(schedule, p, m)
+        for rank, actions in enumerate(flush_lists(schedule, p, m)):
+            before = list(itertools.takewhile(lambda x: x[0] == ActionKind.F, actions.tolist()))
+            held = [sum(chunk == one for _, one, _ in before) for chunk in range(v)]
+            assert min(held) >= expected[rank], (p, v, m, rank, held)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_no_way_to_share_out_layers_is_faster_than_the_bound(seed: int) -> None:
+    rng = Random(seed)
+    kinds, ranks = rng.randint(1, 3), rng.randint(1, 3)
+    counts = np.array([float(rng.randint(1, 2)) for _ in range(kinds)])
+    seconds = np.array([rng.choice([0.0, rng.uniform(0, 4)]) for _ in range(kinds)])
+    fixed, activation = (np.array([[rng.uniform(0, 3), rng.uniform(0, 3)] for _ in range(kinds)]) for _ in range(2))
+    flight = np.arange(ranks, 0, -1.0)
+    memory_bytes = rng.uniform(2, 15)
+    layers = [kind for kind, count in enumerate(counts) for _ in range(int(count))]
+    best_s = math.inf
+    for of_layer in itertools.product(range(ranks), repeat=len(layers)):
+        for choice in itertools.product(range(2), repeat=len(layers)):
+            held, busy_s = np.zeros(ranks), np.zeros(ranks)
+            for kind, rank, tmpc in zip(layers, of_layer, choice, strict=True):
+                held[rank] += fixed[kind, tmpc] + flight[rank] * activation[kind, tmpc]
+                busy_s[rank] += seconds[kind]
+            if held.max() <= memory_bytes:
+                best_s = min(best_s, float(busy_s.max()))
+    bound_s = HeldLayers(counts, seconds, fixed, activation).least_s(flight, memory_bytes)
+    assert bound_s <= best_s * (1.0 + 1e-12)
