@@ -65,10 +65,10 @@ class Setting:
 
 
 class Settings(NamedTuple):
-    """worth_a_solve: but for those that another one never loses to. count: of all at which layers have TMPCs."""
+    """worth_a_solve: but for those that another one never loses to. listed: how many there are at which layers have TMPCs."""
 
     worth_a_solve: tuple[Setting, ...]
-    count: int
+    listed: int
 
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:

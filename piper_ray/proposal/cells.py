@@ -16,10 +16,9 @@ from piper_ray.engine.ledger import Ledger, Limits, preference
 from piper_ray.engine.one_setting import Setting, settings_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.constraints import StageCount
+from piper_ray.model.constraints import Constraint
 from piper_ray.model.events import Event
 from piper_ray.model.figures import size_text
-from piper_ray.model.instance import Instance
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
@@ -121,7 +120,7 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
         if not rules:
             continue
         settings = settings_of(instance, next(iter(rules.values())))
-        count += settings.count * len(rules)
+        count += settings.listed * len(rules)
         for name, restrictions in rules.items():
             others = restrictions.without(OneMode)
             found += [Cell(samples, name, of_size, setting, others, demand.step) for setting in settings.worth_a_solve]
@@ -211,7 +210,7 @@ class CellSearch:
 
     def _go_through(self, cell: Cell) -> None:
         within_s = self.within_s(cell)
-        solution = self._solved(cell, None if within_s == math.inf else within_s)
+        solution = self._solved(cell, within_s)
         if solution.stats.degrees is not None:
             self._passes_left -= solution.stats.degrees.passes
         cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
@@ -230,12 +229,12 @@ class CellSearch:
             self.found = tuple(sorted((*self.found, found), key=preference))
         self.ledger.offer(found, cell.text)
 
-    def _solved(self, cell: Cell, within_s: float | None) -> Solution:
+    def _solved(self, cell: Cell, within_s: float) -> Solution:
         demand, chunked = self._demand, cell.schedule in CHUNKED
 
-        def solved(narrowed: Instance, further: tuple[StageCount, ...], sample_s: float | None) -> Solution:
+        def solved(further: tuple[Constraint, ...], sample_s: float | None) -> Solution:
             return solve(
-                narrowed,
+                cell.setting.instance,
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
                     gap=_CHUNKED_GAP if chunked else _GAP,
@@ -248,12 +247,11 @@ class CellSearch:
                 stop=self._stop.part(),
             )
 
-        sample_s = None if within_s is None else within_s / cell.microbatches
-        instance = cell.setting.instance
-        if demand.runtime.sums_each_pass:
-            several = demand.runtime.on_one_rank(instance) is None
-            return solve_each_pass(instance, solved, sample_s, several=several)
-        return solved(instance, (), sample_s)
+        sample_s = within_s / cell.microbatches
+        if demand.runtime.sums_each_pass and demand.request.offer.sharded_devices:
+            under = Schedule.first_of(cell.schedule), demand.step
+            return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
+        return solved((), None if sample_s == math.inf else sample_s)
 
     def _closing(self, cell: Cell) -> Closing:
         if cell.lower_s == math.inf:

@@ -1,24 +1,27 @@
 """Plans for a runtime that reduces gradients in every pass where there is one pipeline rank, else once a batch.
 
-A TMPC says what happens in a pass and what once a batch, whatever the number of ranks. So one rank is planned by
-itself, of TMPCs that share out weights and price every pass, and several ranks number by number, where the best of all
-plans counts on what the runtime does not do.
+A TMPC says what happens in a pass and what once a batch, whatever the number of ranks. TMPCs that share out weights
+price every pass. So plans of others have several ranks, or reduce nothing: one replica, or one microbatch for each.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from piper_ray.engine.one_setting import Setting
 from piper_ray.engine.subproblems import rank_of
-from piper_ray.model.constraints import StageCount, choices_made
-from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.constraints import Constraint, DataParallelDegrees, StageCount, choices_made
+from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Sharding
 from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import Solution, Status
 
-Solve = Callable[[Instance, tuple[StageCount, ...], float | None], Solution]
-"""Of an instance under further constraints, within so many seconds a sample."""
+Solve = Callable[[tuple[Constraint, ...], float | None], Solution]
+"""Under further constraints, within so many seconds a sample."""
 
 
 def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:
@@ -41,42 +44,48 @@ def _has_weights(instance: Instance, layer: int) -> bool:
     return any(tmpc.weights_bytes > 0.0 for row in rows for tmpc in row)
 
 
-def solve_each_pass(instance: Instance, solve: Solve, within_s: float | None, *, several: bool) -> Solution:
-    """The best plan of those that the runtime runs as they are priced; where there is none, of all. several: whether
-    plans may have several pipeline ranks."""
-    free = solve(instance, (), within_s)
-    if free.plan is None or free.time_per_sample_s is None or not counts_on_one_sum(instance, free.plan):
+def solve_each_pass(
+    setting: Setting, restrictions: Restrictions, under: tuple[Schedule, StepTerms], solve: Solve, within_s: float
+) -> Solution:
+    """The best plan of those that the runtime runs as they are priced, and what all of these take at least."""
+    free = solve((), _limit(within_s))
+    if free.plan is None or not counts_on_one_sum(setting.instance, free.plan):
         return free
-    found: list[Solution] = []
-    for narrowed, ranks in _parts(instance, several):
-        known_s = [one.time_per_sample_s for one in found if one.time_per_sample_s is not None]
-        limits_s = [*known_s, *([] if within_s is None else [within_s])]
-        one = solve(narrowed, (StageCount(ranks),), min(limits_s, default=None))
-        if one.plan is not None and not counts_on_one_sum(instance, one.plan):
-            found.append(one)
-    best = min(found, key=lambda one: (one.time_per_sample_s or 0.0, rank_of(one)), default=None)
+    valued = [
+        (setting.worth(restrictions.adding(*further), *under), further)
+        for further in _parts(setting.instance, restrictions)
+    ]
+    best, lower_s, known_s = None, math.inf, within_s
+    for worth, further in sorted(valued, key=lambda pair: pair[0]):
+        if worth.least_s >= known_s:
+            lower_s = min(lower_s, worth.least_s)
+            continue
+        one = solve(further, _limit(known_s))
+        lower_s = min(lower_s, one.lower_bound_s)
+        if one.plan is not None and one.time_per_sample_s is not None:
+            known_s = min(known_s, one.time_per_sample_s)
+            best = one if best is None else min(best, one, key=_preference)
+        if one.stopped_by is not None and one.stopped_by.ends_all:
+            return replace(best or replace(one, plan=None), lower_bound_s=free.lower_bound_s, stopped_by=one.stopped_by)
     if best is None:
-        return free
-    return replace(best, status=Status.FEASIBLE, lower_bound_s=free.lower_bound_s)
+        return replace(free, status=Status.UNKNOWN, plan=None, time_per_sample_s=None, lower_bound_s=lower_s)
+    return replace(best, status=Status.FEASIBLE, lower_bound_s=min(lower_s, known_s))
 
 
-def _parts(instance: Instance, several: bool) -> Iterator[tuple[Instance, int]]:
-    yield _sharing_weights(instance), 1
-    for ranks in divisors(instance.devices) if several else ():
-        if 1 < ranks <= len(instance.layers):
-            yield instance, ranks
+def _limit(within_s: float) -> float | None:
+    return None if within_s == math.inf else within_s
 
 
-def _sharing_weights(instance: Instance) -> Instance:
-    """With those TMPCs alone that share out weights, where there are such."""
-    layers = []
-    for layer in instance.layers:
-        rows = {}
-        for t, row in layer.tmpcs.items():
-            sharing = tuple(tmpc for tmpc in row if tmpc.mode.sharding is Sharding.WEIGHTS)
-            rows[t] = sharing or row
-        layers.append(replace(layer, tmpcs=rows))
-    found = replace(instance, layers=tuple(layers))
-    if instance.checked:
-        found.mark_checked()
-    return found
+def _preference(found: Solution) -> tuple[float, ...]:
+    return (found.time_per_sample_s or 0.0, *rank_of(found))
+
+
+def _parts(instance: Instance, restrictions: Restrictions) -> Iterator[tuple[Constraint, ...]]:
+    """That leave all plans which reduce what they reduce once a batch. restrictions: those that hold anyway."""
+    ranks = [restrictions.stage_count] if restrictions.stage_count is not None else range(1, len(instance.layers) + 1)
+    for count in ranks:
+        if count > 1:
+            yield (StageCount(count),)
+        elif count == 1:
+            for degree in {1, instance.microbatches}.intersection(restrictions.data_parallel_degrees(instance)):
+                yield StageCount(1), DataParallelDegrees((degree,))

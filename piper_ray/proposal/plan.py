@@ -293,6 +293,7 @@ def with_offers(
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
         gathered=runtime.setting.always_gathered,
+        always_sequence=runtime.setting.experts_in_sequence and any(kind.experts for kind in _kinds(model, None)),
     )
     used = software or runtime.software
     return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)

@@ -78,7 +78,7 @@ def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
     assert "microbatches of" not in finished.stderr
     finished = run("plan", "deepseek-v3", "--gpu", "H100-SXM", "--nodes", "2", "-o", str(out))
     assert finished.returncode == 4
-    assert "layers need at least 11.25 TiB, 157 GPUs or more: they do not fit on 16" in finished.stderr
+    assert "layers need at least 11.3 TiB, 157 GPUs or more: they do not fit on 16" in finished.stderr
     assert "microbatches of 2" not in finished.stderr
     assert not out.exists()
 
@@ -91,7 +91,7 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     assert finished.returncode == 0, finished.stderr
     held = re.search(r"than the (\S+ GiB) that DeepSpeed holds beside its figures: it is sought", finished.stderr)
     assert held is not None, finished.stderr
-    assert f"no plan that leaves {held.group(1)} for DeepSpeed takes less than" in finished.stdout
+    assert f"no plan that leaves {held.group(1)} for DeepSpeed with any of these" in finished.stdout
     workload, plan = str(out / "workload.toml"), out / "plan.json"
     document = json.loads(plan.read_text())
     assert (document["status"], document["lower_bound_s"]) == ("feasible", 0.0)

@@ -19,7 +19,7 @@ from piper_ray.model.events import (
     PartBegun,
     StepFinished,
 )
-from piper_ray.proposal.propose import SolveBegun
+from piper_ray.proposal.cells import CellBegun
 from piper_ray.report.log import SolverLog
 from piper_ray.report.proposal import ProposalLog
 from piper_ray.report.terminal import Working
@@ -183,12 +183,12 @@ def test_the_line_of_plan_says_which_solve_is_under_way_and_what_is_known(monkey
 
     with ProposalLog(console) as log:
         assert line() == "planning, 0.0 s"
-        log(SolveBegun(1, 10, "microbatches of 1, 1f1b", 2048, None))
+        log(CellBegun(1, 10, "microbatches of 1, 1f1b", 2048, None))
         log(EvaluationFinished(1, 0.005, False, 0.2, 5, Bounds(0.005, None, 0.75)))
         clock_s[0] = 3.0
         assert line() == "1 of 10: microbatches of 1, 1f1b, 3.0 s, here at least 10.24 s"
         clock_s[0] = 12.0
-        log(SolveBegun(4, 10, "microbatches of 16, interleaved", 128, 29.88))
+        log(CellBegun(4, 10, "microbatches of 16, interleaved", 128, 29.88))
         assert line() == "4 of 10: microbatches of 16, interleaved, 12.0 s, about 28 s left, best 29.88 s"
         assert cell_len(line()) < 80
         log(PartBegun(2, "2 of 6, one setting for all layers: sp"))

@@ -28,6 +28,9 @@ from piper_ray.model.stop import StoppedBy
 _HOPELESS = 1.15
 """By so much what a plan of equal ranks would take must exceed the best plan for the task to be left until later."""
 
+_HARDLY_WITHIN = 1.02
+"""The same of the time that is asked for: there another search has found good plans."""
+
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
 """Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
 
@@ -261,7 +264,8 @@ class ChunkSearch:
         return Turn(phase.kind, target_s, self._nodes[index].done if bounds else phase.moves)
 
     def _is_hopeless(self, node: Node) -> bool:
-        return node.task.about_s > _HOPELESS * min(self.ledger.upper_s, self.ledger.within_s)
+        ledger = self.ledger
+        return node.task.about_s > min(_HOPELESS * ledger.upper_s, _HARDLY_WITHIN * ledger.within_s)
 
     def _is_done(self, node: Node) -> bool:
         """Whether no plan of it is better than the best one, or of interest."""

@@ -80,7 +80,7 @@ class Offer:
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
     recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_devices:
     weights are shared by all replicas of a plan with one pipeline rank on so many devices, another number for each t;
-    0: not offered.
+    0: not offered. always_sequence: what tensor parallelism divides has sequence parallelism, where it can.
     """
 
     zero: int = 1
@@ -93,6 +93,7 @@ class Offer:
     gathered: bool = False
     recomputations: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.FULL)
     sharded_devices: int = 0
+    always_sequence: bool = False
 
     def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
         """Shards of each at that t, and what of, the plainest first."""
@@ -142,7 +143,10 @@ def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[Lay
 
 
 def _with_memory_saved(kind: LayerKind, plain: LayerMode, offer: Offer) -> Iterator[LayerMode]:
-    for sequence_parallel in (False, True) if plain.degree > 1 and _has_sequence(kind) else (False,):
+    choices: tuple[bool, ...] = (False,)
+    if plain.degree > 1 and _has_sequence(kind):
+        choices = (True,) if offer.always_sequence else (False, True)
+    for sequence_parallel in choices:
         for recomputation in dict.fromkeys(recomputation_of(kind, one) for one in offer.recomputations):
             shardings = offer.shardings(plain.degree)
             for shards, sharding in shardings if kind.parameters else shardings[:1]:
