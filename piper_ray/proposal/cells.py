@@ -248,7 +248,7 @@ class CellSearch:
             )
 
         sample_s = within_s / cell.microbatches
-        if demand.runtime.sums_each_pass and demand.request.offer.sharded_devices:
+        if demand.runtime.sums_each_pass and demand.request.offer.sharded_over:
             under = Schedule.first_of(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)

@@ -289,7 +289,7 @@ def with_offers(
     offer = replace(
         request.offer,
         zero=request.offer.zero if runtime.shares_state else 1,
-        sharded_devices=devices if runtime.sums_each_pass and request.offer.zero != 1 else 0,
+        sharded_over=(devices,) if runtime.sums_each_pass and request.offer.zero != 1 else (),
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
         experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
         gathered=runtime.setting.always_gathered,

@@ -287,13 +287,13 @@ def titan_demand(folder: Path, samples: int = 1, batch: int = BATCH) -> PlanDema
 def test_plan_prices_the_runtime_s_own_software() -> None:
     model, request = read_model("llama3-8b"), EstimateRequest(nodes=2, offer=Offer(zero=ALL_REPLICAS))
     expected = {
-        "megatron": ("megatron-core", ALL_REPLICAS, 0), "flagscale": ("megatron-core", ALL_REPLICAS, 0),
-        "torchtitan": ("fsdp", ALL_REPLICAS, 16), "torch": ("fsdp", 1, 0),
-        "deepspeed": ("deepspeed-2021", ALL_REPLICAS, 0),
+        "megatron": ("megatron-core", ALL_REPLICAS, ()), "flagscale": ("megatron-core", ALL_REPLICAS, ()),
+        "torchtitan": ("fsdp", ALL_REPLICAS, (16,)), "torch": ("fsdp", 1, ()),
+        "deepspeed": ("deepspeed-2021", ALL_REPLICAS, ()),
     }  # fmt: skip
     for name, runtime in RUNTIMES.items():
         found = with_offers(request, model, runtime, 8, None, None)
-        assert (found.software, found.offer.zero, found.offer.sharded_devices) == expected[name.value]
+        assert (found.software, found.offer.zero, found.offer.sharded_over) == expected[name.value]
 
 
 def test_torchtitan_shards_as_it_is_priced(tmp_path: Path) -> None:

@@ -78,9 +78,8 @@ class Offer:
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
-    recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_devices:
-    weights are shared by all replicas of a plan with one pipeline rank on so many devices, another number for each t;
-    0: not offered. always_sequence: what tensor parallelism divides has sequence parallelism, where it can.
+    recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_over:
+    numbers of devices over which weights are shared, by another number of replicas for each t. always_sequence: what tensor parallelism divides has sequence parallelism, where it can.
     """
 
     zero: int = 1
@@ -92,17 +91,16 @@ class Offer:
     expert_tensor: int = 1
     gathered: bool = False
     recomputations: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.FULL)
-    sharded_devices: int = 0
+    sharded_over: tuple[int, ...] = ()
     always_sequence: bool = False
 
     def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
         """Shards of each at that t, and what of, the plainest first."""
-        alone = max(1, self.sharded_devices // degree)
         asked = (
             (self.zero, Sharding.OPTIMIZER),
             (self.zero2, Sharding.GRADIENTS),
             (self.fsdp, Sharding.WEIGHTS),
-            (alone, Sharding.WEIGHTS),
+            *((max(1, devices // degree), Sharding.WEIGHTS) for devices in self.sharded_over),
         )
         return tuple(dict.fromkeys([(1, Sharding.OPTIMIZER), *((n, what) for n, what in asked if n != 1)]))
 
