@@ -134,6 +134,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         gpu,
         matrix_flop_per_s=run.matrix_flop_per_s,
         memory_bytes_per_s=run.memory_bytes_per_s,
+        memory_bytes=None if run.memory_gb is None else run.memory_gb * 1e9,
         network_bytes_per_s=network,
     )
     if run.precision:

@@ -57,7 +57,7 @@ class PublishedRun(Open):
     software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
     benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
     dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are summed; loss: fused or not.
-    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is not as sold.
+    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s, memory_gb: of a machine that is not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -97,6 +97,7 @@ class PublishedRun(Open):
     node_gbit_per_s: _Positive = None
     matrix_flop_per_s: _Positive = None
     memory_bytes_per_s: _Positive = None
+    memory_gb: _Positive = None
     stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None

@@ -19,7 +19,7 @@ from piper_ray.workloads.estimate.memory import (
 )
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
-from scripts.validation.runtimes import Runtime
+from piper_ray.workloads.estimate.runtimes import Traits
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""
@@ -44,8 +44,9 @@ class RankLayout:
 @dataclass(frozen=True)
 class RankMemory:
     """Bytes. items: what is allocated at the worst moment, which ``moment`` names. reserved_bytes: what the allocator
-    holds of the device where there is room. device_bytes: what the device must have: when there is no room the
-    allocator gives back all of its fragments but what is stuck, and CUDA's context and communicators are there, too.
+    holds of the device where there is room; shown_bytes: what nvidia-smi shows then, with CUDA's context and
+    communicators. device_bytes: what the device must have: when there is no room the allocator gives back all of its
+    fragments but what is stuck.
     """
 
     items: Mapping[str, float]
@@ -62,6 +63,10 @@ class RankMemory:
     @property
     def reserved_bytes(self) -> float:
         return self.allocated_bytes + self.fragments_bytes
+
+    @property
+    def shown_bytes(self) -> float:
+        return self.reserved_bytes + self.context_bytes + self.communicators_bytes
 
     @property
     def device_bytes(self) -> float:
@@ -82,7 +87,7 @@ class _Work:
         return sum(self.kept.values())
 
 
-def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Runtime) -> RankMemory:
+def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
     """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
     works = [_work(chunk, runtime) for chunk in layout.chunks]
     in_flight = [0] * len(works)
@@ -122,7 +127,7 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
     )
 
 
-def _work(chunk: Chunk, runtime: Runtime) -> _Work:
+def _work(chunk: Chunk, runtime: Traits) -> _Work:
     kept: dict[str, float] = {}
     released, working, moment = 0.0, 0.0, ""
     for kind, mode in reversed(chunk):
@@ -135,7 +140,7 @@ def _work(chunk: Chunk, runtime: Runtime) -> _Work:
     return _Work(kept, working, moment)
 
 
-def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], float]:
+def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
     """By item; and what the optimizer's step needs beside it."""
     items: dict[str, float] = {}
     step_bytes = 0.0
@@ -149,7 +154,7 @@ def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], flo
     return items, step_bytes
 
 
-def _fixed(layout: RankLayout, runtime: Runtime) -> dict[str, float]:
+def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
     """What is there all the time beside states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
@@ -177,7 +182,7 @@ def _boundary_bytes(layout: RankLayout) -> float:
     return copies * max(sizes, default=0.0)
 
 
-def _gathered_bytes(layout: RankLayout, runtime: Runtime) -> float:
+def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
     """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
     in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
     if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:

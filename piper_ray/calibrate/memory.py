@@ -1,4 +1,4 @@
-"""What each rank of a published run's layout holds, by how its software holds memory."""
+"""What each rank of a run's layout holds, by how its software holds memory."""
 
 from __future__ import annotations
 
@@ -9,52 +9,29 @@ from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.mode import Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.workloads.estimate.layout import Layout, PricedLayout
-from piper_ray.workloads.estimate.runtimes import Loss
-from piper_ray.workloads.estimate.software import ContextExchange, Precision
-from scripts.validation.ranks import RankLayout, RankMemory, memory_of_rank
-from scripts.validation.runtimes import (
-    DEEPSPEED,
-    DEEPSPEED_FP16,
-    FSDP,
-    HAI_LLM,
-    HALF_GRADIENTS,
-    MEGATRON_2021,
-    MEGATRON_2021_FP16,
-    MEGATRON_CORE,
-    MEGATRON_CORE_FP16,
-    NEMO,
-    Runtime,
-)
+from piper_ray.workloads.estimate.ranks import RankLayout, RankMemory, memory_of_rank
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits, held_by
+from piper_ray.workloads.estimate.software import Precision
 
-_RUNTIMES = {
-    "megatron-2021": (MEGATRON_2021, MEGATRON_2021_FP16),
-    "megatron-2022": (MEGATRON_2021, MEGATRON_2021_FP16),
-    "deepspeed-2021": (DEEPSPEED, DEEPSPEED_FP16),
-    "megatron-core": (MEGATRON_CORE, MEGATRON_CORE_FP16),
-    "megascale": (MEGATRON_CORE, MEGATRON_CORE_FP16),
-    "nemo": (NEMO, NEMO),
-    "gigatron-2023": (MEGATRON_CORE, MEGATRON_CORE_FP16),
-    "hai-llm": (HAI_LLM, HAI_LLM),
-    "maxtext": (FSDP, FSDP),
-    "meta-2024": (MEGATRON_2021, MEGATRON_2021_FP16),
-}
-"""How each generation of software holds memory, in bf16, and in fp16; what is not named is a kind of FSDP."""
+_FULLY_SHARDED = "fsdp"
+_HALF_PRECISION = "nemo"
 
 
-def runtime_of(run: PublishedRun, laid: Laid) -> Runtime:
+def traits_of(run: PublishedRun, laid: Laid) -> Traits:
     """As the run says it, else as its generation of software does."""
-    precision, sharding = laid.stack.precision, laid.layout.sharding
-    of_bf16, of_fp16 = _RUNTIMES.get(laid.software, (FSDP, FSDP))
-    runtime = of_fp16 if precision is Precision.FP16 else of_bf16
-    if runtime is FSDP and sharding is not Sharding.WEIGHTS:
-        runtime = MEGATRON_2021
+    precision, usual = laid.stack.precision, DEFAULT
+    traits = held_by(laid.software, half=precision is Precision.FP16)
+    if traits is None and laid.layout.sharding is Sharding.WEIGHTS:
+        traits = held_by(_FULLY_SHARDED)
+    traits = traits or held_by("megatron-2021", half=precision is Precision.FP16) or usual
+    halved = held_by(_HALF_PRECISION) or usual
     if run.gradients == "bf16":
-        runtime = replace(runtime, states=HALF_GRADIENTS)
-    elif run.gradients == "fp32" and runtime.states == HALF_GRADIENTS:
-        runtime = replace(runtime, states=MEGATRON_2021.states)
-    loss = Loss.FUSED if run.loss == "fused" else runtime.loss
-    by_heads = laid.stack.software.context is ContextExchange.ALL_TO_ALL
-    return replace(runtime, loss=loss, fp8=precision is Precision.FP8, context_all_to_all=by_heads)
+        traits = replace(traits, states=halved.states)
+    elif run.gradients == "fp32" and traits.states == halved.states:
+        traits = replace(traits, states=usual.states)
+    loss = Loss.FUSED if run.loss == "fused" else traits.loss
+    of_stack = laid.stack.traits
+    return replace(traits, loss=loss, fp8=of_stack.fp8, context_all_to_all=of_stack.context_all_to_all)
 
 
 def shares_untold(laid: Laid) -> bool:
@@ -66,9 +43,9 @@ def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMem
     """What each rank of a pipeline holds at its worst moment."""
     ranks = rank_layouts(plan, laid.layout, Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding)
     lists = flush_lists(plan.schedule, len(ranks), laid.layout.microbatches)
-    runtime = runtime_of(run, laid)
+    traits = traits_of(run, laid)
     return [
-        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], runtime)
+        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], traits)
         for rank, actions in zip(ranks, lists, strict=True)
     ]
 
