@@ -51,8 +51,9 @@ class PublishedRun(Open):
     sequences).
 
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
-    vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
-    precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
+    vpp: chunks of the model on each rank. group: microbatches that pass through a chunk before the next. stages: layers
+    of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding, schedule,
+    software, context_exchange: as ``layouts`` reads them.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
     software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
     benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
@@ -70,6 +71,7 @@ class PublishedRun(Open):
     tp: _Count = None
     pp: _Count = None
     vpp: _Count = None
+    group: _Count = None
     dp: _Count = None
     cp: _Count = None
     ep: _Count = None
