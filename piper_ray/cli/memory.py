@@ -20,7 +20,8 @@ class LaidModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A Hugging Face config.json, or the name of a known model, such as llama3-70b; - reads a config from stdin.",
+        "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
+        "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
     )
     layout: str = option(
         "LAYOUT",

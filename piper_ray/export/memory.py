@@ -53,7 +53,7 @@ def memory(
 ) -> LayoutMemory:
     """What each rank will hold when a model is trained in that layout: by term, at its worst moment.
 
-    model: a known name, or the path of a Hugging Face config.json. layout: words such as "tp=4,pp=8,dp=2,mbs=1", or the
+    model: a known name, an id of the hub, or the path of a config.json. layout: words such as "tp=4,pp=8,dp=2", or the
     text of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's configuration. gpu: the
     table's name of the GPU that it is to fit on. gpus: in all, where the layout does not say how many replicas there
     are. tokens: of a sample; microbatch, batch: in samples. precision, software: as ``estimate`` has them. What nobody
