@@ -11,6 +11,7 @@ def __getattr__(name: str) -> object: ...
 # functions: from a model to a plan, what it is worth, files, pictures, sweeps
 from piper_ray.workloads.formats import load as load
 from piper_ray.calibrate.workload import estimate as estimate
+from piper_ray.export.memory import memory as memory
 from piper_ray.workloads.measure.workload import profile as profile
 from piper_ray.engine.solve import solve as solve
 from piper_ray.proposal.plan import plan as plan
@@ -137,6 +138,8 @@ from piper_ray.model.plan import Stage as Stage
 from piper_ray.evaluate import Evaluation as Evaluation
 from piper_ray.evaluate import StageEvaluation as StageEvaluation
 from piper_ray.evaluate import Binding as Binding
+from piper_ray.calibrate.memory import LayoutMemory as LayoutMemory
+from piper_ray.workloads.estimate.ranks import RankMemory as RankMemory
 from piper_ray.simulate.result import Simulation as Simulation
 from piper_ray.simulate.result import RankSimulation as RankSimulation
 from piper_ray.simulate.stages import StageLoad as StageLoad

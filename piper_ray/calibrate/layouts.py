@@ -134,6 +134,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         gpu,
         matrix_flop_per_s=run.matrix_flop_per_s,
         memory_bytes_per_s=run.memory_bytes_per_s,
+        memory_bytes=None if run.memory_gb is None else run.memory_gb * 1e9,
         network_bytes_per_s=network,
     )
     if run.precision:
@@ -206,10 +207,11 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, assumed: 
 
 def _schedule(run: PublishedRun, pp: int) -> Schedule:
     v = run.vpp or 1
-    if pp > 1 and v > 1:
-        return Schedule(ScheduleName.INTERLEAVED, v)
     if pp > 1 and run.schedule:
-        return Schedule(choice("schedule", run.schedule, ScheduleName))
+        name = choice("schedule", run.schedule, ScheduleName)
+        return Schedule(name, v if v > 1 else None, run.group)
+    if pp > 1 and v > 1:
+        return Schedule(ScheduleName.INTERLEAVED, v, run.group)
     return Schedule(ScheduleName.ONE_F_ONE_B)
 
 

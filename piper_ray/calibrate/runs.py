@@ -51,13 +51,14 @@ class PublishedRun(Open):
     sequences).
 
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
-    vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
-    precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
+    vpp: chunks of the model on each rank. group: microbatches that pass through a chunk before the next. stages: layers
+    of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding, schedule,
+    software, context_exchange: as ``layouts`` reads them.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
     software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
     benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
     dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are summed; loss: fused or not.
-    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is not as sold.
+    node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s, memory_gb: of a machine that is not as sold.
     """
 
     id: _Text = Field(default="", description="a text")
@@ -70,6 +71,7 @@ class PublishedRun(Open):
     tp: _Count = None
     pp: _Count = None
     vpp: _Count = None
+    group: _Count = None
     dp: _Count = None
     cp: _Count = None
     ep: _Count = None
@@ -97,6 +99,7 @@ class PublishedRun(Open):
     node_gbit_per_s: _Positive = None
     matrix_flop_per_s: _Positive = None
     memory_bytes_per_s: _Positive = None
+    memory_gb: _Positive = None
     stages: list[_Whole] | None = Field(default=None, description="a list of whole numbers")
     step_s: _Positive = None
     tokens_per_s_per_gpu: _Positive = None

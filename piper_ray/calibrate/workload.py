@@ -16,7 +16,7 @@ PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve
 """The parameters of functions that estimate, by the command's options where these have other names."""
 
 
-MODEL_WORDS = "the path of a config.json, or the name of a known model, such as 'llama3-70b'"
+MODEL_WORDS = "the path of a config.json, an id of the hub, or the name of a known model, such as 'llama3-70b'"
 
 
 def shared_replicas(zero: object) -> int:
@@ -91,11 +91,11 @@ def estimate(
 ) -> Instance:
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
 
-    model: a known name such as "llama3-70b", or the path of a Hugging Face config.json. gpu: an entry of the table of
-    hardware, such as "H100-SXM". hardware: the path of a TOML file over that table. tokens: the tokens of a sample.
-    microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision: the precision
-    of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core",
-    "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
+    model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
+    of the table of hardware, such as "H100-SXM". hardware: the path of a TOML file over that table. tokens: the tokens
+    of a sample. microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision:
+    that of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as
+    "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);

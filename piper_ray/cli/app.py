@@ -35,7 +35,7 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """Options that had another name, without their dashes: still understood, and in no help."""
 
-TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan"})
+TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan", "memory"})
 """Commands with an argument that may be another program's options, quoted."""
 
 _OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
@@ -142,6 +142,8 @@ _DOES: Mapping[str, str] = {
     "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
     "convert": "Write INPUT in another form, with the figures given here in place of its own.",
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
+    "memory": "Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, "
+    "activations of the microbatches in flight, loss, buffers, and what is reserved beside.",
     "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
     "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
     "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",

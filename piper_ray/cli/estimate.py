@@ -49,7 +49,8 @@ class ModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A Hugging Face config.json, or the name of a known model, such as llama3-70b; - reads a config from stdin.",
+        "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
+        "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
     )
     gpu: str = option("NAME", "The GPU, such as H100-SXM or A100-80.", default=REQUIRED)
     nodes: int = option("COUNT", "Nodes of the cluster.", default=REQUIRED, min=1)

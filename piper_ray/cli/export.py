@@ -101,7 +101,7 @@ def import_plan(
 
     refuse_unwritable("--out", read.out)
     instance = workload.load()
-    text, world = _layout_text(read.layout)
+    text, world = layout_text(read.layout)
     asked = RunAs.of(vars(read) | {"world": world, "schedule": scheduled.schedule})
     found = read_layout(instance, text, asked)
     for words in found.notes:
@@ -121,7 +121,7 @@ _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
 """Both are of one export, and the first one says the plan."""
 
 
-def _layout_text(layout: str) -> tuple[str, int | None]:
+def layout_text(layout: str) -> tuple[str, int | None]:
     """The text itself, or what a file of that name or an exported folder holds; and the ranks that the folder is for.
 
     Raises UsageError.

@@ -12,7 +12,7 @@ import yaml
 from piper_ray.export import megatron_arguments
 from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, TITAN
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import ReadLayout, RunAs, require_understood
+from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, require_understood
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan import read_config, read_parts
 from piper_ray.model.errors import InputError, UsageError
@@ -59,10 +59,25 @@ def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
             raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
         return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
+    read = _understood(text, document, pieces, instance, run_as)
+    check_batch(instance, read.source, read.batch)
+    return _plan(instance, pieces, read, run_as.over(read.run_as))
+
+
+def read_layout(instance: Instance, layout: str) -> ReadLayout:
+    """What a layout says of a model, whatever devices and batch the instance has. Raises UsageError or InputError."""
+    text = layout.strip()
+    document = _document(text)
+    if isinstance(document, Mapping) and is_stage_document(document):
+        raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate tells its memory")
+    return _understood(text, document, pieces_of(instance), instance, RunAs())
+
+
+def _understood(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
     read = _read(text, document, pieces, instance, run_as)
     if document is not None or megatron_arguments.are_arguments(text) or megatron_arguments.is_recipe(text):
         require_understood(text, read.names.union(MEGATRON.compared), _KNOWN, _HARMLESS)
-    return _plan(instance, pieces, read, run_as.over(read.run_as))
+    return read
 
 
 def _document(text: str) -> object:

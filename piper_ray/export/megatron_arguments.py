@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeGuard
 from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
-from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, command_words, positive, ranks_started
+from piper_ray.export.run_as import ReadLayout, RunAs, command_words, positive, ranks_started
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
@@ -108,7 +108,6 @@ def _read(
         if asked not in (None, own):
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {asked}, but the model has {own}")
     _require_model(given, instance)
-    check_batch(instance, _SOURCE, said)
     notes: list[str] = []
     run_as = _run_as(given, said, instance, notes)
     ranks = run_as.pipeline_ranks or 1
@@ -122,7 +121,7 @@ def _read(
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
     notes += [*_precision(given, instance), *_costly(others)]
     names = frozenset(name for name, value in vars(given).items() if value is not None and value is not False)
-    return ReadLayout(stages, run_as, tuple(notes), names)
+    return ReadLayout(stages, run_as, tuple(notes), names, _SOURCE, said)
 
 
 def _require_model(given: argparse.Namespace, instance: Instance) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -50,7 +50,7 @@ class RunAs:
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> RunAs:
         """What the figures say by their names here; further ones are no part of it."""
-        return cls(**{field.name: said[field.name] for field in fields(cls) if field.name in said})
+        return cls(**{one.name: said[one.name] for one in fields(cls) if one.name in said})
 
     def over(self, other: RunAs) -> RunAs:
         """These, and the other's where nothing is said here."""
@@ -63,19 +63,22 @@ class ReadLayout:
     """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each.
 
     names: the names of all options that were read, as they stand in the layout, in Python
-    (``tensor_model_parallel_size``).
+    (``tensor_model_parallel_size``). source: what the layout is, in words. batch: what it is run with:
+    ``microbatch_samples``, ``global_batch_samples`` and ``tokens_per_sample``, where it says them.
     """
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs
     notes: tuple[str, ...] = ()
     names: frozenset[str] = frozenset()
+    source: str = ""
+    batch: Mapping[str, object] = field(default_factory=dict)
 
 
 def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> None:
     """Raises UsageError where the samples that the layout is run with are not the workload's.
 
-    said: ``microbatch_samples``, ``global_batch_samples`` and ``tokens_per_sample``, where the layout says them.
+    said: as ``ReadLayout.batch``.
     """
     samples, length = instance.batch.samples_per_microbatch, instance.batch.tokens_per_sample
     microbatch, batch, tokens = map(said.get, ("microbatch_samples", "global_batch_samples", "tokens_per_sample"))

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
-from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
+from piper_ray.export.run_as import ReadLayout, RunAs
 from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
 from piper_ray.model.errors import Fault, InputError, UsageError
@@ -213,11 +213,11 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
         hint = f"; did you mean {meant[0]}?" if meant else ""
         raise UsageError(f"{_SOURCE}: parallelism.{printable(str(name))} is not understood{hint}")
     said = _run_as(parallelism, document)
+    batch: dict[str, object] = {}
     if isinstance(training, Mapping):
         piped = said.pipeline_ranks != 1
         local = parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
-        batch = {says: training.get(name) for name, says in _BATCH.items()}
-        check_batch(instance, _SOURCE, batch | {"microbatch_samples": local})
+        batch = {says: training.get(name) for name, says in _BATCH.items()} | {"microbatch_samples": local}
     names = frozenset(parallelism.keys() & READ_FIELDS)
     if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
         names |= _same_model(given, instance)
@@ -226,7 +226,7 @@ def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: I
         stages = _own_division(parallelism, pieces, said)
     else:
         stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
-    return ReadLayout(stages, said, _left_aside(parallelism, document), names)
+    return ReadLayout(stages, said, _left_aside(parallelism, document), names, _SOURCE, batch)
 
 
 def _same_model(given: Mapping[str, object], instance: Instance) -> frozenset[str]:

@@ -137,9 +137,9 @@ def _mean_text(errors: Mapping[str, Errors], group: str) -> str:
 
 def _memory_lines(outcomes: Sequence[PricedRun]) -> list[str]:
     measured = [
-        outcome.predicted_memory_bytes / outcome.run.measured_memory_bytes - 1.0
+        outcome.predicted_memory_bytes / outcome.measured_memory_bytes - 1.0
         for outcome in outcomes
-        if outcome.run.measured_memory_bytes and outcome.predicted_memory_bytes
+        if outcome.measured_memory_bytes and outcome.predicted_memory_bytes
     ]
     priced = [outcome for outcome in outcomes if outcome.fits is not None]
     refused = sum(not outcome.fits for outcome in priced)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from piper_ray.calibrate.layouts import NO_RECOMPUTATION, Laid, NotExpressible, laid_out
 from piper_ray.calibrate.measurements import simulated
+from piper_ray.calibrate.memory import memory_of, shares_untold, traits_of
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.errors import PiperRayError
 from piper_ray.simulate.result import Simulation
@@ -13,22 +15,24 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.layout import PricedLayout, priced
 from piper_ray.workloads.estimate.offered import offered_recomputations
-from scripts.validation.memory import memory_of, shares_untold
-from scripts.validation.ranks import RankMemory
+from piper_ray.workloads.estimate.ranks import RankMemory
+from piper_ray.workloads.estimate.runtimes import GIB
 
 
 @dataclass(frozen=True)
 class PricedRun:
     """What came of a run. reason: why there is no prediction, in place of its figures.
 
-    predicted_memory_bytes: of the rank that holds most, as the run's own figure is counted: allocated where that is
-    what was measured, else all that the device must have. needed_memory_bytes: the latter; device_memory_bytes: what
-    programs find there. ranks: of one pipeline, what each holds, the first stage's first.
+    predicted_memory_bytes, measured_memory_bytes: of the rank that holds most, as the run's own figure is counted:
+    allocated where that is what was measured, reserved where the software's logs say that, else what nvidia-smi shows.
+    needed_memory_bytes: what the device must have; device_memory_bytes: what programs find there. ranks: of one
+    pipeline, what each holds, the first stage's first.
     """
 
     run: PublishedRun
     predicted_step_s: float | None = None
     predicted_memory_bytes: float | None = None
+    measured_memory_bytes: float | None = None
     needed_memory_bytes: float | None = None
     device_memory_bytes: float | None = None
     ranks: tuple[RankMemory, ...] = ()
@@ -122,14 +126,26 @@ def _needed_bytes(run: PublishedRun, laid: Laid, hardware: Hardware) -> float:
 
 def _outcome(run: PublishedRun, laid: Laid, plan: PricedLayout, simulation: Simulation) -> PricedRun:
     ranks = memory_of(plan, run, laid)
-    needed_bytes = max(rank.device_bytes for rank in ranks)
-    allocated_bytes = max(rank.allocated_bytes for rank in ranks)
+    predicted_bytes, measured_bytes = memory_as_told(run, laid, ranks)
     return PricedRun(
         run,
         predicted_step_s=simulation.step_s,
-        predicted_memory_bytes=needed_bytes if run.peak_allocated_gib is None else allocated_bytes,
-        needed_memory_bytes=needed_bytes,
+        predicted_memory_bytes=predicted_bytes,
+        measured_memory_bytes=measured_bytes,
+        needed_memory_bytes=max(rank.device_bytes for rank in ranks),
         device_memory_bytes=laid.stack.gpu.device_bytes,
         ranks=tuple(ranks),
         laid=laid,
     )
+
+
+def memory_as_told(run: PublishedRun, laid: Laid, ranks: Sequence[RankMemory]) -> tuple[float, float | None]:
+    """Predicted and measured bytes of the rank that holds most, as the run's own figure is counted."""
+    measured_bytes = run.measured_memory_bytes
+    if run.peak_allocated_gib is not None:
+        return max(rank.allocated_bytes for rank in ranks), measured_bytes
+    if traits_of(run, laid).logs_reserved:
+        told_bytes = None if run.published_memory_gb is None else run.published_memory_gb * GIB
+        return max(rank.reserved_bytes for rank in ranks), told_bytes
+    device_bytes = laid.stack.gpu.device_bytes
+    return max(max(rank.device_bytes, min(rank.shown_bytes, device_bytes)) for rank in ranks), measured_bytes

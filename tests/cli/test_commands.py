@@ -33,6 +33,7 @@ COMMANDS = (
     "run",
     "convert",
     "estimate",
+    "memory",
     "profile",
     "sweep",
     "sweep-report",

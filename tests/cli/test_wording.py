@@ -47,7 +47,7 @@ def said(result: Result) -> str:
         (("solve", "x", "--planner", "megatorn"), "; did you mean megatron?"),
         (("estimate", "llama3-7b", "--gpu", "H100-SXM", "--nodes", "1"), "; did you mean llama3-70b?"),
         (("estimate", "llama3-70b", "--gpu", "H100-SMX", "--nodes", "1"), "; did you mean H100-SXM or H200-SXM?"),
-        (("estimate", "meta-llama/Meta-Llama-3-70B", "--gpu", "h100", "--nodes", "1"), "; did you mean llama3-70b?"),
+        (("estimate", "meta-llama/Llama-3-70", "--gpu", "h100", "--nodes", "1"), "; did you mean llama3-70b?"),
         (("estimate", "t5-11b", "--gpu", "h100", "--nodes", "1", "--software", "nmo"), "; did you mean nemo?"),
         (
             ("estimate", "t5-11b", "--gpu", "h100", "--nodes", "1", "--software", "megatron"),

@@ -7,6 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from piper_ray.workloads.estimate.config import known_models
+from piper_ray.workloads.formats.documents import parse_toml
+
 DATA = Path(__file__).resolve().parent
 INPUTS = DATA.parents[1] / "inputs"
 
@@ -65,3 +68,10 @@ def profile_text(name: str) -> str:
         edges += [f"\tnode{node} -- node{other}" for other in cells.get("feeds", "-").split() if other != "-"]
         edges += [f"\tnode{other} -- node{node}" for other in cells.get("after", "-").split() if other != "-"]
     return "\n".join([*nodes, *edges]) + "\n"
+
+
+def published_models() -> dict[str, Record]:
+    """Configs and published numbers of parameters: those of ``model_parameters.toml``, and of models known by name."""
+    text = (DATA / "model_parameters.toml").read_text(encoding="utf-8")
+    known = {name: entry for name, entry in known_models().items() if "parameters" in entry}
+    return {**parse_toml("model_parameters.toml", text), **known}  # type: ignore[dict-item]

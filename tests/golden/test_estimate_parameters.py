@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from piper_ray.workloads.estimate.config import read_model
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.config import known_models, read_model
 from piper_ray.workloads.estimate.families import Microbatch
-from piper_ray.workloads.formats.documents import parse_toml
-from tests.data import DATA
+from tests.data import published_models
 from tests.estimate_support import model_of
 
 LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
@@ -81,18 +81,50 @@ def test_published_checkpoints(name: str, model_type: str, expected: int, config
     assert model.architecture(Microbatch(2, model.tokens)).parameters == expected, name
 
 
-PUBLISHED = parse_toml("model_parameters.toml", (DATA / "model_parameters.toml").read_text(encoding="utf-8"))
+PUBLISHED = published_models()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_models(name: str, tmp_path: Path) -> None:
     """Read as a config.json is, with the defaults of its family."""
-    entry: Any = PUBLISHED[name]
+    entry = PUBLISHED[name]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(entry["config"]), encoding="utf-8")
     model = read_model(str(path))
     found = model.architecture(Microbatch(1, model.tokens)).parameters
-    assert abs(found - entry["parameters"]) <= (0 if entry.get("exact") else 0.005 * entry["parameters"])
+    within = 0.0 if entry.get("exact") else entry.get("within", 0.005)
+    assert abs(found - entry["parameters"]) <= within * entry["parameters"]
+
+
+@pytest.mark.parametrize("name", [name for name, entry in known_models().items() if "ids" in entry])
+def test_ids_of_the_hub(name: str) -> None:
+    entry = known_models()[name]
+    assert entry["source"]
+    for hub_id in entry["ids"]:
+        assert read_model(hub_id).name == name
+    assert read_model(entry["ids"][0].lower()).document == read_model(name).document
+
+
+def test_twenty_models_of_today_are_known() -> None:
+    assert sum("parameters" in entry for entry in known_models().values()) >= 20
+
+
+def test_other_ids_are_read_from_where_the_hub_s_tools_keep_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(UsageError, match=r"`hf download some/Model-7B config.json` brings it there"):
+        read_model("some/Model-7B")
+    kept = tmp_path / "models--some--Model-7B"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc123\n")
+    (kept / "snapshots" / "abc123").mkdir(parents=True)
+    (kept / "snapshots" / "abc123" / "config.json").write_text(
+        json.dumps({"model_type": "llama", "intermediate_size": 11008, **LLAMA})
+    )
+    found = read_model("some/Model-7B")
+    assert found.name == "Model-7B"
+    assert found.architecture(Microbatch(1, 512)).parameters > 1e9
 
 
 @pytest.mark.parametrize(("name", "expected", "tolerance"), KNOWN, ids=[row[0] for row in KNOWN])

@@ -13,10 +13,9 @@ import pytest
 
 from piper_ray.model.errors import PiperRayError
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
-from piper_ray.workloads.estimate.config import model_names, read_model
+from piper_ray.workloads.estimate.config import known_models, read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.formats.documents import parse_toml
-from tests.data import DATA
+from tests.data import published_models
 from tests.estimate_support import built_in_hardware
 from tests.formats_support import NASTY, TOKENS
 from tests.lengths import long_after
@@ -27,10 +26,7 @@ HARDWARE = MODELS.with_name("hardware.toml")
 
 @cache
 def configs() -> list[dict[str, Any]]:
-    known = parse_toml("models.toml", MODELS.read_text(encoding="utf-8"))
-    published = parse_toml("model_parameters.toml", (DATA / "model_parameters.toml").read_text(encoding="utf-8"))
-    entries: list[Any] = [*(known[name] for name in model_names()), *published.values()]
-    return [entry["config"] for entry in entries]
+    return [entry["config"] for entry in {**known_models(), **published_models()}.values()]
 
 
 @pytest.mark.parametrize("seed", long_after(1, range(3)))

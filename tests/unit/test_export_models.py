@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tomllib
 import yaml
 
 from piper_ray.export.files import Target
@@ -21,11 +20,12 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.config import ModelConfig, model_names, model_of_config, read_model
 from piper_ray.workloads.estimate.modes import Offer
+from tests.data import published_models
 from tests.estimate_support import estimated
 from tests.export_support import mixture, plan_in, runtime_says
 
 ONE = Schedule(ScheduleName.ONE_F_ONE_B)
-PUBLISHED = tomllib.loads((Path(__file__).parents[1] / "data" / "model_parameters.toml").read_text(encoding="utf-8"))
+PUBLISHED = published_models()
 
 REFUSED_BY_ALL = {
     "some of its layers mix tokens otherwise than by attention": {
@@ -67,7 +67,7 @@ few_or_all = pytest.mark.parametrize("few", [True, pytest.param(False, marks=pyt
 
 
 def models(few: bool = False) -> dict[str, ModelConfig]:
-    known = [name for name in model_names() if name not in ("llama3-8b", "mixtral-8x7b")]
+    known = [name for name in model_names() if name not in ("llama3-8b", "mixtral-8x7b", *PUBLISHED)]
     names = [name for name in (*PUBLISHED, *known) if not few or name in FEW]
     return {
         name: read_model(name) if name in known else model_of_config(name, shallow(PUBLISHED[name]["config"]))

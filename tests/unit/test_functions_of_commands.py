@@ -61,7 +61,10 @@ def test_what_recomputes_spends_more_on_its_backward_pass() -> None:
         ({"gpu": "abacus"}, "unknown; expected one of"),
         ({"model": "no such model"}, "no model of that name"),
         ({"batch": 3, "microbatch": 2}, "no multiple"),
-        ({"model": {"model_type": "llama"}}, "model must be the path of a config.json, or the name of a known model"),
+        (
+            {"model": {"model_type": "llama"}},
+            "model must be the path of a config.json, an id of the hub, or the name of a known model",
+        ),
         ({"zero": "some"}, "zero must be a whole number of at least 1, or 'all', not 'some'"),
     ],
 )

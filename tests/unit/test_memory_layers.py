@@ -12,10 +12,9 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.memory import backward_bytes, kept_bytes, needed_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.ranks import gradient_shapes
 from piper_ray.workloads.estimate.runtimes import Loss, Traits
-from scripts.validation.ranks import gradient_shapes
-from scripts.validation.runtimes import FSDP, MEGATRON_CORE
-from tests.estimate_support import gpt, model_of
+from tests.estimate_support import FSDP, MEGATRON_CORE, gpt, model_of
 
 S, B, H, F, A, G, D, V = 4096, 2, 1024, 3584, 16, 4, 64, 32000
 HIDDEN = 2.0 * S * B * H

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 
 from piper_ray.model.mode import Sharding
-from scripts.validation.runtimes import (
-    DEEPSPEED_BF16,
-    FULLY_SHARDED,
-    HALF_GRADIENTS,
-    MEGATRON,
-    StateBytes,
-)
+from piper_ray.workloads.estimate.runtimes import StateBytes, held_by
+
+
+def states_of(software: str) -> StateBytes:
+    found = held_by(software)
+    assert found is not None
+    return found.states
+
+
+MEGATRON, HALF_GRADIENTS = states_of("megatron-core"), states_of("nemo")
+DEEPSPEED_BF16, FULLY_SHARDED = states_of("deepspeed-2021"), states_of("fsdp")
 
 
 def total(states: StateBytes, sharding: Sharding, shards: int) -> float:

@@ -1,7 +1,8 @@
-"""Which model: a Hugging Face config.json or the name of a model that we know."""
+"""Which model: a Hugging Face config.json, an id of the hub, or the name of a model that we know."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,7 +48,8 @@ class ModelConfig:
 
 
 def read_model(model: str) -> ModelConfig:
-    """The model of a config.json's path or of a known name. Raises UsageError or InputError."""
+    """The model of a config.json's path, of a known name or of an id of the Hugging Face hub. Raises UsageError or
+    InputError."""
     path = Path(model)
     if path.suffix == ".json" or (path.exists() and not path.is_dir()):
         text = documents.read_text(model)
@@ -55,16 +57,38 @@ def read_model(model: str) -> ModelConfig:
         document = documents.parse_toml(model, text) if toml else documents.parse_json(model, text)
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, Faults(documents.repeated_keys(document)))
-    known = _known()
-    spelt = {_squeezed(name): name for name in known}
-    found = spelt.get(_squeezed(model))
-    if found is None:
+    known = known_models()
+    spelt = {_squeezed(name): name for key in known for name in (key, *known[key].get("ids", ()))}
+    names = {name: key for key in known for name in (key, *known[key].get("ids", ()))}
+    found = names.get(spelt.get(_squeezed(model), ""))
+    if found is not None:
+        entry = known[found]
+        return _model(model, found, entry["config"], entry, Faults())
+    if _HUB_ID.fullmatch(model):
+        return _read_cached(model)
+    raise UsageError(
+        f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
+        f"{', '.join(known)}{did_you_mean(model.rpartition('/')[2], known)}"
+    )
+
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+"""``Qwen/Qwen3-235B-A22B``"""
+
+
+def _read_cached(name: str) -> ModelConfig:
+    """The model of that id, from what the Hugging Face hub's own tools keep on this machine. Raises UsageError."""
+    home = os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser()
+    kept = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")) / f"models--{name.replace('/', '--')}"
+    revision = kept / "refs" / "main"
+    path = kept / "snapshots" / (revision.read_text("utf-8").strip() if revision.is_file() else "") / "config.json"
+    if not path.is_file():
         raise UsageError(
-            f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
-            f"{', '.join(known)}{did_you_mean(model.rpartition('/')[2], known)}"
+            f"{name}: no known model, and its config is not in {kept.parent}; `hf download {name} config.json` brings "
+            f"it there{did_you_mean(name.rpartition('/')[2], known_models())}"
         )
-    entry = known[found]
-    return _model(model, found, entry["config"], entry, Faults())
+    document = documents.parse_json(str(path), documents.read_text(str(path)))
+    return _model(str(path), Path(name).name, document, {}, Faults(documents.repeated_keys(document)))
 
 
 def read_config(text: str, source: str) -> ModelConfig:
@@ -85,11 +109,12 @@ def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
 
 def model_names() -> list[str]:
     """The names that ``read_model`` knows."""
-    return list(_known())
+    return list(known_models())
 
 
 @cache
-def _known() -> Mapping[str, Mapping[str, Any]]:
+def known_models() -> Mapping[str, Mapping[str, Any]]:
+    """The models known by name, as ``models.toml`` has them."""
     text = files(__package__).joinpath("models.toml").read_text(encoding="utf-8")
     return documents.parse_toml("models.toml", text)  # type: ignore[return-value]
 

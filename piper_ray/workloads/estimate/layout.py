@@ -23,7 +23,7 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import working_bytes
 from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
-from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import traffic_s
 from piper_ray.workloads.estimate.software import Stack
 from piper_ray.workloads.estimate.synchronisation import reduced
@@ -179,7 +179,7 @@ def _instance(
 ) -> Instance:
     """The instance whose one link is what stages hand over. w is said in bytes that take as long there as on the
     replicas' own."""
-    tensors = architecture.tensors
+    tensors, tied = architecture.tensors, architecture.tied_nodes
     layers = []
     for index, node in enumerate(architecture.nodes):
         key = node.kind.key
@@ -188,7 +188,9 @@ def _instance(
         d = layout.data
         weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
         tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)
-        layers.append(Layer(index, node.kind.name, {layout.tensor * layout.context: (tmpc,)}, node.path))
+        rows = {layout.tensor * layout.context: (tmpc,)}
+        kind, common = node.kind, TOKEN_EMBEDDING if index in tied else ""
+        layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
     edges = tuple(
         Edge(source, index, edge_bytes(size_bytes, setting))
         for index, (arriving, _) in enumerate(tensors)

@@ -1,9 +1,17 @@
-"""How training runtimes hold memory, beside the formulas of layers: losses, copies, context and what is stuck."""
+"""How training runtimes hold memory, beside the formulas of layers: states of parameters, losses, copies, buffers,
+context, fragments and what is stuck."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
 from enum import Enum
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from piper_ray.model.mode import Sharding
+from piper_ray.workloads.formats.documents import parse_toml
 
 MIB = 2.0**20
 GIB = 2.0**30
@@ -26,23 +34,65 @@ class Loss(Enum):
 
 
 @dataclass(frozen=True)
+class StateBytes:
+    """Bytes a parameter that training keeps between steps, in half precision with fp32 sums. accumulated: a second,
+    wider copy of the gradients, summed over microbatches. step: of the copy of gradients that the optimizer makes for
+    its step, sharded as its state is."""
+
+    weights: float = 2.0
+    gradients: float = 4.0
+    accumulated: float = 0.0
+    optimizer: float = 12.0
+    step: float = 0.0
+
+    def held(self, sharding: Sharding, shards: float) -> dict[str, float]:
+        """Bytes a parameter on each device, by item, of state shared by so many replicas."""
+
+        def share(of: Sharding) -> float:
+            return shards if sharding >= of else 1.0
+
+        items = {
+            "weights": self.weights / share(Sharding.WEIGHTS),
+            "gradients": self.gradients / share(Sharding.GRADIENTS),
+            "accumulated gradients": self.accumulated / share(Sharding.GRADIENTS),
+            "optimizer state": self.optimizer / share(Sharding.OPTIMIZER),
+        }
+        return {name: size for name, size in items.items() if size}
+
+    def step_bytes(self, sharding: Sharding, shards: float) -> float:
+        """What a step takes beside that, a parameter."""
+        return self.step / (shards if sharding >= Sharding.OPTIMIZER else 1.0)
+
+
+@dataclass(frozen=True)
 class Traits:
     """What differs between runtimes. The defaults are Megatron's.
 
     loss: how the runtime computes the loss. fp8: products of layers keep their inputs in a byte a number.
-    context_all_to_all: context parallelism sends heads about, not keys and values around a ring. workspace_bytes: the
-    workspace of matrix products. context_bytes: the bytes of the GPU for CUDA's context and kernels.
-    communicator_bytes: the bytes for each group of ranks that exchange something. stuck: what the allocator cannot give
-    back when memory runs out, as a share of all that is no state.
+    context_all_to_all: context parallelism sends heads about, not keys and values around a ring. states: of parameters.
+    reused_gradients: autograd keeps a tensor of the shape of each weight whose gradient is summed in place.
+    workspace_bytes: the workspace of matrix products; grouped_workspace_bytes: of experts' besides. buffers_bytes: to
+    reduce and gather in. context_bytes: the bytes of the GPU for CUDA's context and kernels. communicator_bytes: the
+    bytes for each group of ranks that exchange something. stuck: what the allocator cannot give back when memory runs
+    out, as a share of all that is no state. fragments: what it holds beyond what is in use, as such a share;
+    grouped_fragments: the same with experts, whose tokens are sent about. logs_reserved: its logs tell what the
+    allocator reserves, in GiB.
     """
 
     loss: Loss = Loss.IN_PLACE
     fp8: bool = False
     context_all_to_all: bool = False
+    states: StateBytes = StateBytes()
+    reused_gradients: bool = False
     workspace_bytes: float = 64.0 * MIB
+    grouped_workspace_bytes: float = 128.0 * MIB
+    buffers_bytes: float = 0.0
+    fragments: float = 0.18
+    grouped_fragments: float = 0.4
     context_bytes: float = 0.75 * GIB
     communicator_bytes: float = 0.4 * GIB
     stuck: float = 0.05
+    logs_reserved: bool = False
 
     def reserve_bytes(self, device_bytes: float) -> float:
         """What a planner leaves free of a device of which it knows no more: for context, products' workspace,
@@ -52,3 +102,29 @@ class Traits:
 
 
 DEFAULT = Traits()
+
+
+def held_by(software: str, *, half: bool = False) -> Traits | None:
+    """How that generation of software holds memory, in bf16, or in fp16 (half); None for one that ``runtimes.toml``
+    does not name."""
+    row = _rows().get(software)
+    if row is None:
+        return None
+    named = {**row, **row.get("half", {})} if half else row
+    states = StateBytes(**{one.name: float(named[one.name]) for one in fields(StateBytes) if one.name in named})
+    return replace(
+        DEFAULT,
+        states=states,
+        loss=Loss(named.get("loss", DEFAULT.loss.value)),
+        reused_gradients=bool(named.get("reused_gradients", False)),
+        logs_reserved=bool(named.get("logs_reserved", False)),
+        buffers_bytes=float(named.get("buffers", 0.0)),
+        communicator_bytes=float(named.get("communicator", DEFAULT.communicator_bytes)),
+    )
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    text = files(__package__).joinpath("runtimes.toml").read_text(encoding="utf-8")
+    table: dict[str, dict[str, Any]] = parse_toml("runtimes.toml", text)  # type: ignore[assignment]
+    return {key: {**table.get(str(row.get("base")), {}), **row} for key, row in table.items()}

@@ -18,8 +18,8 @@ from piper_ray.workloads.estimate.memory import (
     working_bytes,
 )
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.estimate.operators import LayerKind, Operator, Split
-from scripts.validation.runtimes import Runtime
+from piper_ray.workloads.estimate.operators import LOSS, LayerKind, Operator, Split
+from piper_ray.workloads.estimate.runtimes import Traits
 
 Chunk = Sequence[tuple[LayerKind, LayerMode]]
 """Layers of a chunk of the model in their order, each with the way it is run."""
@@ -41,11 +41,37 @@ class RankLayout:
     groups: int = 1
 
 
+_BUFFERS = "buffers"
+_LOSS = "logits and loss"
+_TERM_OF = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "accumulated gradients": "gradients",
+    "optimizer state": "optimizer state",
+    "activations": "activations",
+    _LOSS: _LOSS,
+    "backward pass": "backward pass",
+    "gradients' copy for the step": "backward pass",
+}
+"""The term of each item, by what stands before a colon in its name; all others are buffers."""
+
+_TERMS = (*dict.fromkeys(_TERM_OF.values()), _BUFFERS)
+
+
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes. items: what is allocated at the worst moment, which ``moment`` names. reserved_bytes: what the allocator
-    holds of the device where there is room. device_bytes: what the device must have: when there is no room the
-    allocator gives back all of its fragments but what is stuck, and CUDA's context and communicators are there, too.
+    """What a rank holds at its worst moment, in bytes.
+
+    items: what is allocated then, by what it is; ``moment`` names the moment. layers: of each chunk; in_flight: the
+    microbatches of each chunk that are kept then; parameters: those that the rank holds. reserved_bytes: what the
+    allocator holds of the device where there is room; shown_bytes: what nvidia-smi shows then, with CUDA's context and
+    communicators. device_bytes: what the device must have: when there is no room the allocator gives back all of its
+    fragments but what is stuck.
+
+    >>> import piper_ray
+    >>> rank = piper_ray.memory("llama3-8b", "tp=2,dp=4").ranks[0]
+    >>> rank.terms["weights"] == 2 * rank.parameters
+    True
     """
 
     items: Mapping[str, float]
@@ -54,23 +80,47 @@ class RankMemory:
     stuck_bytes: float
     context_bytes: float
     communicators_bytes: float
+    layers: tuple[int, ...] = ()
+    in_flight: tuple[int, ...] = ()
+    parameters: float = 0.0
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """What is allocated, in few terms: states, what microbatches in flight keep, what comes and goes."""
+        found = dict.fromkeys(_TERMS, 0.0)
+        for name, size in self.items.items():
+            found[_TERM_OF.get(name.partition(":")[0], _BUFFERS)] += size
+        return found
+
+    @property
+    def beside_bytes(self) -> float:
+        """What the device must have beside that: CUDA's context, communicators, what is stuck in the allocator."""
+        return self.device_bytes - self.allocated_bytes
 
     @property
     def allocated_bytes(self) -> float:
+        """What is allocated at the worst moment."""
         return sum(self.items.values())
 
     @property
     def reserved_bytes(self) -> float:
+        """What the allocator holds of the device where there is room."""
         return self.allocated_bytes + self.fragments_bytes
 
     @property
+    def shown_bytes(self) -> float:
+        """What nvidia-smi shows then."""
+        return self.reserved_bytes + self.context_bytes + self.communicators_bytes
+
+    @property
     def device_bytes(self) -> float:
+        """What the device must have."""
         return self.allocated_bytes + self.stuck_bytes + self.context_bytes + self.communicators_bytes
 
 
 @dataclass(frozen=True)
 class _Work:
-    """Of a chunk. kept: bytes of each microbatch, by kind of layer. working: the most beyond all that is kept when its
+    """Of a chunk. kept: bytes of each microbatch, by item. working: the most beyond all that is kept when its
     backward pass begins, and the kind of layer whose moment that is."""
 
     kept: Mapping[str, float]
@@ -82,7 +132,7 @@ class _Work:
         return sum(self.kept.values())
 
 
-def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Runtime) -> RankMemory:
+def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtime: Traits) -> RankMemory:
     """passes: what the rank does, in order, and the chunk: "F" and "B", or "I" and "W" for a backward pass in two."""
     works = [_work(chunk, runtime) for chunk in layout.chunks]
     in_flight = [0] * len(works)
@@ -104,11 +154,11 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
     items = {**states, **_fixed(layout, runtime)}
     if step_bytes > worst:
         items["gradients' copy for the step"] = step_bytes
-        moment = "the optimizer's step"
+        at, moment = [0] * len(works), "the optimizer's step"
     elif worst:
         for count, work in zip(at, works, strict=True):
             for name, size in work.kept.items():
-                items[f"activations: {name}"] = items.get(f"activations: {name}", 0.0) + count * size
+                items[name] = items.get(name, 0.0) + count * size
         items[f"backward pass: {moment}"] = working
     passing = sum(items.values()) - sum(states.values())
     fragments = runtime.grouped_fragments if _grouped(layout) else runtime.fragments
@@ -119,15 +169,19 @@ def memory_of_rank(layout: RankLayout, passes: Iterable[tuple[str, int]], runtim
         stuck_bytes=runtime.stuck * passing,
         context_bytes=runtime.context_bytes,
         communicators_bytes=runtime.communicator_bytes * layout.groups,
+        layers=tuple(len(chunk) for chunk in layout.chunks),
+        in_flight=tuple(at),
+        parameters=sum(parameters_on_device(kind, mode) for chunk in layout.chunks for kind, mode in chunk),
     )
 
 
-def _work(chunk: Chunk, runtime: Runtime) -> _Work:
+def _work(chunk: Chunk, runtime: Traits) -> _Work:
     kept: dict[str, float] = {}
     released, working, moment = 0.0, 0.0, ""
     for kind, mode in reversed(chunk):
         own = activation_bytes(kind, mode, runtime)
-        kept[kind.name] = kept.get(kind.name, 0.0) + own
+        item = _LOSS if any(operator.name == LOSS for operator in kind.operators) else f"activations: {kind.name}"
+        kept[item] = kept.get(item, 0.0) + own
         needed = working_bytes(kind, mode, runtime) - released
         if needed > working:
             working, moment = needed, kind.name
@@ -135,7 +189,7 @@ def _work(chunk: Chunk, runtime: Runtime) -> _Work:
     return _Work(kept, working, moment)
 
 
-def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], float]:
+def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
     """By item; and what the optimizer's step needs beside it."""
     items: dict[str, float] = {}
     step_bytes = 0.0
@@ -149,7 +203,7 @@ def _states(layout: RankLayout, runtime: Runtime) -> tuple[dict[str, float], flo
     return items, step_bytes
 
 
-def _fixed(layout: RankLayout, runtime: Runtime) -> dict[str, float]:
+def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
     """What is there all the time beside states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
@@ -177,7 +231,7 @@ def _boundary_bytes(layout: RankLayout) -> float:
     return copies * max(sizes, default=0.0)
 
 
-def _gathered_bytes(layout: RankLayout, runtime: Runtime) -> float:
+def _gathered_bytes(layout: RankLayout, runtime: Traits) -> float:
     """Sharded weights (FSDP) in half precision: two layers' at a time, and one layer's gradients, in half precision and
     in fp32 for their reduction. Pipelines keep all weights gathered, and all gradients until the last microbatch."""
     if layout.sharding is not Sharding.WEIGHTS or layout.replicas == 1:

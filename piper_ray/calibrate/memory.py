@@ -1,0 +1,150 @@
+"""What each rank of a layout holds, by how its software holds memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from piper_ray.calibrate.layouts import Laid
+from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.model.mode import Recomputation, Sharding
+from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.workloads.estimate.layout import Layout, PricedLayout
+from piper_ray.workloads.estimate.modes import LayerMode
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
+from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits, held_by
+from piper_ray.workloads.estimate.software import Precision
+
+_FULLY_SHARDED = "fsdp"
+_HALF_PRECISION = "nemo"
+
+
+def traits_of(run: PublishedRun, laid: Laid) -> Traits:
+    """As the run says it, else as its generation of software does."""
+    precision, usual = laid.stack.precision, DEFAULT
+    traits = held_by(laid.software, half=precision is Precision.FP16)
+    if traits is None and laid.layout.sharding is Sharding.WEIGHTS:
+        traits = held_by(_FULLY_SHARDED)
+    traits = traits or held_by("megatron-2021", half=precision is Precision.FP16) or usual
+    halved = held_by(_HALF_PRECISION) or usual
+    if run.gradients == "bf16":
+        traits = replace(traits, states=halved.states)
+    elif run.gradients == "fp32" and traits.states == halved.states:
+        traits = replace(traits, states=usual.states)
+    loss = Loss.FUSED if run.loss == "fused" else traits.loss
+    of_stack = laid.stack.traits
+    return replace(traits, loss=loss, fp8=of_stack.fp8, context_all_to_all=of_stack.context_all_to_all)
+
+
+def shares_untold(laid: Laid) -> bool:
+    """Whether the optimizer's state is taken for shared out without a word of it, as in all of NVIDIA's recipes."""
+    return laid.software in ("nemo", "megatron-core") and laid.layout.sharding is Sharding.NONE
+
+
+def memory_of(plan: PricedLayout, run: PublishedRun, laid: Laid) -> list[RankMemory]:
+    """What each rank of a published run's pipeline holds at its worst moment."""
+    sharding = Sharding.OPTIMIZER if shares_untold(laid) else laid.layout.sharding
+    return memory_of_ranks(plan, laid.layout, sharding, traits_of(run, laid))
+
+
+def memory_of_ranks(
+    plan: PricedLayout, layout: Layout, sharding: Sharding, traits: Traits, recomputed: Sequence[int] | None = None
+) -> list[RankMemory]:
+    """recomputed: of each stage of the plan so many first blocks recompute, where not all do."""
+    ranks = rank_layouts(plan, layout, sharding, recomputed)
+    lists = flush_lists(plan.schedule, len(ranks), layout.microbatches)
+    return [
+        memory_of_rank(rank, [(ActionKind(kind).name, int(chunk)) for kind, chunk, _ in actions], traits)
+        for rank, actions in zip(ranks, lists, strict=True)
+    ]
+
+
+def rank_layouts(
+    plan: PricedLayout, layout: Layout, sharding: Sharding, recomputed: Sequence[int] | None = None
+) -> list[RankLayout]:
+    """What each rank of a pipeline holds of the model."""
+    of_stage = [[plan.layers[layer] for layer in stage.layers] for stage in plan.plan.stages]
+    if recomputed is not None:
+        of_stage = [_first(stage, count) for stage, count in zip(of_stage, recomputed, strict=True)]
+    experts = max(mode.expert_ranks * mode.expert_tensor for _, mode in plan.layers)
+    replicas = layout.shards or layout.data * layout.context
+    degrees = (layout.tensor, layout.context, layout.data, layout.pipeline, layout.expert or 1)
+    return [
+        RankLayout(
+            chunks=[of_stage[stage] for stage in layout.schedule.stages_of_rank(rank, layout.pipeline)],
+            replicas=replicas,
+            expert_replicas=max(1, layout.tensor * replicas // experts),
+            sharding=sharding,
+            ranks=layout.pipeline,
+            rank=rank,
+            groups=1 + sum(degree > 1 for degree in degrees),  # and all ranks together
+        )
+        for rank in range(layout.pipeline)
+    ]
+
+
+def _first(stage: Chunk, count: int) -> list[tuple[LayerKind, LayerMode]]:
+    """The stage with recomputation in so many first blocks alone."""
+    found = []
+    for kind, mode in stage:
+        count -= kind.recomputable
+        found.append((kind, mode if count >= 0 else replace(mode, recomputation=Recomputation.NONE)))
+    return found
+
+
+@dataclass(frozen=True)
+class LayoutMemory:
+    """What each rank of a layout will hold, ``piper_ray.memory``'s answer.
+
+    layout: its degrees, schedule and batch, by name. ranks: of one pipeline, the first stage's first; all pipelines are
+    alike. device_bytes: what programs find of the
+    GPU's memory, where a GPU is named. assumed: what the layout does not say, and what was taken. notes: what it says
+    that is not in the figures.
+
+    >>> import piper_ray
+    >>> found = piper_ray.memory("llama3-8b", "tp=2,pp=2,dp=2", gpu="H100-SXM")
+    >>> found.fits
+    True
+    """
+
+    model: str
+    parameters: int
+    layout: Mapping[str, object]
+    software: str
+    precision: str
+    ranks: tuple[RankMemory, ...]
+    gpu: str | None = None
+    device_bytes: float | None = None
+    assumed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def needed_bytes(self) -> float:
+        """What each GPU must have: what the fullest rank allocates, and what is reserved beside."""
+        return max(rank.device_bytes for rank in self.ranks)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the GPU has that; None where no GPU is named."""
+        return None if self.device_bytes is None else self.needed_bytes <= self.device_bytes
+
+
+def layout_document(layout: Layout) -> dict[str, object]:
+    """A layout by the names of its parts."""
+    return {
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "data": layout.data,
+        "context": layout.context,
+        "expert": layout.expert or 1,
+        "expert_tensor": layout.expert_tensor,
+        **layout.schedule.to_dict(),
+        "microbatch": layout.samples,
+        "global_batch": layout.batch,
+        "tokens": layout.tokens,
+        "sequence_parallel": layout.mode.sequence_parallel,
+        "recomputation": layout.recomputation.text,
+        "shared_by_replicas": layout.sharding.text,
+        "devices": layout.devices,
+    }

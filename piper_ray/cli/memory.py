@@ -1,0 +1,66 @@
+"""``piper-ray memory``: what each rank of a layout will hold."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import typer
+
+from piper_ray.cli.export import layout_text
+from piper_ray.cli.options import REQUIRED, argument, option
+from piper_ray.cli.shared import STDIN, JsonOption
+from piper_ray.cli.telling import note
+
+
+@dataclass(frozen=True)
+class LaidModelOptions:
+    """MODEL, how it is laid out, and on what."""
+
+    model: str = argument(
+        "MODEL",
+        "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
+        "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
+    )
+    layout: str = option(
+        "LAYOUT",
+        "Words such as tp=4,pp=8,dp=2,cp=1,ep=1,vpp=2,mbs=1,gbs=256,seq=4096,zero=1,recompute=core_attn+mlp; or the "
+        "text, or a file, of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's "
+        "configuration.",
+        default=REQUIRED,
+    )
+    gpu: str | None = option("NAME", "The GPU that it is to fit on, such as H100-SXM.")
+    gpus: int | None = option("COUNT", "GPUs in all, where LAYOUT does not say how many replicas there are.", min=1)
+    tokens: int | None = option("COUNT", "Tokens of a sample.", min=1)
+    batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
+    microbatch: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
+    precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if nobody says.")
+    software: str | None = option(
+        "NAME", "The generation of training software, as estimate has it; megatron-core if nobody says."
+    )
+    hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
+
+
+def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
+    """Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, activations of
+    the microbatches in flight, loss, buffers, and what is reserved beside.
+
+    What LAYOUT does not say is assumed, and the answer lists it.
+    """
+    from piper_ray.export.memory import memory_of_layout
+    from piper_ray.report.document import to_text
+    from piper_ray.report.memory import memory_document, print_memory
+    from piper_ray.report.terminal import console
+    from piper_ray.workloads.estimate.config import read_config, read_model
+    from piper_ray.workloads.estimate.hardware import load_hardware
+
+    model = read_config(sys.stdin.read(), "stdin") if laid.model == str(STDIN) else read_model(laid.model)
+    text, ranks = layout_text(laid.layout)
+    beside = {name: getattr(laid, name) for name in ("tokens", "batch", "microbatch", "precision", "software")}
+    table = load_hardware(laid.hardware, note)
+    found = memory_of_layout(model, text, table, laid.gpu, {**beside, "gpus": laid.gpus or ranks})
+    if told_as.json:
+        typer.echo(to_text(memory_document(found)), nl=False)
+    else:
+        print_memory(console(), found)

@@ -1,0 +1,210 @@
+"""``piper_ray.memory``: what each rank of a layout will hold, in whose words ever the layout is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from piper_ray.calibrate.layouts import NO_RECOMPUTATION, NotExpressible, Untold, laid_out
+from piper_ray.calibrate.memory import LayoutMemory, layout_document, memory_of_ranks, traits_of
+from piper_ray.calibrate.runs import PublishedRun
+from piper_ray.calibrate.words import are_words, run_of_words
+from piper_ray.export.import_plan import read_layout
+from piper_ray.export.run_as import ReadLayout
+from piper_ray.model import arguments, limits
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation
+from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.runtimes.pieces import pieces_of
+from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+from piper_ray.workloads.estimate.config import ModelConfig, read_model
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
+from piper_ray.workloads.estimate.layout import Layout, priced
+from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Software, SoftwareFamily, software_named
+
+_ANY_GPU = "H100-SXM"
+"""Where none is named: what ranks hold is the same on each."""
+
+_FILLED = 4
+"""Microbatches of a replica for each pipeline rank, where nobody says a batch: no more than these are in flight."""
+
+_SAID = {"gpus": "gpus", "tokens": "seq", "microbatch": "microbatch", "batch": "global_batch"}
+"""What a run calls the parameters."""
+
+
+@arguments.named_as_parameters({"global-batch": "batch", "microbatch-size": "microbatch"})
+def memory(
+    model: str | os.PathLike[str],
+    layout: str,
+    *,
+    gpu: str | None = None,
+    gpus: int | None = None,
+    tokens: int | None = None,
+    microbatch: int | None = None,
+    batch: int | None = None,
+    precision: str | None = None,
+    software: str | None = None,
+    hardware: str | os.PathLike[str] | None = None,
+) -> LayoutMemory:
+    """What each rank will hold when a model is trained in that layout: by term, at its worst moment.
+
+    model: a known name, an id of the hub, or the path of a config.json. layout: words such as "tp=4,pp=8,dp=2", or the
+    text of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's configuration. gpu: the
+    table's name of the GPU that it is to fit on. gpus: in all, where the layout does not say how many replicas there
+    are. tokens: of a sample; microbatch, batch: in samples. precision, software: as ``estimate`` has them. What nobody
+    says is assumed, and ``assumed`` of the answer lists it.
+
+    Raises UsageError for what makes no sense, InputError for a file or a layout that is not sound.
+
+    >>> import piper_ray
+    >>> found = piper_ray.memory("llama3-70b", "tp=4,pp=8,dp=2,mbs=1,gbs=128")
+    >>> f"{found.needed_bytes / 2**30:.1f} GiB of each GPU"
+    '74.0 GiB of each GPU'
+    """
+    arguments.of_kind("layout", layout, str, "a text, such as 'tp=4,pp=8,dp=2'")
+    counts = {"gpus": gpus, "tokens": tokens, "microbatch": microbatch, "batch": batch}
+    given = {name: arguments.positive_or_none(name, value) for name, value in counts.items()}
+    beside = {**given, "precision": precision, "software": software}
+    table = load_hardware(None if hardware is None else os.fspath(hardware))
+    return memory_of_layout(read_model(os.fspath(model)), layout, table, gpu, beside)
+
+
+def memory_of_layout(
+    config: ModelConfig, layout: str, table: Hardware, gpu: str | None, beside: Mapping[str, object]
+) -> LayoutMemory:
+    """The same of a model that is read. beside: what is given beside the layout, by ``memory``'s names."""
+    notes: list[str] = list(config.notes)
+    recomputed: tuple[int, ...] | None = None
+    shards: int | None = None
+    if are_words(layout):
+        run = run_of_words(layout)
+    else:
+        instance = _plain_instance(config, table)
+        read = read_layout(instance, layout)
+        run, notes = _run_of(read, instance), [*notes, *read.notes]
+        recomputed, shards = _recomputed(read), _shards(read)
+    run = _with(run, beside)
+    assumed: list[str] = []
+    run = _completed(run, config, assumed)
+    try:
+        laid = laid_out(run, table, Untold(model=config, gpu=gpu or _ANY_GPU))
+    except NotExpressible as error:
+        raise UsageError(f"layout: {error}") from error
+    laid = replace(laid, layout=replace(laid.layout, shards=shards))
+    plan = priced(laid.model, laid.stack, table.training, laid.layout)
+    return LayoutMemory(
+        model=config.name,
+        parameters=laid.model.architecture(Microbatch(1, laid.layout.tokens)).parameters,
+        layout=layout_document(laid.layout),
+        software=laid.software,
+        precision=laid.stack.precision.value,
+        ranks=tuple(memory_of_ranks(plan, laid.layout, laid.layout.sharding, traits_of(run, laid), recomputed)),
+        gpu=None if gpu is None else laid.stack.gpu.name,
+        device_bytes=None if gpu is None else laid.stack.gpu.device_bytes,
+        assumed=(*laid.assumed, *assumed),
+        notes=tuple(notes),
+    )
+
+
+def _plain_instance(config: ModelConfig, table: Hardware) -> Instance:
+    """The model's layers as layouts are read for, on as many devices as may be."""
+    request = EstimateRequest(nodes=1)
+    layout = Layout(1, 1, 1, samples=1, batch=1, schedule=TRAINED_TODAY, tokens=config.tokens)
+    found = priced(config, request.stack(table.gpu(_ANY_GPU)), table.training, layout).instance
+    cluster = Cluster(limits.DEVICES, found.memory_bytes, found.cluster.links)
+    return replace(found, cluster=cluster, model=trained_model(config, request, table.training))
+
+
+def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:
+    """What a runtime's layout says, in a run's words."""
+    said, pieces = read.run_as, pieces_of(instance)
+    ranks = said.pipeline_ranks or len(read.stages)
+    sizes = [sum(map(pieces.is_block, stage)) for stage in read.stages]
+    sizes[-1] += pieces.predictors
+    is_titan = read.source.startswith("torchtitan")
+    sharded = "fsdp" if said.weights_sharded else "none" if said.optimizer_shards in (None, 1) else "zero1"
+    run = PublishedRun(
+        tp=said.tensor_parallel or 1,
+        pp=ranks,
+        vpp=max(1, len(read.stages) // ranks),
+        dp=said.data_parallel,
+        cp=said.context_parallel or 1,
+        ep=said.expert_parallel,
+        etp=said.expert_tensor,
+        gpus=said.world,
+        group=said.group,
+        microbatch=_count(read.batch, "microbatch_samples"),
+        global_batch=_count(read.batch, "global_batch_samples"),
+        seq=_count(read.batch, "tokens_per_sample"),
+        sequence_parallel=bool(said.sequence_parallel),
+        recompute=",".join((said.recomputation or Recomputation.NONE).parts) or "none",
+        optimizer_sharding=sharded,
+        schedule="" if said.schedule is None else said.schedule.value,
+        software="torchtitan" if is_titan else "",
+    )
+    return run.model_copy(update={"stages": sizes})
+
+
+def _count(said: Mapping[str, object], name: str) -> int | None:
+    value = said.get(name)
+    return value if isinstance(value, int) else None
+
+
+def _recomputed(read: ReadLayout) -> tuple[int, ...] | None:
+    """First blocks of each stage that recompute; None: all, if any do."""
+    given = read.run_as.recomputed_layers
+    return (given,) * len(read.stages) if isinstance(given, int) else given
+
+
+def _shards(read: ReadLayout) -> int | None:
+    shards = read.run_as.optimizer_shards
+    return None if shards in (None, 1, ALL_REPLICAS) else shards
+
+
+def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
+    """The run with what is given beside it. Raises UsageError where it says something else itself."""
+    own = {_SAID.get(name, name): value for name, value in given.items() if value is not None}
+    for name, value in own.items():
+        known = getattr(run, name)
+        if known not in (None, "", value):
+            raise UsageError(f"layout: {name} is {known}, but {value} is given beside it; expected it once")
+    return run.model_copy(update=own)
+
+
+def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> PublishedRun:
+    """With what nobody says. Raises UsageError for what cannot be guessed."""
+    t, p, c = run.tp or 1, run.pp or 1, run.cp or 1
+    if run.dp is None and run.gpus is None:
+        raise UsageError("layout: neither replicas nor GPUs are said; say dp=8 or gpus=64")
+    replicas = run.dp or (run.gpus or 0) // (t * p * c)
+    found: dict[str, Any] = {}
+    if run.microbatch is None:
+        found["microbatch"] = 1
+        assumed.append("microbatches of 1 sample (mbs=)")
+    samples = run.microbatch or 1
+    if run.global_batch is None and replicas:
+        found["global_batch"] = samples * replicas * _FILLED * p
+        assumed.append("batches that fill the pipeline (gbs=)")
+    if run.seq is None and config.tokens is not None:
+        found["seq"] = config.tokens
+        assumed.append(f"samples of {config.tokens:,} tokens (seq=)")
+    if run.sequence_parallel is None and t > 1:
+        found["sequence_parallel"] = True
+        assumed.append("sequence parallelism (sp=false: none)")
+    if not run.optimizer_sharding:
+        shared = _software(run).family is SoftwareFamily.SHARDED
+        found["optimizer_sharding"] = "fsdp" if shared else "zero1"
+        assumed.append(f"{'weights' if shared else 'the optimizer state'} shared by all replicas (zero=0: not)")
+    if not run.recompute:
+        found["recompute"] = "none"
+        assumed.append(f"{NO_RECOMPUTATION} (recompute=)")
+    return run.model_copy(update=found)
+
+
+def _software(run: PublishedRun) -> Software:
+    return software_named(run.software or DEFAULT_SOFTWARE)
