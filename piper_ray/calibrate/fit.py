@@ -37,6 +37,9 @@ _SPREAD = 0.08
 _CLEAR = 2.0
 """Standard deviations of a factor's logarithm from which on it is fitted."""
 
+_FEW = 4
+"""Up to so many measurements, one that is an outlier among layouts would decide."""
+
 _STEP = 0.05
 _LARGEST_STEP = 0.5
 _ROUNDS = 8
@@ -112,8 +115,8 @@ def _jacobian(
 
 
 def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
-    """The columns to fit, by the slopes at the start: the most general constant, and others that tell each measurement
-    better from all the others; each as far as it is clear of what layouts of one machine differ by anyhow.
+    """The columns to fit, by the slopes at the start: those that tell each measurement better from all the others, as
+    far as each is clear of what layouts of one machine differ by anyhow; of a few measurements, whichever is left out.
 
     A single measurement tells of the most general constant alone.
     """
@@ -124,9 +127,18 @@ def _told_apart(jacobian: _Vector, residuals: _Vector) -> list[int]:
     for count in range(1, min(len(clear), len(residuals) - 1) + 1):
         for columns in itertools.combinations(clear, count):
             error = _left_out_error(jacobian[:, columns], residuals)
-            if error < best * (1.0 - _WORTH) and min(_clearness(jacobian[:, columns], residuals)) >= _CLEAR:
+            kept, worth = jacobian[:, columns], error < best * (1.0 - _WORTH)
+            if worth and min(_clearness(kept, residuals)) >= _CLEAR and _clear_without_any(kept, residuals):
                 best, chosen = error, list(columns)
     return chosen
+
+
+def _clear_without_any(jacobian: _Vector, residuals: _Vector) -> bool:
+    """Whether each column's factor is clear of 1 whichever of a few measurements is left out: none decides alone."""
+    return len(residuals) > _FEW or all(
+        min(_clearness(np.delete(jacobian, left, axis=0), np.delete(residuals, left))) >= _CLEAR
+        for left in range(len(residuals))
+    )
 
 
 def _clearness(jacobian: _Vector, residuals: _Vector) -> list[float]:

@@ -86,6 +86,15 @@ def test_one_run_tells_of_one_constant_and_none_of_a_machine_as_the_tables_have_
     assert fitted(tmp_path, {}, LAYOUTS).factors == {}
 
 
+def test_an_outlier_among_three_runs_changes_nothing(tmp_path: Path) -> None:
+    """It would change the links in the first case, and work in the second."""
+    for off in ({0: 0.75, 1: 0.92, 2: 0.95}, {0: 0.8, 1: 0.92, 2: 0.92}):
+        runs = [run_of(layout, {Constant.WORK: off.get(place, 1.0)}) for place, layout in enumerate(LAYOUTS[:3])]
+        found = fit(measurements_in(written(tmp_path / "run.json", runs), estimated())).calibration
+        assert found.factors == {}
+    assert list(fitted(tmp_path, {Constant.WORK: 0.7}, LAYOUTS[:3]).factors) == [Constant.WORK]
+
+
 def test_leaving_each_out_in_turn_is_what_the_formula_says() -> None:
     draw = np.random.default_rng(3)
     slopes, residuals = draw.normal(size=(7, 3)), draw.normal(size=7)
