@@ -12,8 +12,9 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
+from piper_ray.engine.flush.border_bound import border_labelling
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
-from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.space import MANY_LAYERS, SearchSpace
 from piper_ray.engine.flush.stage_limits import build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
@@ -162,6 +163,8 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants)
+        if is_wide or graph.size > MANY_LAYERS:
+            workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
         return cls(
             instance=instance,
@@ -227,10 +230,15 @@ class _Problem:
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """To its end. Where its lattice is large, it gets plans to begin with."""
+        are_bounded = self.workload.border_labelling is not None
+        if are_bounded:
+            search.bound()
         for origin, workload in (("blocks", self.blocks), ("chain", self.chain)):
             if workload is not None and search.ledger.stopped_by is None:
                 space = SearchSpace(workload.arrays, is_large=True)
                 search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
+        if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
+            search.bound()
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)
