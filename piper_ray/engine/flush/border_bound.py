@@ -11,7 +11,7 @@ that each block of a decoder reads, count where their ends are surely in differe
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,6 +39,9 @@ _SHARES = (1.0, 0.998, 0.995, 0.99, 0.98, 0.96, 0.92, 0.84)
 _RISE, _MOST_RISES = 1.06, 40
 
 _TIE = 1e-8
+
+_LOOSE = 1.0 / 32.0
+"""Of all work: a layer that may be in front of a border or behind it where so much is in between."""
 
 _ROUNDING, _TINY = 1e-9, 1e-11
 """Relative, of sums: of what limits ways, and of what they cost."""
@@ -81,20 +84,21 @@ class BorderBound:
         cells_of = np.zeros(graph.size, np.int64)
         cells_of[moves.order] = np.diff(upto, prepend=0)
         edges = _Edges.of(graph, tables, variants, work)
-        short = edges.span_s <= all_s * (_SHORT[:, None] + _ROUNDING)
+        limits_s = all_s * (np.append(-1.0, _SHORT)[:, None] + _ROUNDING)
+        short = edges.span_s <= limits_s[1:]
         paid = [np.where(are_short, of_edge_s, 0.0) for of_edge_s in (edges.in_s, edges.out_s) for are_short in short]
         charges_s = np.stack([labelling.front_charges.seconds(np.zeros_like(edges.in_s), row) for row in paid], axis=1)
         in_front = (labelling.label == IN_FRONT).astype(np.int64)
         from_s, to_s, least_s = cheapest_borders(moves, in_front, cells_of, own_s, charges_s)
         from_s, to_s = from_s * (1.0 - _ROUNDING), to_s * (1.0 + _ROUNDING)
-        long = np.concatenate([np.ones_like(short[:1]), ~short])
+        longer = edges.past_loose_layers(graph, work)
         cells = BorderCells(
             from_s,
             to_s,
             np.ascontiguousarray(least_s[:, : _SHORT.size]),
             np.ascontiguousarray(least_s[:, _SHORT.size :]),
             all_s * (_SHORT + 2.0 * _ROUNDING),
-            np.stack([edges.surely_paid(from_s, to_s, are_long) for are_long in long]),
+            np.stack([longer.surely_paid(from_s, to_s, limit_s) for limit_s in limits_s[:, 0]]),
         )
         return cls(frozen(cells), frozen(work))
 
@@ -178,22 +182,66 @@ class BorderBound:
 
 class _Edges(NamedTuple):
     """float64[e] each: what an edge costs at least the stage of its head, and of its tail, in each direction; its span;
-    and of tail and head what ``LayerWork`` has."""
+    and of tail and head what ``LayerWork`` has. tail, head: int64[e]. from_s: an edge counts as long for limits from
+    there to its span.
+    """
 
     in_s: FloatArray
     out_s: FloatArray
     span_s: FloatArray
     tails: LayerWork
     heads: LayerWork
+    tail: IndexArray
+    head: IndexArray
+    from_s: FloatArray
 
     @classmethod
     def of(cls, graph: LayerGraph, tables: FlushTables, variants: IndexArray, work: LayerWork) -> _Edges:
-        tails, heads = (LayerWork(*(x[[edge[end] for edge in graph.edges]] for x in work)) for end in (0, 1))
         in_s, out_s = (of_edge[variants].min(axis=0) for of_edge in (tables.edge_in_s, tables.edge_out_s))
-        return cls(in_s, out_s, heads.apart_s - tails.up_s, tails, heads)
+        ends = np.array([edge[:2] for edge in graph.edges], np.int64).reshape(-1, 2).T
+        return cls._between(work, *ends, in_s, out_s)
 
-    def surely_paid(self, from_s: FloatArray, to_s: FloatArray, some: IndexArray) -> FloatArray:
-        """``BorderCells.long_s`` for some of the edges."""
+    @classmethod
+    def _between(
+        cls, work: LayerWork, tail: IndexArray, head: IndexArray, in_s: FloatArray, out_s: FloatArray
+    ) -> _Edges:
+        tails, heads = (LayerWork(*(x[end] for x in work)) for end in (tail, head))
+        from_s = np.full(in_s.size, -np.inf)
+        return cls(in_s, out_s, heads.apart_s - tails.up_s, tails, heads, tail, head, from_s)
+
+    def past_loose_layers(self, graph: LayerGraph, work: LayerWork) -> _Edges:
+        """With edges past layers that may be far from those behind them, as a decoder's keys of what the encoder made.
+
+        Such a layer reads a single one. Whether it is in the stage of a layer behind it or not, if the one that it
+        reads is in front of that stage, the stage pays: for what it reads, or for what it makes, of which each layer
+        behind it has its share. So it is with what the stage of the one that it reads pays. Where all of these edges
+        are long those past it take their place.
+        """
+        loose = np.flatnonzero(work.apart_s - work.up_s > _LOOSE * work.own_s.sum())
+        into, out_of = ([np.zeros(0, np.int64) for _ in range(graph.size)] for _ in range(2))
+        for v in loose.tolist():
+            into[v], out_of[v] = np.flatnonzero(self.head == v), np.flatnonzero(self.tail == v)
+        taken = np.zeros(self.in_s.size, np.bool_)
+        from_s, past, until_s = self.from_s.copy(), [], []
+        for v in loose[::-1].tolist():
+            both = np.append(into[v], out_of[v])
+            if into[v].size != 1 or out_of[v].size == 0 or taken[both].any():
+                continue
+            taken[both] = True
+            least_s, first = self.span_s[both].min(), into[v][0]
+            from_s[both] = least_s
+            for e in out_of[v].tolist():
+                paid_s = [min(x[first] / out_of[v].size, x[e]) for x in (self.in_s, self.out_s)]
+                past.append((self.tail[first], self.head[e], *paid_s))
+                until_s.append(least_s)
+        tail, head, in_s, out_s = np.array(past).reshape(-1, 4).T
+        more = _Edges._between(work, tail.astype(np.int64), head.astype(np.int64), in_s, out_s)
+        every = zip(self._replace(from_s=from_s), more._replace(span_s=np.array(until_s)), strict=True)
+        return _Edges(*(_together(mine, other) for mine, other in every))
+
+    def surely_paid(self, from_s: FloatArray, to_s: FloatArray, limit_s: float) -> FloatArray:
+        """``BorderCells.long_s`` for edges that are long beyond a limit."""
+        some = (self.from_s <= limit_s) & (limit_s < self.span_s)
         starts = np.arange(0, from_s.size, GROUP)
         reached_s = np.maximum.reduceat(np.where(np.isfinite(from_s), to_s, -np.inf), starts)
         none = starts.size
@@ -217,6 +265,12 @@ class _Edges(NamedTuple):
         found = np.cumsum(np.cumsum(changes, axis=0), axis=1)[:-1, :-1]
         rounding: FloatArray = np.maximum(0.0, found - _ROUNDING * (self.in_s.sum() + self.out_s.sum()))
         return rounding
+
+
+def _together(one: Any, other: Any) -> Any:
+    if isinstance(one, LayerWork):
+        return LayerWork(*map(_together, one, other))
+    return np.append(one, other)
 
 
 _Range = tuple[IndexArray, IndexArray]
