@@ -18,14 +18,24 @@ import numpy as np
 from piper_ray.engine.evaluation.dual_prices import work_behind_s
 from piper_ray.engine.flush.path_prices import LayerChoices, PathPrices, in_flight_at
 from piper_ray.engine.flush.paths import often
-from piper_ray.engine.kernels.flush_borders import GROUP, BorderCells, WayPrices, cheapest_borders, least_way_s
+from piper_ray.engine.kernels.flush_borders import (
+    GROUP,
+    BorderCells,
+    WayPrices,
+    cheapest_borders,
+    cheapest_downsets,
+    least_way_s,
+)
 from piper_ray.engine.kernels.flush_types import FlushTables, FlushTask
-from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.bits import members_of
 from piper_ray.engine.lattice.labelling import BORDER_LABELS, IN_FRONT, Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors
 
 _CELLS = 4096
+
+_CELLS_OF_SHARE, _MOST_CHOSEN = 4, 50_000_000
+"""For downsets with cheap borders: cells in each share of the work; figures that there is room for."""
 
 _SHORT = np.append(0.0, 2.0 ** np.arange(-7.0, -1.0))
 """Spans, of all work."""
@@ -79,17 +89,13 @@ class BorderBound:
         all_s = float(own_s.sum())
         if not 0.0 < all_s < np.inf:
             return None
-        work, moves = LayerWork.of(graph, own_s), labelling.moves
-        upto = np.rint(np.cumsum(own_s[moves.order]) * (_CELLS / all_s)).astype(np.int64)
-        cells_of = np.zeros(graph.size, np.int64)
-        cells_of[moves.order] = np.diff(upto, prepend=0)
+        work, cells_of = LayerWork.of(graph, own_s), _cells_of(labelling, own_s, _CELLS)
         edges = _Edges.of(graph, tables, variants, work)
         limits_s = all_s * (np.append(-1.0, _SHORT)[:, None] + _ROUNDING)
         short = edges.span_s <= limits_s[1:]
         paid = [np.where(are_short, of_edge_s, 0.0) for of_edge_s in (edges.in_s, edges.out_s) for are_short in short]
         charges_s = np.stack([labelling.front_charges.seconds(np.zeros_like(edges.in_s), row) for row in paid], axis=1)
-        in_front = (labelling.label == IN_FRONT).astype(np.int64)
-        from_s, to_s, least_s = cheapest_borders(moves, in_front, cells_of, own_s, charges_s)
+        from_s, to_s, least_s = cheapest_borders(labelling.moves, _in_front(labelling), cells_of, own_s, charges_s)
         from_s, to_s = from_s * (1.0 - _ROUNDING), to_s * (1.0 + _ROUNDING)
         longer = edges.past_loose_layers(graph, work)
         cells = BorderCells(
@@ -283,6 +289,40 @@ def _first_cells(work: LayerWork, from_s: FloatArray, to_s: FloatArray) -> _Rang
     may = np.searchsorted(most_s * (1.0 + _ROUNDING), work.up_s * (1.0 - _ROUNDING))
     must = np.searchsorted(least_s * (1.0 - _ROUNDING), work.apart_s * (1.0 + _ROUNDING), side="right")
     return may, must
+
+
+def downsets_with_cheap_borders(
+    graph: LayerGraph, labelling: Labelling, tables: FlushTables, most: int
+) -> BitArray | None:
+    """uint64[m, words]: the empty set, V, and for each of so many equal shares of the work that may be in front of a
+    border a downset with the cheapest one. None where no layer takes any time. labelling: of single borders.
+    """
+    every = np.arange(tables.option_start.shape[0])
+    own_s = _least_work_s(tables, every)
+    if not 0.0 < own_s.sum() < np.inf:
+        return None
+    cells = max(1, min(_CELLS_OF_SHARE * most, _MOST_CHOSEN // (graph.size * int(labelling.moves.states.max()))))
+    paid_s = (tables.edge_in_s + tables.edge_out_s).min(axis=0)
+    charge_s = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s)
+    cells_of = _cells_of(labelling, own_s, cells)
+    least_s, bits = cheapest_downsets(labelling.moves, _in_front(labelling), cells_of, charge_s)
+    starts = np.unique(np.arange(most) * least_s.size // most)
+    ends = np.append(starts[1:], least_s.size)
+    chosen = [first + int(np.argmin(least_s[first:end])) for first, end in zip(starts, ends, strict=True)]
+    none, every_one = np.zeros_like(bits[:1]), np.bitwise_or.reduce(bits, axis=0)[None]
+    return np.unique(np.concatenate([none, bits[[c for c in chosen if least_s[c] < np.inf]], every_one]), axis=0)
+
+
+def _cells_of(labelling: Labelling, own_s: FloatArray, cells: int) -> IndexArray:
+    """int64[n]: how many cells each vertex counts in front of a border."""
+    order = labelling.moves.order
+    found = np.zeros(order.size, np.int64)
+    found[order] = np.diff(np.rint(np.cumsum(own_s[order]) * (cells / own_s.sum())).astype(np.int64), prepend=0)
+    return found
+
+
+def _in_front(labelling: Labelling) -> IndexArray:
+    return (labelling.label == IN_FRONT).astype(np.int64)
 
 
 def border_labelling(graph: LayerGraph) -> Labelling | None:

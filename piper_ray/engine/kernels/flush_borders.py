@@ -16,7 +16,7 @@ import numpy as np
 
 from piper_ray.compiled.jit import kernel
 from piper_ray.engine.kernels.cover import LabelMoves
-from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray
 
 GROUP = 16
 """Cells."""
@@ -163,3 +163,38 @@ def least_way_s(cells: BorderCells, prices: WayPrices, limit: float) -> float:
             next_s[:count] += prices.border_s[behind + 1]
         cost_s, paid_s = next_s, next_paid_s
     return best_s
+
+
+@kernel
+def cheapest_downsets(
+    moves: LabelMoves, in_front: IndexArray, cells_of: IndexArray, charge_s: FloatArray
+) -> tuple[FloatArray, BitArray]:
+    """For each cell the least charge of a border, float64[c], inf where there is none, and a downset that has it,
+    uint64[c, words]. charge_s: float64[moves]; the others as ``cheapest_borders`` has them.
+    """
+    n, words = moves.order.size, (moves.order.size + 63) // 64
+    cells, states = int(cells_of.sum()) + 1, int(moves.states.max())
+    least_s = np.full((states, cells), np.inf)
+    least_s[0, 0] = 0.0
+    chosen = np.full((n, states, cells), -1, np.int32)
+    for k in range(n):
+        next_s = np.full((states, cells), np.inf)
+        for move in range(moves.move_start[k], moves.move_start[k + 1]):
+            source, target, shift = moves.source[move], moves.target[move], in_front[move] * cells_of[moves.order[k]]
+            for cell in range(cells - shift):
+                reached_s = least_s[source, cell] + charge_s[move]
+                if reached_s < next_s[target, cell + shift]:
+                    next_s[target, cell + shift] = reached_s
+                    chosen[k, target, cell + shift] = move
+        least_s = next_s
+    bits = np.zeros((cells, words), np.uint64)
+    for cell in range(cells):
+        if least_s[0, cell] == np.inf:
+            continue
+        state, at = 0, cell
+        for k in range(n - 1, -1, -1):
+            move, v = chosen[k, state, at], moves.order[k]
+            if in_front[move] == 0:
+                bits[cell, v >> 6] |= np.uint64(1) << np.uint64(v & 63)
+            state, at = moves.source[move], at - in_front[move] * cells_of[v]
+    return least_s[0].copy(), bits
