@@ -13,8 +13,9 @@ import pytest
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.flush import task_search
 from piper_ray.engine.flush.path_prices import NO_BOUNDS
+from piper_ray.engine.flush.paths import often, room
 from piper_ray.engine.flush.space import SearchSpace
-from piper_ray.engine.flush.stage_limits import PathArrays, build_paths, often, room
+from piper_ray.engine.flush.stage_limits import PathArrays, build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import TaskEffort, run_task
 from piper_ray.engine.flush.tasks import DegreePair

@@ -31,6 +31,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 _ROUNDING = 1e-9
 """Relative, of sums."""
 
+_PRICES = (0.0, 0.3, 1.0, 3.0, 1e6)
+"""Of all bytes, beside the work of all layers."""
+
 _MOST_FIGURES = 30_000_000
 """Of ``PathBounds``, a number each."""
 
@@ -90,13 +93,45 @@ class LayerChoices(NamedTuple):
         """Whether each layer has some choice."""
         return self.copies.size == np.unique(self.layer).size
 
+    def least_held(self, at_once: FloatArray) -> FloatArray:
+        """float64[positions, layers]: the least bytes of each at each position. at_once: microbatches in flight."""
+        return self._least(self.a_bytes * at_once[:, None] + self.b_bytes)
+
+    def least_sync_s(self) -> FloatArray:
+        """float64[layers]: the least seconds of each."""
+        return self._least(self.sync_s[None, :])[0]
+
     def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
         """float64[positions, layers]: the least that each costs at each position. at_once: microbatches in flight."""
         held = self.a_bytes * at_once[:, None] + self.b_bytes
         priced_s = self.forward_s * prices.forward[:, None] + self.backward_s * prices.backward[:, None]
         priced_s += self.sync_s * prices.sync[:, None] + held * prices.memory_s[:, None]
+        return self._least(priced_s)
+
+    def in_pieces(self, at_once: FloatArray, count: int) -> LayerChoices:
+        """A chain of all layers in so many pieces at most of about the same work, each as if it were a layer: with the
+        choices that are quickest where a byte costs nothing, or more and more."""
+        least_s = self._least((self.forward_s + self.backward_s)[None, :])[0][self.of_vertex]
+        at = (np.cumsum(least_s) - 0.5 * least_s) / max(least_s.sum(), 1e-300)
+        piece = np.unique(np.minimum((at * count).astype(np.int64), count - 1), return_inverse=True)[1]
+        figures = np.stack([self.forward_s, self.backward_s, self.sync_s, self.a_bytes, self.b_bytes], axis=1)
+        of_piece = []
+        for y in np.unique(at_once[[0, at_once.size // 2, -1]]).tolist():
+            held = self.a_bytes * y + self.b_bytes
+            a_byte_s = least_s.sum() / max(held.sum(), 1e-300)
+            for price in _PRICES:
+                priced_s = self.forward_s + self.backward_s + price * a_byte_s * held
+                order = np.lexsort((priced_s, self.layer))
+                chosen = order[np.searchsorted(self.layer[order], np.arange(self.copies.size))][self.of_vertex]
+                of_piece.append(np.stack([np.bincount(piece, column) for column in figures[chosen].T], axis=1))
+        some = [np.unique(of_one, axis=0) for of_one in np.stack(of_piece, axis=1)]
+        layer = np.repeat(np.arange(len(some)), [len(of_one) for of_one in some])
+        return LayerChoices(np.arange(len(some)), np.ones(len(some)), layer, *np.concatenate(some).T.copy())
+
+    def _least(self, of_choices: FloatArray) -> FloatArray:
+        """float64[rows, layers]: of the choices of each layer. of_choices: float64[rows, choices]."""
         first = np.flatnonzero(np.diff(self.layer, prepend=-1))
-        found: FloatArray = np.minimum.reduceat(priced_s, first, axis=1)
+        found: FloatArray = np.minimum.reduceat(of_choices, first, axis=1)
         return found
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.engine.kernels.flush_types import GPIPE
+from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
@@ -31,6 +31,25 @@ def longest_paths(
     find = _of_gpipe if schedule == GPIPE else _of_1f1b
     found = find(microbatches, forward_s, backward_s)
     return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
+
+
+def often(schedule: int, microbatches: int, most_stages: int) -> float:
+    """How many times a batch takes, beside the work of all stages, what one of them takes for a microbatch, wherever it
+    is in a pipeline of so many stages at most; 0: that bounds nothing."""
+    m = microbatches
+    if schedule == TWO_BW:
+        return 0.0
+    return m - 1 if schedule == GPIPE else m - 1 - min(most_stages - 1, m - 1) / 2.0
+
+
+def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
+    """float64[most_stages + 1]: how much the last so many stages may take together, of what a batch takes beyond the
+    work of all stages; float64[0] where that bounds nothing.
+
+    So does each of them alone: with q stages behind it, it may take one part in ``often`` of a pipeline of q + 1.
+    """
+    times = np.array([often(schedule, microbatches, q + 1) for q in range(most_stages)], np.float64)
+    return np.append(0.0, np.cumsum(1.0 / times)) if (times > 0.0).all() else np.zeros(0)
 
 
 def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:

@@ -25,14 +25,26 @@ _MOST_COLUMNS = 100_000
 """Larger programs take longer than they save: one of 50,000 takes 2 s."""
 
 
+_MANY_LAYERS, _PIECES = 400, 96
+"""So many layers are shared out in pieces of a chain of them: whoever cuts a block of operators pays for it, and layers
+that are cut one by one give prices of memory which know nothing of that."""
+
+_EXCESS = 100.0
+"""What all of a device's memory once more costs, beside the work of all layers."""
+
+
 def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
     """Good ones; None where a schedule has no paths, a layer has no choice, or they would take too long."""
     if task.schedule == TWO_BW or task.work_s <= 0.0:
         return None
     choices = LayerChoices.of(tables, task)
-    if not choices.has_all or choices.layer.size * task.most_stages > _MOST_COLUMNS:
+    if not choices.has_all:
         return None
-    program = PositionProgram(choices, task)
+    is_long = choices.of_vertex.size > _MANY_LAYERS
+    shared = choices.in_pieces(in_flight_at(task), _PIECES) if is_long else choices
+    if shared.layer.size * task.most_stages > _MOST_COLUMNS:
+        return None
+    program = PositionProgram(shared, task)
     for _ in range(_MOST_ROUNDS):
         if not program.solve():
             return None
@@ -42,14 +54,15 @@ def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:
         if not longer:
             break
         program.add(longer[:_PATHS_AT_ONCE])
-    return program.prices
+    return bounded(choices, task, program.prices)
 
 
 class PositionProgram:
     """In units of the work of all layers, and of the memory of a device.
 
     Columns: parts of layers by position and choice; forward, backward and synchronisation seconds of each position; the
-    batch. Rows: each layer is there; these seconds; the memory of each position; then paths.
+    batch; what each position holds beyond the memory, which costs much. Rows: each layer is there; these seconds; the
+    memory of each position; then paths.
     """
 
     def __init__(self, choices: LayerChoices, task: FlushTask) -> None:
@@ -76,16 +89,16 @@ class PositionProgram:
         values = np.stack([np.ones(q.size), *seconds, held], axis=1)
         sums = 3 * positions
         lp = highspy.HighsLp()
-        lp.num_col_, lp.num_row_ = q.size + sums + 1, layers + 4 * positions
-        lp.col_cost_ = np.append(np.zeros(q.size + sums), 1.0)
+        lp.num_col_, lp.num_row_ = q.size + sums + 1 + positions, layers + 4 * positions
+        lp.col_cost_ = np.concatenate([np.zeros(q.size + sums), [1.0], np.full(positions, _EXCESS)])
         lp.col_lower_, lp.col_upper_ = np.zeros(lp.num_col_), np.full(lp.num_col_, np.inf)
         lp.row_lower_ = np.concatenate([choices.copies, np.zeros(sums), np.full(positions, -np.inf)])
         lp.row_upper_ = np.concatenate([choices.copies, np.zeros(sums), np.ones(positions)])
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         first = np.append(np.arange(0, values.size, 5), values.size + np.arange(sums + 1))
-        lp.a_matrix_.start_ = np.append(first, values.size + sums)
-        lp.a_matrix_.index_ = np.concatenate([rows.ravel(), layers + np.arange(sums)])
-        lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums, -1.0)])
+        lp.a_matrix_.start_ = np.append(first, values.size + np.arange(sums, sums + positions + 1))
+        lp.a_matrix_.index_ = np.concatenate([rows.ravel(), layers + np.arange(sums + positions)])
+        lp.a_matrix_.value_ = np.concatenate([values.ravel(), np.full(sums + positions, -1.0)])
         return lp
 
     def add(self, paths: list[PassPath]) -> None:
@@ -99,7 +112,7 @@ class PositionProgram:
         self._paths += paths
 
     def solve(self) -> bool:
-        """False if there is no solution: then no plan has the memory, or none is found."""
+        """False if no solution is found."""
         self._highs.run()
         return bool(self._highs.getModelStatus() == highspy.HighsModelStatus.kOptimal)
 
@@ -107,12 +120,13 @@ class PositionProgram:
     def stages(self) -> tuple[tuple[FloatArray, FloatArray, FloatArray], float]:
         """Forward, backward and synchronisation seconds of each position, and the batch."""
         values = np.array(self._highs.getSolution().col_value)[self._positions * self._choices.layer.size :]
-        forward_s, backward_s, sync_s = values[:-1].reshape(3, -1) * self._unit_s
-        return (forward_s, backward_s, sync_s), float(values[-1]) * self._unit_s
+        batch = 3 * self._positions
+        forward_s, backward_s, sync_s = values[:batch].reshape(3, -1) * self._unit_s
+        return (forward_s, backward_s, sync_s), float(values[batch]) * self._unit_s
 
     @property
     def prices(self) -> PathPrices:
-        """Of the last solution."""
+        """Of the last solution; they say nothing yet."""
         duals = np.array(self._highs.getSolution().row_dual)
         first = self._choices.copies.size + 3 * self._positions
         memory = np.maximum(0.0, -duals[first : first + self._positions])
@@ -120,4 +134,4 @@ class PositionProgram:
         of_paths = zip(*self._paths, strict=True)
         forward, backward, sync = (weight @ np.stack(often) / weight.sum() for often in of_paths)
         memory_s = memory * (self._unit_s / self._task.memory_bytes)
-        return bounded(self._choices, self._task, PathPrices(forward, backward, sync, memory_s, 0.0))
+        return PathPrices(forward, backward, sync, memory_s, 0.0)

@@ -37,8 +37,8 @@ Degrees = tuple[int, int]
 @dataclass
 class FlushSearch:
     """The rule of a search that keeps ``ledger``. proved_s: what is known beforehand of tasks, by (d, t): none of its
-    plans takes less. origin: what finds its plans, as events tell it. proves: whether bounds are to meet plans; a
-    search for an early plan alone need not do so. first_share: how far above the bound plans are sought first.
+    plans takes less. origin: what finds its plans, as events tell it. effort: of its tasks; of a search for an early
+    plan alone bounds need not meet plans. first_share: how far above the bound plans are sought first.
     """
 
     space: SearchSpace
@@ -48,7 +48,7 @@ class FlushSearch:
     proved_s: Mapping[Degrees, float] = field(default_factory=dict)
     memo: TaskMemo | None = None
     origin: str = "search"
-    proves: bool = True
+    effort: TaskEffort = TaskEffort.PROOF
     first_share: float = FIRST_SHARE
 
     def __post_init__(self) -> None:
@@ -89,21 +89,35 @@ class FlushSearch:
         """As ``proved_s``, for a search with fewer plans."""
         return {case.task.degrees: case.lower_s for case in self._cases.values()}
 
+    def bound(self) -> None:
+        """Bounds of all tasks, at the best plan's time if there is one."""
+        self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.BOUND))
+
     def improve(self, space: SearchSpace, tasks: Sequence[DegreePair], origin: str, first_share: float) -> None:
         """Plans on fewer downsets, for an early upper bound; what is proved there of all plans of a task is kept."""
+        effort = TaskEffort.PLAN
+        self._run_before(
+            FlushSearch(space, tasks, self.workers, self._part(), {}, None, origin, effort, first_share=first_share)
+        )
+
+    def _part(self) -> Ledger[ChosenStages]:
         ledger = self.ledger
-        some = Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
-        search = FlushSearch(space, tasks, self.workers, some, origin=origin, proves=False, first_share=first_share)
+        return Ledger(ledger.microbatches, ledger.limits, best=ledger.best, whole=ledger)
+
+    def _run_before(self, search: FlushSearch) -> None:
+        """Another search of the same tasks, with what is known of these."""
+        ledger, some = self.ledger, search.ledger
+        mine = {case.task.degrees: case for case in self._cases.values()}
+        theirs = {case.task.degrees: case for case in search._cases.values()}
+        both = [(mine[degrees], theirs[degrees]) for degrees in mine.keys() & theirs.keys()]
+        for known, case in both:
+            case.learn(known)
         some.run(search)
         if some.stopped_by is not None and some.stopped_by.ends_all:
             ledger.stopped_by = some.stopped_by
         self.found += search.found
-        known = {case.task.degrees: case for case in search._cases.values()}
-        for case in self._cases.values():
-            other = known.get(case.task.degrees)
-            if other is not None:
-                case.lower_s = max(case.lower_s, other.proved_s)
-                case.task = replace(case.task, prices=other.task.prices)
+        for case, found in both:
+            case.learn(found)
 
     def efforts(self) -> Generator[None, None, None]:
         """From below: plans are sought that take hardly more than the bound, then ever more. So little is looked at
@@ -111,6 +125,11 @@ class FlushSearch:
         """
         ledger, share, index = self.ledger, self.first_share, 0
         try:
+            if self.effort is TaskEffort.BOUND:
+                unknown = [case for case in self._cases.values() if case.lower_s < ledger.upper_s]
+                tasks = [replace(case.task, lower_s=case.lower_s) for case in unknown]
+                yield from self._seek(tasks, ledger.upper_s, Round(ledger, 1, len(tasks), ledger.upper_s), self.effort)
+                return
             soon = [task for task in self.tasks if self.space.is_large and self.space.is_soon_bounded(task)]
             if soon and np.isfinite(ledger.upper_s) and not self._is_near():
                 index += 1
@@ -122,7 +141,7 @@ class FlushSearch:
                 cutoff_s = min(upper_s, lower_s * (1.0 + share))
                 tasks = [case.task for case in self._cases.values() if case.lower_s <= cutoff_s * (1.0 + TIE)]
                 round_ = Round(ledger, index, len(tasks), cutoff_s)
-                yield from self._seek(tasks, cutoff_s, round_, TaskEffort.PROOF if self.proves else TaskEffort.PLAN)
+                yield from self._seek(tasks, cutoff_s, round_, self.effort)
                 if ledger.stopped_by is None:
                     round_.tell_of_end()
                 if ledger.proved or cutoff_s >= upper_s:
@@ -259,3 +278,9 @@ class _Case:
     searched: bool = False
     looked_through: bool = False
     left_open: StoppedBy | None = None
+
+    def learn(self, other: _Case) -> None:
+        """What another search has proved of all plans of the same task."""
+        self.proved_s = max(self.proved_s, other.proved_s)
+        self.lower_s = max(self.lower_s, other.proved_s)
+        self.task = replace(self.task, prices=other.task.prices or self.task.prices)

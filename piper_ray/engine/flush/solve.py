@@ -12,22 +12,21 @@ import numpy as np
 from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
+from piper_ray.engine.flush.border_bound import border_labelling, downsets_with_cheap_borders
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
-from piper_ray.engine.flush.space import SearchSpace
+from piper_ray.engine.flush.space import MANY_LAYERS, SearchSpace
 from piper_ray.engine.flush.stage_limits import build_paths
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload, tables_on
 from piper_ray.engine.flush.task_search import ChosenStages, TaskMemo, build_flush_plan
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
 from piper_ray.engine.forecast import downsets_within, note_of_many, tell_of_lattice, tell_of_options
-from piper_ray.engine.lattice.blocks import find_blocks
 from piper_ray.engine.lattice.contraction import without_contraction
 from piper_ray.engine.lattice.counting import count_downsets
-from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, block_lattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice, chain_lattice, listed_lattice
 from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
-from piper_ray.model.errors import LimitError
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
@@ -46,8 +45,8 @@ _MOST_LISTED = 1_000_000
 """Also where it cannot be told which downsets plans can use: tables of 2.4 million took 8 GB."""
 
 _MANY_DOWNSETS = 600
-_BLOCK_DOWNSETS = 200
-"""Of whole blocks of layers, which give an early plan where there are many downsets."""
+_FEW_DOWNSETS = 200
+"""Of cheap borders, which give an early plan where there are many downsets."""
 
 _CHAIN_SHARE = 4
 """A chain pays when the lattice has this many times as many downsets."""
@@ -162,6 +161,8 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants)
+        if is_wide or graph.size > MANY_LAYERS:
+            workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
         return cls(
             instance=instance,
@@ -188,18 +189,16 @@ class _Problem:
         return self._on(_chain_of(graph))
 
     @cached_property
-    def blocks(self) -> FlushWorkload | None:
-        """On whole blocks of layers, whose borders are cheap: for a plan to begin with; None where all downsets or
-        those of a chain are few enough, or layers cannot be merged into few blocks.
+    def with_cheap_borders(self) -> FlushWorkload | None:
+        """On a few downsets whose borders are cheap: for a plan to begin with; None where all downsets or those of a
+        chain are few enough, or borders are too many to tell the cheap ones.
         """
-        few = self.workload if self.chain is None else self.chain
-        if few.lattice.size <= _MANY_DOWNSETS:
+        few, graph = self.workload if self.chain is None else self.chain, self.workload.lattice.graph
+        labelling = self.workload.border_labelling
+        if few.lattice.size <= _MANY_DOWNSETS or labelling is None:
             return None
-        try:
-            found = find_blocks(self.instance, self.variants, without_contraction(), _BLOCK_DOWNSETS)
-        except LimitError:
-            return None
-        return self._on(block_lattice(self.workload.lattice.graph, found.members))
+        found = downsets_with_cheap_borders(graph, labelling, self.workload.arrays, _FEW_DOWNSETS)
+        return None if found is None else self._on(listed_lattice(graph, found))
 
     def _on(self, lattice: Lattice) -> FlushWorkload:
         """The same layers on other downsets."""
@@ -227,10 +226,15 @@ class _Problem:
 
     def run(self, search: FlushSearch, instance: Instance) -> None:
         """To its end. Where its lattice is large, it gets plans to begin with."""
-        for origin, workload in (("blocks", self.blocks), ("chain", self.chain)):
+        are_bounded = self.workload.border_labelling is not None
+        if are_bounded:
+            search.bound()
+        for origin, workload in (("borders", self.with_cheap_borders), ("chain", self.chain)):
             if workload is not None and search.ledger.stopped_by is None:
                 space = SearchSpace(workload.arrays, is_large=True)
                 search.improve(space, self.tasks(workload, instance), origin, FIRST_SHARE)
+        if are_bounded and np.isfinite(search.ledger.upper_s) and search.ledger.stopped_by is None:
+            search.bound()
         if self.is_wide and self.space.paths is not None and search.ledger.stopped_by is None:
             search.improve(self.space.along_beams(), search.tasks, "beam", np.inf)
         search.ledger.run(search)

@@ -33,7 +33,7 @@ _BEAM_ROOM = Room(downsets=100_000, steps=100_000_000)
 LITTLE_WORK, MUCH_WORK = 5_000_000, 250_000_000
 """Of ``least_ahead_s``: a fraction of a tenth of a second, and up to four seconds."""
 
-_MANY_LAYERS = 400
+MANY_LAYERS = 400
 """Beyond which states take so long, with the choices of their stages, that bounds pay before there are any."""
 
 _SOON = 200_000
@@ -79,8 +79,9 @@ class SearchSpace:
         return replace(self, is_beam=True)
 
     def whole(self, task: DegreePair) -> ListedTables | None:
-        """All downsets; None where they are too many."""
-        if self.graph is not None:
+        """All downsets that plans of the task can use, for a single stage those of a chain; None where they are too
+        many."""
+        if self.graph is not None and task.arrays.most_stages > 1:
             return None
         most_tails = np.full(self.tables.bits.shape[0], task.arrays.most_stages)
         return ListedTables(self.tables, task.ahead, most_tails)
@@ -88,7 +89,7 @@ class SearchSpace:
     def is_soon_bounded(self, task: DegreePair) -> bool:
         """Whether ``least_s`` with little work takes less than the first states."""
         downsets, layers = self.tables.bits.shape[0], self.tables.option_start.shape[1] - 1
-        return self.graph is None and layers > _MANY_LAYERS and downsets * task.arrays.most_stages <= _SOON
+        return self.graph is None and layers > MANY_LAYERS and downsets * task.arrays.most_stages <= _SOON
 
     def within(
         self, task: DegreePair, control: FloatArray, check: Callable[[], None]

@@ -29,10 +29,11 @@ from piper_ray.engine.evaluation.dual_prices import (
     dearest_weights,
     work_behind_s,
 )
+from piper_ray.engine.flush.paths import often
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.cover import StageKinds
 from piper_ray.engine.kernels.flush_stages import in_flight
-from piper_ray.engine.kernels.flush_types import GPIPE, SUM, TWO_BW, FlushTables, FlushTask
+from piper_ray.engine.kernels.flush_types import GPIPE, SUM, FlushTables, FlushTask
 from piper_ray.engine.kernels.reach import ReachKinds
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.labelling import Labelling
@@ -88,25 +89,6 @@ def tail_limits(inside: FloatArray, most_stages: int) -> IndexArray:
     """
     most: IndexArray = np.floor(most_stages - (inside[-1] - inside) + _GUARD).astype(np.int64)
     return np.where(most >= np.ceil(inside - _GUARD), most, 0)
-
-
-def often(schedule: int, microbatches: int, most_stages: int) -> float:
-    """How many times a batch takes, beside the work of all stages, what one of them takes for a microbatch, wherever it
-    is in a pipeline of so many stages at most; 0: that bounds nothing."""
-    m = microbatches
-    if schedule == TWO_BW:
-        return 0.0
-    return m - 1 if schedule == GPIPE else m - 1 - min(most_stages - 1, m - 1) / 2.0
-
-
-def room(schedule: int, microbatches: int, most_stages: int) -> FloatArray:
-    """float64[most_stages + 1]: how much the last so many stages may take together, of what a batch takes beyond the
-    work of all stages; float64[0] where that bounds nothing.
-
-    So does each of them alone: with q stages behind it, it may take one part in ``often`` of a pipeline of q + 1.
-    """
-    times = np.array([often(schedule, microbatches, q + 1) for q in range(most_stages)], np.float64)
-    return np.append(0.0, np.cumsum(1.0 / times)) if (times > 0.0).all() else np.zeros(0)
 
 
 class FlushCover(Cover):

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
+from piper_ray.engine.flush.border_bound import BorderBound
 from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.engine.lattice.downsets import Lattice
+from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.tables.flat_options import SHARED, WEIGHTS, A, B, Charges, IncidentEdges, Options
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
@@ -35,7 +37,8 @@ class LayerValues(NamedTuple):
 class FlushWorkload:
     """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first.
 
-    ahead_of: what is left in front of each downset, for the variants that somebody has asked for.
+    ahead_of: what is left in front of each downset, for the variants that somebody has asked for. border_labelling:
+    where all downsets are too many; borders_of: what its borders cost at least, for the same variants.
     """
 
     lattice: Lattice
@@ -44,6 +47,17 @@ class FlushWorkload:
     values: LayerValues
     arrays: FlushTables
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
+    border_labelling: Labelling | None = None
+    borders_of: dict[tuple[int, ...], BorderBound | None] = field(default_factory=dict)
+
+    def borders(self, variants: tuple[int, ...]) -> BorderBound | None:
+        """None where these are not wanted, or cannot be told."""
+        if self.border_labelling is None:
+            return None
+        if variants not in self.borders_of:
+            of_task = np.array(variants, np.int64)
+            self.borders_of[variants] = BorderBound.of(self.lattice.graph, self.border_labelling, self.arrays, of_task)
+        return self.borders_of[variants]
 
 
 def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:

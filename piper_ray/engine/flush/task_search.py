@@ -13,6 +13,7 @@ from piper_ray.cost.plan import places, stage_of
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
+from piper_ray.engine.flush.border_bound import BorderBound
 from piper_ray.engine.flush.path_prices import PathPrices, even_prices
 from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
@@ -205,13 +206,32 @@ def run_task(
 
 
 def _bounded(space: SearchSpace, task: DegreePair, control: FloatArray) -> TaskResult:
-    """By prices that are there at once, and by good ones, which take longer to find, where those do not rule it
-    out."""
-    least_s = max(task.lower_s, _least_by_even_s(space, task, control))
+    """By ways over the cheapest borders, where those are known. Then on listed downsets, by prices that are there at
+    once, and by good ones, which take longer to find, where those do not rule it out."""
+    found, borders = TaskResult(task.lower_s, prices=task.prices), task.borders
+    if borders is not None:
+        found = _bounded_by_borders(space, task, borders, control)
+    is_listed = space.graph is None and np.isfinite(control[0])
+    if found.lower_s == np.inf or not is_listed:
+        return found
+    least_s = max(found.lower_s, _least_by_even_s(space, task, control))
     if least_s == np.inf:
         return TaskResult(np.inf)
-    prices = task.prices or _find_prices(space, task)
-    return TaskResult(max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK)), prices=prices)
+    prices = found.prices or _find_prices(space, task)
+    least_s = max(least_s, _least_by_prices_s(space, task, prices, control, LITTLE_WORK))
+    return TaskResult(least_s, prices=prices, proved_s=found.proved_s)
+
+
+def _bounded_by_borders(space: SearchSpace, task: DegreePair, borders: BorderBound, control: FloatArray) -> TaskResult:
+    """Of all plans, however few downsets the space has."""
+    prices, upper_s = task.prices or _find_prices(space, task) or even_prices(task.arrays), float(control[0])
+    if prices is None:
+        return TaskResult(task.lower_s)
+    least_s = prices.bound_s
+    if least_s <= upper_s * (1.0 + TIE):
+        least_s = max(least_s, borders.least_s(space.tables, task.arrays, prices, task.lower_s, upper_s))
+    proved_s = min(least_s, upper_s)
+    return TaskResult(np.inf if least_s > upper_s else least_s, prices=prices, proved_s=proved_s)
 
 
 def _least_by_even_s(space: SearchSpace, task: DegreePair, control: FloatArray) -> float:
@@ -315,11 +335,12 @@ def call_of(
 ) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
     d, t = task.degrees
-    shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead))
+    cells = () if task.borders is None else task.borders.cells
+    shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead, *cells))
     return Call(
         task,
         _run_sent,
-        (space, task.ahead),
+        (space, task.ahead, task.borders),
         (task.arrays, task.order, task.lower_s, task.prices, effort, known_s),
         f"the search of d={d} t={t}",
         bound_s,
@@ -330,6 +351,7 @@ def call_of(
 def _run_sent(
     space: SearchSpace,
     ahead: AheadArrays,
+    borders: BorderBound | None,
     arrays: FlushTask,
     order: int,
     lower_s: float,
@@ -339,7 +361,7 @@ def _run_sent(
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices), control, effort, known_s)
+    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices, borders), control, effort, known_s)
 
 
 def _levels(found: ChosenStages) -> FloatArray:

@@ -8,8 +8,9 @@ import numpy as np
 
 from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.engine.flush.border_bound import BorderBound
 from piper_ray.engine.flush.path_prices import PathPrices
-from piper_ray.engine.flush.stage_limits import room
+from piper_ray.engine.flush.paths import room
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
@@ -25,7 +26,7 @@ _CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, Sche
 @dataclass(frozen=True)
 class DegreePair:
     """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less.
-    prices: where they were worth finding.
+    prices: where they were worth finding. borders: where all downsets are too many.
     """
 
     order: int
@@ -33,6 +34,7 @@ class DegreePair:
     ahead: AheadArrays
     lower_s: float
     prices: PathPrices | None = None
+    borders: BorderBound | None = None
 
     @property
     def degrees(self) -> tuple[int, int]:
@@ -89,6 +91,6 @@ def list_tasks(
         if arrays.room.size > 0:
             lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
         if lower_s < np.inf:
-            found.append(DegreePair(0, arrays, ahead, max(0.0, float(lower_s))))
+            found.append(DegreePair(0, arrays, ahead, max(0.0, float(lower_s)), borders=workload.borders(variants)))
     found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
     return [replace(task, order=order) for order, task in enumerate(found)]

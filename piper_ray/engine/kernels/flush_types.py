@@ -108,7 +108,7 @@ class FlushTask(NamedTuple):
     sync_s_per_byte: float
     variants: IndexArray  # int64[..]: those of degree t that stages of degree d may have
     work_s: float  # no stages of all layers take less together for a microbatch
-    # float64[most_stages + 1]: see ``flush.stage_limits.room``; of as many stages at the back; float64[0]: no bound.
+    # float64[most_stages + 1]: see ``flush.paths.room``; of as many stages at the back; float64[0]: no bound.
     room: FloatArray
 
 

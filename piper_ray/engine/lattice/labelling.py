@@ -22,6 +22,12 @@ from piper_ray.engine.lattice.layer_graph import LayerGraph
 
 BEHIND, INSIDE, IN_FRONT = 0, 1, 2
 
+STAGE_LABELS, BORDER_LABELS = (BEHIND, INSIDE, IN_FRONT), (BEHIND, IN_FRONT)
+"""With the latter a labelling is a single border: all downsets are its paths."""
+
+_MUCH, _SOME, _LITTLE = 1_000_000, 64, 4
+"""How much it counts in an order that the frontier grows."""
+
 _MOST_MOVES = 100_000
 """What is wider takes longer than it saves."""
 
@@ -58,17 +64,31 @@ class Labelling:
     front_charges: MoveCharges
 
     @classmethod
-    def of(cls, graph: LayerGraph) -> Labelling | None:
+    def of(cls, graph: LayerGraph, labels: Sequence[int] = STAGE_LABELS) -> Labelling | None:
         """None if every order that was tried makes too many moves."""
         neighbours = [sorted({*graph.successors[v], *graph.predecessors[v]}) for v in range(graph.size)]
         few = sorted(range(graph.size), key=lambda v: (len(neighbours[v]), v))[:2]
         starts = dict.fromkeys((0, graph.size - 1, *few))
-        order = min((_order_from(start, neighbours) for start in starts), key=lambda found: found[0])[1]
-        return _moves(graph, order, neighbours)
+        from_back, from_front = [-v for v in range(graph.size)], list(range(graph.size))
+        found = [_order_from(start, neighbours, from_back, _MUCH) for start in starts]
+        if len(labels) < len(STAGE_LABELS):
+            ahead = [0] * graph.size  # on the longest path
+            for v, heads in enumerate(graph.successors):
+                ahead[v] = 1 + max((ahead[w] for w in heads), default=0)
+            ways = ((from_front, _SOME), (ahead, _LITTLE))
+            found += [_order_from(graph.size - 1, neighbours, priority, weight) for priority, weight in ways]
+        order = min(found, key=lambda of_start: of_start[0])[1]
+        return _moves(graph, order, neighbours, labels)
 
 
-def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, list[int]]:
-    """An order that begins with ``start`` and keeps the frontier small, with what it costs: states over all steps."""
+def _order_from(
+    start: int, neighbours: Sequence[Sequence[int]], priority: Sequence[int], weight: int
+) -> tuple[int, list[int]]:
+    """An order that begins with ``start`` and keeps the frontier small, with what it costs: states over all steps.
+
+    Next comes the vertex of the highest priority, where each one that the frontier grows by counts ``weight`` against
+    it.
+    """
     left = [len(of_vertex) for of_vertex in neighbours]
     frontier: set[int] = set()
     todo = set(range(len(neighbours)))
@@ -78,15 +98,15 @@ def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, l
     cost = 0
     near = {start}
     while todo:
-        best_size, v = len(todo) + len(frontier) + 2, -1
+        best, v = (1 << 60), -1
         least_size = len(frontier) - sum(1 for w in frontier if left[w] == 1)
-        for u in sorted(near) if near else [next(u for u in apart if u in todo)]:
+        for u in sorted(near, key=lambda u: -priority[u]) if near else [next(u for u in apart if u in todo)]:
             stays = any(w in todo for w in neighbours[u])
             size = len(frontier) + stays - sum(1 for w in neighbours[u] if w in frontier and left[w] == 1)
-            if size < best_size:
-                best_size, v = size, u
-                if size == least_size:
-                    break
+            if weight * size - priority[u] < best:
+                best, v = weight * size - priority[u], u
+            if size == least_size:  # the first one: no other one of that size has a higher priority
+                break
         todo.remove(v)
         order.append(v)
         frontier.add(v)
@@ -98,7 +118,9 @@ def _order_from(start: int, neighbours: Sequence[Sequence[int]]) -> tuple[int, l
     return cost, order
 
 
-def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]]) -> Labelling | None:
+def _moves(
+    graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequence[int]], possible: Sequence[int]
+) -> Labelling | None:
     edge_of = {(tail, head): e for e, (tail, head, _) in enumerate(graph.edges)}
     left = [len(of_vertex) for of_vertex in neighbours]
     frontier: list[int] = []
@@ -116,7 +138,7 @@ def _moves(graph: LayerGraph, order: Sequence[int], neighbours: Sequence[Sequenc
         number: dict[tuple[int, ...], int] = {}
         found: list[tuple[int, int, int, list[int], list[int]]] = []
         for source, labels in enumerate(states):
-            for label in (BEHIND, INSIDE, IN_FRONT):
+            for label in possible:
                 paid = _paid(v, label, [(w, labels[at]) for w, at in ends], edge_of)
                 if paid is None:
                     continue

@@ -1,0 +1,203 @@
+"""The shortest way over the cheapest borders at each amount of work: no stage pays less, and no plan takes less."""
+
+from __future__ import annotations
+
+from itertools import product
+from random import Random
+
+import numpy as np
+import pytest
+
+from piper_ray.engine.flush import border_bound
+from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
+from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
+from piper_ray.engine.flush.position_program import path_prices
+from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.kernels.flush_borders import GROUP
+from piper_ray.engine.kernels.types import IndexArray
+from tests.flush_schedules import FlushSchedule
+from tests.instances import random_instance
+from tests.lengths import long_after
+from tests.unit.test_flush_limits import searched, tables
+from tests.unit.test_flush_path_prices import any_prices
+
+_FEW, _MANY = 10, 256
+"""Cells: several downsets in each, or mostly one."""
+
+
+@pytest.mark.parametrize("cells", [_FEW, _MANY])
+def test_each_downset_is_in_a_cell_whose_borders_cost_no_more(cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(border_bound, "_CELLS", cells)
+    rng, met = Random(3), 0
+    for seed in range(40):
+        workload, _ = tables(random_instance(seed, most_layers=7))
+        bound = None if workload is None else _bound(workload, np.arange(1))
+        if workload is None or bound is None:
+            continue
+        value = np.array([rng.uniform(-1.0, 1.0) for _ in bound.work.own_s])
+        least = bound.least_in_front(value)
+        inside = _inside(workload)
+        for i in range(len(inside)):
+            front = [v for v in range(value.size) if v not in inside[i]]
+            front_s, paid = bound.work.own_s[front].sum(), _short_paid(workload, bound, inside[i])
+            of_it = [
+                cell
+                for cell in _cells_with(bound, front_s)
+                if (np.stack([bound.cells.in_s[cell], bound.cells.out_s[cell]]) <= paid * (1.0 + 1e-9) + 1e-12).all()
+            ]
+            assert of_it, (seed, i)
+            assert min(least[cell] for cell in of_it) <= value[front].sum() + 1e-9
+            assert all(least[cell] <= value[front].sum() + 1e-9 for cell in of_it if cells == _MANY), seed
+            met += any(np.allclose(bound.cells.in_s[cell], paid[0]) for cell in of_it)
+    assert met > 150
+
+
+def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
+    surely = 0
+    for seed in range(40):
+        workload, _ = tables(random_instance(seed, most_layers=7))
+        bound = None if workload is None else _bound(workload, np.arange(1))
+        if workload is None or bound is None:
+            continue
+        inside, cells = _inside(workload), bound.cells
+        none = cells.long_s.shape[1] - 1
+        for i, j in product(range(len(inside)), repeat=2):
+            if not inside[j] < inside[i]:
+                continue
+            stage, groups = inside[i] - inside[j], []
+            for downset in (inside[i], inside[j]):
+                front = [v for v in range(bound.work.own_s.size) if v not in downset]
+                groups.append({cell // GROUP for cell in _cells_with(bound, bound.work.own_s[front].sum())})
+            if i == len(inside) - 1:
+                groups[0] = {none}
+            if j == 0:
+                groups[1] = {none}
+            work_s = bound.work.own_s[list(stage)].sum()
+            for length in range(cells.short_s.size + 1):
+                paid_s = _paid_for_long(workload, bound, inside[i], inside[j], length)
+                for group_i, group_j in product(*groups):
+                    assert cells.long_s[length, group_i, group_j] <= paid_s * (1.0 + 1e-9) + 1e-12, seed
+                    surely += cells.long_s[length, group_i, group_j] > 0.0
+                if length > 0 and work_s > cells.short_s[length - 1]:
+                    short = _short_paid(workload, bound, inside[i])[0, length - 1]
+                    assert _paid_for_short(workload, bound, inside[i], inside[j], length)[0] == pytest.approx(short)
+                    short = _short_paid(workload, bound, inside[j])[1, length - 1]
+                    assert _paid_for_short(workload, bound, inside[i], inside[j], length)[1] == pytest.approx(short)
+    assert surely > 500
+
+
+@pytest.mark.parametrize(("cells", "schedule"), long_after(2, product((_MANY, _FEW), FlushSchedule.flushed())))
+def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(border_bound, "_CELLS", cells)
+    rng, compared, closer, ruled_out = Random(9), 0, 0, 0
+    for seed, workload, _, task, batch_s in searched(schedule):
+        good, bound = path_prices(workload.arrays, task.arrays), _bound(workload, task.arrays.variants)
+        if good is None or bound is None:
+            continue
+        for prices in (good, any_prices(rng, workload.arrays, task.arrays, good)):
+            for upper_s in (batch_s, 1.1 * batch_s, np.inf):
+                found_s = bound.least_s(workload.arrays, task.arrays, prices, 0.5 * task.lower_s, upper_s)
+                assert found_s <= batch_s * (1.0 + 1e-9), (seed, task.degrees, upper_s)
+            compared += 1
+            closer += bound.least_s(workload.arrays, task.arrays, prices, 0.0, batch_s) > max(prices.bound_s, 0.0)
+            ruled_out += bound.least_s(workload.arrays, task.arrays, prices, 0.0, 0.99 * batch_s) == np.inf
+    assert compared > 100
+    assert closer > compared / 3
+    assert ruled_out > compared / 8
+
+
+@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.engine.flush.position_program._MANY_LAYERS", 0)
+    compared = 0
+    for seed, workload, _, task, batch_s in searched(schedule):
+        choices = LayerChoices.of(workload.arrays, task.arrays)
+        prices = path_prices(workload.arrays, task.arrays)
+        if prices is None:
+            continue
+        assert prices.bound_s <= batch_s * (1.0 + 1e-9), seed
+        for count in (1, 3):
+            pieces = choices.in_pieces(in_flight_at(task.arrays), count)
+            assert pieces.copies.size <= count
+            for figures, of_pieces in zip(choices[3:], pieces[3:], strict=True):
+                assert _least(pieces, of_pieces) >= _least(choices, figures) * (1.0 - 1e-9)
+            quickest = _least(choices, choices.forward_s + choices.backward_s)
+            assert _least(pieces, pieces.forward_s + pieces.backward_s) == pytest.approx(quickest)
+        compared += 1
+    assert compared > 100
+
+
+def _least(choices: LayerChoices, figures: IndexArray) -> float:
+    """The least sum of all layers."""
+    least = [figures[choices.layer == layer].min() for layer in range(choices.copies.size)]
+    return float(choices.copies @ np.array(least))
+
+
+def _bound(workload: FlushWorkload, variants: IndexArray) -> BorderBound | None:
+    labelling = border_labelling(workload.lattice.graph)
+    assert labelling is not None
+    return BorderBound.of(workload.lattice.graph, labelling, workload.arrays, variants)
+
+
+def _inside(workload: FlushWorkload) -> list[set[int]]:
+    return [
+        {v for v in range(64 * row.size) if int(row[v >> 6]) >> (v & 63) & 1} for row in workload.lattice.arrays.bits
+    ]
+
+
+def _cells_with(bound: BorderBound, front_s: float) -> list[int]:
+    cells = bound.cells
+    found = (cells.from_s <= front_s * (1.0 + 1e-12)) & (front_s <= cells.to_s * (1.0 + 1e-12) + 1e-300)
+    return np.flatnonzero(found).tolist()
+
+
+def _spans_s(workload: FlushWorkload, bound: BorderBound) -> list[float]:
+    """By looking at all vertices."""
+    graph, spans_s = workload.lattice.graph, []
+    for tail, head, _ in graph.edges:
+        ends = [_reached(tail, graph.predecessors), _reached(head, graph.successors)]
+        spans_s.append(sum(bound.work.own_s[v] for v in range(graph.size) if not any(v in end for end in ends)))
+    return spans_s
+
+
+def _reached(v: int, neighbours: tuple[tuple[int, ...], ...]) -> set[int]:
+    found, pending = {v}, [v]
+    while pending:
+        for w in neighbours[pending.pop()]:
+            if w not in found:
+                found.add(w)
+                pending.append(w)
+    return found
+
+
+def _short_paid(workload: FlushWorkload, bound: BorderBound, inside: set[int]) -> np.ndarray:
+    """float64[2, l]: of the short edges that cross a border, what comes in behind it and goes out in front of it."""
+    arrays, found = workload.arrays, np.zeros((2, bound.cells.short_s.size))
+    for e, span_s in enumerate(_spans_s(workload, bound)):
+        if arrays.edge_head[e] in inside and arrays.edge_tail[e] not in inside:
+            is_short = span_s <= bound.cells.short_s
+            found += np.array([[arrays.edge_in_s[0, e]], [arrays.edge_out_s[0, e]]]) * is_short
+    return found
+
+
+def _paid_by(workload: FlushWorkload, outer: set[int], inner: set[int], e: int) -> tuple[float, float]:
+    arrays = workload.arrays
+    tail, head = int(arrays.edge_tail[e]), int(arrays.edge_head[e])
+    comes_in = arrays.edge_in_s[0, e] if tail not in outer and head in outer - inner else 0.0
+    goes_out = arrays.edge_out_s[0, e] if tail in outer - inner and head in inner else 0.0
+    return float(comes_in), float(goes_out)
+
+
+def _paid_for_long(workload: FlushWorkload, bound: BorderBound, outer: set[int], inner: set[int], length: int) -> float:
+    spans_s = _spans_s(workload, bound)
+    limit_s = -1.0 if length == 0 else bound.cells.short_s[length - 1]
+    return sum(sum(_paid_by(workload, outer, inner, e)) for e, span_s in enumerate(spans_s) if span_s > limit_s)
+
+
+def _paid_for_short(
+    workload: FlushWorkload, bound: BorderBound, outer: set[int], inner: set[int], length: int
+) -> tuple[float, float]:
+    spans_s = _spans_s(workload, bound)
+    short = [e for e, span_s in enumerate(spans_s) if span_s <= bound.cells.short_s[length - 1]]
+    paid = [_paid_by(workload, outer, inner, e) for e in short]
+    return sum(comes_in for comes_in, _ in paid), sum(goes_out for _, goes_out in paid)
