@@ -299,13 +299,13 @@ def test_weights_that_fill_a_device_when_gathered_are_not_sharded() -> None:
 @pytest.mark.parametrize(
     ("model", "tokens", "name", "contexts", "experts"),
     [
-        ("llama3-8b", 8192, RuntimeName.MEGATRON, (1,), ()),
-        ("llama3-8b", 32768, RuntimeName.MEGATRON, (1, 2, 4), ()),
+        ("llama3-8b", 8192, RuntimeName.MEGATRON, (1, 2, 4), ()),
+        ("llama3-8b", 32768, RuntimeName.MEGATRON, (1, 2, 4, 8), ()),
         ("llama3-8b", 131072, RuntimeName.TORCHTITAN, (1, 2, 4, 8), ()),
         ("llama3-8b", 131072, RuntimeName.DEEPSPEED, (1,), ()),
-        ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1,), (8,)),
+        ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1, 2, 4), (8,)),
         ("mixtral-8x22b", 8192, RuntimeName.DEEPSPEED, (1,), ()),
-        ("deepseek-v3", 4096, RuntimeName.MEGATRON, (1,), (8, 16, 32)),
+        ("deepseek-v3", 4096, RuntimeName.MEGATRON, (1, 2), (8, 16, 32)),
         ("resnet50", None, RuntimeName.MEGATRON, (1,), ()),
     ],
 )

@@ -79,7 +79,8 @@ class Offer:
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
     over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
     recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_over:
-    numbers of devices over which weights are shared, by another number of replicas for each t. always_sequence: what tensor parallelism divides has sequence parallelism, where it can.
+    numbers of devices over which weights are shared, by another number of replicas for each t. always_sequence: what
+    tensor parallelism divides has sequence parallelism, where it can.
     """
 
     zero: int = 1
