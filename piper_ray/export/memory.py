@@ -13,18 +13,17 @@ from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.calibrate.words import are_words, run_of_words
 from piper_ray.export.import_plan import read_layout
 from piper_ray.export.run_as import ReadLayout
-from piper_ray.model import arguments, limits
-from piper_ray.model.cluster import Cluster
+from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
-from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.pieces import pieces_of
-from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
-from piper_ray.workloads.estimate.layout import Layout, priced
+from piper_ray.workloads.estimate.layout import priced
+from piper_ray.workloads.estimate.refusals import plain_instance
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Software, SoftwareFamily, software_named
 
 _ANY_GPU = "H100-SXM"
@@ -84,7 +83,7 @@ def memory_of_layout(
     if are_words(layout):
         run = run_of_words(layout)
     else:
-        instance = _plain_instance(config, table)
+        instance = plain_instance(config, table, EstimateRequest(nodes=1))
         read = read_layout(instance, layout)
         run, notes = _run_of(read, instance), [*notes, *read.notes]
         recomputed, shards = _recomputed(read), _shards(read)
@@ -109,15 +108,6 @@ def memory_of_layout(
         assumed=(*laid.assumed, *assumed),
         notes=tuple(notes),
     )
-
-
-def _plain_instance(config: ModelConfig, table: Hardware) -> Instance:
-    """The model's layers as layouts are read for, on as many devices as may be."""
-    request = EstimateRequest(nodes=1)
-    layout = Layout(1, 1, 1, samples=1, batch=1, schedule=TRAINED_TODAY, tokens=config.tokens)
-    found = priced(config, request.stack(table.gpu(_ANY_GPU)), table.training, layout).instance
-    cluster = Cluster(limits.DEVICES, found.memory_bytes, found.cluster.links)
-    return replace(found, cluster=cluster, model=trained_model(config, request, table.training))
 
 
 def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:

@@ -51,7 +51,7 @@ REFUSED = REFUSED_BY_ALL | {
         "gemma-7b", "granite-3.0-8b", "opt-6.7b", "dbrx", "SmolLM3-3B",
     },
     "its biases are neither": {"Phi-3.5-MoE"},
-    "its norms of queries and keys go over all heads": {"OLMoE-1B-7B"},
+    "its norms of queries and keys go over all heads": {"OLMoE-1B-7B", "MiniMax-M2"},
     "its positions are neither rotary nor learned": {"mpt-7b"},
 }  # fmt: skip
 """Why Megatron-LM cannot train it, in words of the refusal."""

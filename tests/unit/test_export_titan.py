@@ -39,10 +39,10 @@ REFUSED = REFUSED_BY_ALL | {
         "gpt-j-6b", "pythia-6.9b", "c4ai-command-r-v01", "Nemotron-4-340B", "starcoder", "starcoder2-15b", "opt-6.7b",
         "stablelm-3b-4e1t", "gpt3-175b", "Phi-3.5-MoE",
     },
-    "its positions are not those of rotary heads as a whole": {"mpt-7b", "GLM-4.5-Air"},
+    "its positions are not those of rotary heads as a whole": {"mpt-7b", "GLM-4.5", "GLM-4.5-Air"},
     "its layers are not known to be torchtitan's own": {
         "granite-3.0-8b", "dbrx", "SmolLM3-3B", "OLMoE-1B-7B", "Qwen1.5-MoE-A2.7B", "Qwen2-57B-A14B", "dots.llm1",
-        "gemma-7b",
+        "gemma-7b", "MiniMax-M2",
     },
     "torchtitan's attention has not its sliding windows": {"Mistral-7B-v0.1"},
     "it predicts 2 tokens at once": {"DeepSeek-V3", "deepseek-v3"},

@@ -1,0 +1,182 @@
+"""What cannot be trained, said from the config before anything is solved: models that a runtime does not know, and
+clusters without the memory for any layout.
+
+What is counted of memory is less than any plan holds: states, spread as far as the runtime can, and with full
+recomputation one sample's checkpoints for each microbatch that 1F1B has in flight; nothing for passes and for the ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from piper_ray.model import limits
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural, size_text
+from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Recomputation, Sharding
+from piper_ray.model.schedule import TRAINED_TODAY
+from piper_ray.runtimes.runtime import Runtime
+from piper_ray.workloads.estimate.adapters import with_adapters
+from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
+from piper_ray.workloads.estimate.layout import Layout, priced
+from piper_ray.workloads.estimate.memory import kept_bytes, numbers_on_device
+from piper_ray.workloads.estimate.modes import LayerMode, degrees_of
+from piper_ray.workloads.estimate.operators import Architecture, LayerKind
+from piper_ray.workloads.estimate.runtimes import DEFAULT
+
+
+def reasons_against(
+    model: ModelConfig, hardware: Hardware, gpu: str, request: EstimateRequest, runtime: Runtime
+) -> tuple[str, ...]:
+    """Why no plan for that runtime can be found, a sentence each; none where nothing is known against it.
+
+    request: of which nodes, tokens, samples, batch, lora and offers count; samples None: any number. Raises UsageError
+    for names that are not known.
+    """
+    found: list[str] = []
+    instance = plain_instance(model, hardware, request)
+    try:
+        runtime.constraints(instance, runtime.schedules[0], request.gpus_per_node or hardware.gpu(gpu).gpus_per_node)
+    except UsageError as error:
+        found.append(f"{runtime.title} cannot train {model.name}: {error}")
+    return (*found, *_without_room(model, hardware, gpu, request, runtime))
+
+
+def plain_instance(model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Instance:
+    """The model's layers as runtimes know them, on as many devices as may be, each with one TMPC at t = 1."""
+    gpu = hardware.gpu(_ANY_GPU)
+    layout = Layout(1, 1, 1, samples=1, batch=1, schedule=TRAINED_TODAY, tokens=request.tokens or model.tokens)
+    found = priced(model, replace(request, precision="bf16").stack(gpu), hardware.training, layout).instance
+    cluster = Cluster(limits.DEVICES, found.memory_bytes, found.cluster.links)
+    return replace(found, cluster=cluster, model=trained_model(model, request, hardware.training))
+
+
+_ANY_GPU = "H100-SXM"
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Bytes of all layers of one kind at a t, on each of t devices: what each replica has of its own, what replicas
+    share; those of experts, in all; and what a microbatch keeps. layers: how many there are."""
+
+    layers: int
+    own: float
+    shared: float
+    routed: float
+    kept: float
+
+    def of_layer(self, t: int, devices: float, context: bool) -> tuple[float, float]:
+        """Of one layer on each of so many devices of a stage: the least state, and what a microbatch keeps."""
+        shares = devices / t
+        state = self.own + self.shared / shares + self.routed / devices
+        return state / self.layers, self.kept / self.layers / (shares if context else 1.0)
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What is asked: whether the layers fit on that many devices of so much memory.
+
+    all_shared: replicas can share weights and gradients, too. microbatches: of a batch, over all replicas.
+    """
+
+    architecture: Architecture
+    training: Training
+    degrees: tuple[int, ...]
+    devices: int
+    memory_bytes: float
+    all_shared: bool
+    context: bool
+    offload: bool
+    microbatches: int
+
+    def fits(self) -> bool:
+        """Whether any t and p leave each stage room for its blocks, and all stages together for all layers."""
+        return any(self._fits_at(t) for t in self.degrees if t <= self.devices)
+
+    def _fits_at(self, t: int) -> bool:
+        """At any p: layers of all kinds with one microbatch in flight, blocks of one kind with as many as 1F1B has."""
+        kinds = self._held(t)
+        main = max(kinds, key=lambda held: held.own + held.shared + held.routed)
+        for p in range(1, min(len(self.architecture.nodes), self.devices // t) + 1):
+            of_stage = self.devices / p
+            in_all = sum(held.layers * sum(held.of_layer(t, of_stage, self.context)) for held in kinds)
+            state, kept = main.of_layer(t, of_stage, self.context)
+            most = max(1.0, self.microbatches * t / of_stage)
+            room = sum(self.memory_bytes // (state + min(p - stage, most) * kept) for stage in range(p))
+            if in_all <= p * self.memory_bytes and room >= main.layers:
+                return True
+        return False
+
+    def _held(self, t: int) -> list[_Held]:
+        nodes = self.architecture.nodes
+        counts = Counter(node.kind.key for node in nodes)
+        return [self._of_kind(kind.on(t), t, counts[kind.key]) for kind in self.architecture.kinds]
+
+    def _of_kind(self, kind: LayerKind, t: int, layers: int) -> _Held:
+        recomputation = Recomputation.FULL if kind.recomputable else Recomputation.NONE
+        mode = LayerMode(degree=t, sequence_parallel=t > 1, recomputation=recomputation, experts=1)
+        own = shared = routed = 0.0
+        for numbers in numbers_on_device(kind, mode):
+            weights = numbers.held * self.training.weight_bytes + numbers.trained * self.training.gradient_bytes
+            optimizer = numbers.trained * self.training.optimizer_bytes
+            if numbers.routed:  # over as many devices as there are
+                routed += weights + optimizer
+            elif self.all_shared:
+                shared += weights + optimizer
+            else:
+                own, shared = own + weights, shared + optimizer
+        kept = 0.0 if self.offload or not kind.recomputable else kept_bytes(kind, mode)
+        return _Held(layers, layers * own, layers * shared, layers * routed, layers * kept)
+
+
+def _without_room(
+    model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest, runtime: Runtime
+) -> Iterator[str]:
+    gpu = hardware.gpu(gpu_key)
+    room = _room(model, hardware.training, gpu, request, runtime)
+    if room.fits():
+        return
+    per_node = request.gpus_per_node or gpu.gpus_per_node
+    nodes, enough = request.nodes, request.nodes
+    while enough < _MOST_NODES and not replace(room, devices=enough * per_node).fits():
+        nodes, enough = enough, 2 * enough
+    while enough - nodes > 1:
+        middle = (nodes + enough) // 2
+        nodes, enough = (nodes, middle) if replace(room, devices=middle * per_node).fits() else (middle, enough)
+    training = hardware.training
+    each = training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
+    states = room.architecture.trained_parameters * each
+    there = f"{plural(room.devices, 'GPU')} of {size_text(room.memory_bytes)}"
+    text = f"{model.name} has no layout that fits on {there}: weights, gradients and optimizer state alone take "
+    text += f"{size_text(states)} of {size_text(room.devices * room.memory_bytes)}"
+    yield text + (f"; fewer than {enough:,} nodes cannot do" if enough < _MOST_NODES else "")
+
+
+_MOST_NODES = 2**14
+
+
+def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateRequest, runtime: Runtime) -> _Room:
+    samples = request.samples or 1
+    architecture = model.architecture(Microbatch(samples, request.tokens or model.tokens, request.fused))
+    if request.lora:
+        architecture = with_adapters(architecture, request.lora)
+    per_node = request.gpus_per_node or gpu.gpus_per_node
+    degrees = {t for of_kind in degrees_of(architecture.kinds, per_node).values() for t in of_kind}
+    reserve = DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
+    return _Room(
+        architecture=architecture,
+        training=training,
+        degrees=tuple(sorted(degrees)) if runtime.tensor_parallelism else (1,),
+        devices=request.nodes * per_node,
+        memory_bytes=gpu.device_bytes - reserve,
+        all_shared=runtime.setting.most_sharding is Sharding.WEIGHTS,
+        context=runtime.setting.context,
+        offload=request.offer.offload,
+        microbatches=max(1, (request.batch or model.batch) // samples),
+    )

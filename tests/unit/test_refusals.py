@@ -1,0 +1,91 @@
+"""What is refused from the config: nothing that ran, nothing that has a plan, and by figures worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import piper_ray
+from piper_ray import Restrictions, ScheduleName, Status
+from piper_ray.calibrate.layouts import NotExpressible, laid_out
+from piper_ray.calibrate.runs import read_runs
+from piper_ray.model.mode import Sharding
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.refusals import reasons_against
+from tests.data import DATA
+from tests.lengths import long_after
+
+HARDWARE = load_hardware()
+MEGATRON, TITAN, TORCH = (RUNTIMES[RuntimeName(name)] for name in ("megatron", "torchtitan", "torch"))
+
+
+def refused(model: str, nodes: int, per_node: int | None = None) -> tuple[str, ...]:
+    request = EstimateRequest(nodes=nodes, gpus_per_node=per_node)
+    return reasons_against(read_model(model), HARDWARE, "H100-SXM", request, MEGATRON)
+
+
+def test_deepseek_on_two_nodes() -> None:
+    """18 bytes for each of 671 G parameters."""
+    (reason,) = refused("deepseek-v3", 2)
+    assert "no layout that fits on 16 GPUs" in reason
+    assert "alone take 11.18 TiB" in reason
+    assert pytest.approx(11.18 * 2**40, rel=0.001) == 18 * 683e9  # with the predictor of training
+    assert "fewer than 20 nodes cannot do" in reason
+    assert refused("deepseek-v3", 19)
+    assert not refused("deepseek-v3", 20)
+
+
+def test_models_that_a_runtime_does_not_know() -> None:
+    assert "several rows of blocks" in refused("gemma-3-27b", 2)[0]
+    assert len(refused("Llama-4-Maverick", 4)) == 2
+    request = EstimateRequest(nodes=2)
+    assert reasons_against(read_model("gemma-3-27b"), HARDWARE, "H100-SXM", request, TORCH) == ()
+
+
+def test_shared_weights_need_less() -> None:
+    request = EstimateRequest(nodes=12)
+    model = read_model("llama3-405b")
+    assert reasons_against(model, HARDWARE, "H100-SXM", request, MEGATRON)
+    assert not reasons_against(model, HARDWARE, "H100-SXM", request, TITAN)
+    assert not reasons_against(model, HARDWARE, "H100-SXM", replace(request, nodes=2, lora=8), TITAN)
+
+
+@pytest.mark.parametrize(
+    ("model", "per_node"), long_after(1, [("llama3-8b", 1), ("llama3-70b", 8), ("gpt3-175b", 8), ("mixtral-8x7b", 8)])
+)
+def test_where_it_refuses_there_is_no_plan(model: str, per_node: int) -> None:
+    """Up to the least number of nodes that it leaves open, with all that ``plan`` offers."""
+    nodes = 1
+    while refused(model, nodes, per_node):
+        experts = {"expert_parallel": (8,)} if model.startswith("mixtral") else {}
+        request = {"nodes": nodes, "gpus_per_node": per_node, "zero": "all", "microbatch": 1, **experts}
+        instance = piper_ray.estimate(model, "H100-SXM", **request)  # type: ignore[arg-type]
+        rules = MEGATRON.restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, per_node)
+        assert piper_ray.solve(instance, restrictions=rules, threads=1).status is Status.INFEASIBLE
+        nodes += 1
+    assert nodes > 1
+
+
+def test_nothing_is_refused_that_ran() -> None:
+    seen = 0
+    for run in (run for name in ("published", "moe", "memory") for run in read_runs(DATA / "runs" / f"{name}.json")):
+        try:
+            laid = laid_out(run, HARDWARE)
+        except NotExpressible:
+            continue
+        if laid.stack.gpu.memory_bytes != HARDWARE.gpu(str(run.gpu)).memory_bytes:
+            continue
+        layout = laid.layout
+        per_node = min(layout.devices, laid.stack.gpus_per_node)
+        request = EstimateRequest(
+            nodes=-(-layout.devices // per_node), gpus_per_node=per_node, tokens=layout.tokens, batch=layout.batch
+        )
+        runtime = TITAN if layout.sharding is Sharding.WEIGHTS else MEGATRON
+        found = reasons_against(laid.model, HARDWARE, str(run.gpu), request, runtime)
+        assert [reason for reason in found if "no layout" in reason] == [], run.id
+        seen += 1
+    assert seen > 120
