@@ -53,10 +53,11 @@ class PublishedRun(Open):
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. stages: layers of each stage (or of each rank, if it has several chunks).
     precision, recompute, optimizer_sharding, schedule, software, context_exchange: as ``layouts`` reads them.
-    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
-    software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
-    benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
-    dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are summed; loss: fused or not.
+    tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide
+    where software is told so; graphs: what CUDA graphs capture; overlapped: whether gradients and transfers are
+    exchanged while passes run. figure: a benchmark, where routers are balanced by force, or a production average;
+    expert_imbalance: where that is known. dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they
+    are summed; loss: fused or not.
     node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s: of a machine that is not as sold.
     """
 
@@ -89,6 +90,7 @@ class PublishedRun(Open):
     expert_overlap: _Share = None
     overlapped: _Flag = None
     overlaps: _Names = None
+    graphs: _Names = None
     figure: _Text = ""
     expert_imbalance: _Positive = None
     dispatcher: _Text = ""
