@@ -55,9 +55,10 @@ class PublishedRun(Open):
     of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding, schedule,
     software, context_exchange: as ``layouts`` reads them.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
-    software is told so; overlapped: whether gradients and transfers are exchanged while passes run. figure: a
-    benchmark, where routers are balanced by force, or a production average; expert_imbalance: where that is known.
-    dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are summed; loss: fused or not.
+    software is told so; graphs: what CUDA graphs capture; overlapped: whether gradients and transfers are exchanged
+    while passes run. figure: a benchmark, where routers are balanced by force, or a production average;
+    expert_imbalance: where that is known. dispatcher: how tokens reach experts. gradients: fp32 or bf16, as they are
+    summed; loss: fused or not.
     node_gbit_per_s, matrix_flop_per_s, memory_bytes_per_s, memory_gb: of a machine that is not as sold.
     """
 
@@ -91,6 +92,7 @@ class PublishedRun(Open):
     expert_overlap: _Share = None
     overlapped: _Flag = None
     overlaps: _Names = None
+    graphs: _Names = None
     figure: _Text = ""
     expert_imbalance: _Positive = None
     dispatcher: _Text = ""

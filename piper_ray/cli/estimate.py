@@ -174,6 +174,13 @@ def parse_overlaps(text: str) -> tuple[str, ...]:
     return tuple(one.value for one in overlaps_named(name.strip() for name in text.split(",")))
 
 
+def parse_graphs(text: str) -> tuple[str, ...]:
+    """``attn,moe_router``. Raises UsageError."""
+    from piper_ray.workloads.estimate.software import graphs_named
+
+    return tuple(one.value for one in graphs_named(name.strip() for name in text.split(",")))
+
+
 @dataclass(frozen=True)
 class RunningOptions:
     """How software runs the model."""
@@ -187,10 +194,19 @@ class RunningOptions:
         default="",
         parse=lambda text: parse_overlaps(text) if text else (),
     )
+    graphs: Any = option(
+        "NAMES",
+        "What CUDA graphs capture, which the host then launches as one: attn (all that is not routed to experts), "
+        "moe_router (routing), or both, as attn,moe_router.",
+        "--cuda-graphs",
+        default="",
+        parse=lambda text: parse_graphs(text) if text else (),
+    )
     dispatcher: str | None = option(
         "NAME",
         "How tokens reach their experts: all-to-all (a copy for each expert), once-per-node (DeepEP, HybridEP: over "
-        "the network once for each node) or all-gather. If not given, all-to-all up to 8 ranks, once-per-node beyond.",
+        "the network once for each node) or all-gather. If not given, all-to-all among up to 8 ranks in nodes of up to "
+        "8 GPUs, else once-per-node.",
     )
     expert_imbalance: float | None = option(
         "FACTOR",

@@ -246,11 +246,11 @@ def _passes(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]
 
 def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
     """How tokens reach experts, what hides of it, and how unevenly they go."""
-    how = dispatcher_for(mode.expert_ranks, stack.software)
+    how = dispatcher_for(mode.expert_ranks, stack)
     words = [f"{how.value} over {plural(mode.expert_ranks, 'rank')}, tokens x {stack.imbalance:g} on the busiest"]
     if how is TokenDispatcher.ALL_TO_ALL:
-        words.append(f"{time_text(stack.software.sorting_s, 2)} to sort each copy of a token")
-    words.append(f"{stack.software.expert_overlap:.0%} hidden")
+        words.append(f"{time_text(stack.gpu.sorting_s, 2)} to sort each copy of a token")
+    words.append(f"{stack.software.expert_overlap:.0%} of the way hidden")
     return ", ".join(words)
 
 

@@ -7,12 +7,16 @@ from itertools import product
 
 import pytest
 
+from piper_ray.calibrate.layouts import laid_out
+from piper_ray.calibrate.measurements import simulated
+from piper_ray.calibrate.runs import PublishedRun, read_runs
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.dispatch import dispatch_s, dispatcher_for, moved_bytes
 from piper_ray.workloads.estimate.doubt import doubt_of, load_doubt
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.layout import priced
 from piper_ray.workloads.estimate.modes import LayerMode, Offer
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import backward_s, summed_gradients_s
@@ -26,6 +30,7 @@ from piper_ray.workloads.estimate.software import (
     software_named,
     stack_of,
 )
+from tests.data import DATA
 from tests.estimate_support import estimated, kind_of, model_of
 
 HARDWARE = load_hardware()
@@ -65,10 +70,11 @@ def test_within_a_node_all_copies_go_over_its_links() -> None:
 
 
 def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
-    usual = software_named("megatron-core")
+    usual = stack()
     assert dispatcher_for(8, usual) is TokenDispatcher.ALL_TO_ALL
     assert dispatcher_for(16, usual) is TokenDispatcher.ONCE_PER_NODE
-    assert dispatcher_for(8, software_named("hai-llm")) is TokenDispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, replace(usual, gpus_per_node=72)) is TokenDispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, replace(usual, software=software_named("hai-llm"))) is TokenDispatcher.ONCE_PER_NODE
     times = [
         dispatch_s(8e8, 8, Group(32), stack(dispatcher=how))
         for how in (TokenDispatcher.ONCE_PER_NODE, TokenDispatcher.ALL_TO_ALL, TokenDispatcher.ALL_GATHER)
@@ -91,6 +97,66 @@ def test_what_is_said_of_experts_changes_what_they_take() -> None:
     for wrong in ({"overlaps": ("expert",)}, {"dispatcher": "post"}):
         with pytest.raises(UsageError, match="expected one of"):
             exposed_s(**wrong)
+
+
+def idle_s(experts: int = 8, **changes: object) -> float:
+    """What GPUs wait for the host in a layer's passes of few tokens."""
+    asked = EstimateRequest(nodes=4, tokens=64, offer=Offer(experts=(experts,)))
+    found = estimate(MIXTURE, HARDWARE, "H100-SXM", replace(asked, **changes))  # type: ignore[arg-type]
+    costs = found.costs(kind_of(found), LayerMode(degree=1, experts=experts))
+    return costs.idle_forward_s + costs.idle_backward_s
+
+
+def test_the_host_waits_less_for_what_graphs_capture_and_more_where_exchanges_overlap() -> None:
+    """It launches each expert's product five times as often where passes are launched piece by piece."""
+    usual = idle_s()
+    routing, all_else = idle_s(graphs=("moe_router",)), idle_s(graphs=("attn",))
+    assert max(routing, all_else) < usual
+    assert idle_s(graphs=("attn", "moe_router")) < min(routing, all_else)
+    overlapped = idle_s(overlaps=("experts",))
+    assert overlapped > usual > idle_s(experts=32)
+    assert overlapped - usual > 2.0 * (idle_s(experts=32, overlaps=("experts",)) - idle_s(experts=32))
+    with pytest.raises(UsageError, match="expected one of attn, moe_router"):
+        idle_s(graphs=("attention",))
+
+
+def test_sorting_tokens_does_not_hide_beside_passes() -> None:
+    asked = EstimateRequest(nodes=4, offer=Offer(experts=(8,)), overlaps=("experts",), expert_imbalance=1.0)
+    found = estimate(MIXTURE, HARDWARE, "H100-SXM", asked)
+    exposed = found.costs(kind_of(found), LayerMode(degree=1, experts=8)).exchange_forward_s
+    assert exposed > 1024 * 2 * HARDWARE.gpu("H100-SXM").sorting_s > 0.5 * exposed
+
+
+@pytest.mark.parametrize(
+    ("run", "degrees", "least"),
+    [
+        ("modelzoo-h100-q235-ep32-overlap", (8, 16), 32),
+        ("bridge2602-h100-q235-fp8", (8, 16), 32),
+        ("bridge2602-gb200-q235-fp8", (8, 16), 32),
+        ("bridge2509-h100-dsv3-fp8", (8, 16, 32), 64),
+        ("bridge2602-gb200-dsv3-fp8", (8, 16, 32), 64),
+        ("bridge2602-gb200-oss", (8,), 64),
+        ("bridge2602-b200-oss", (16, 32, 64), 8),
+    ],
+)
+def test_experts_are_spread_as_published_runs_spread_them(run: str, degrees: tuple[int, ...], least: int) -> None:
+    """What a release of Megatron-Bridge takes, or its next one (gpt-oss on B200), is the fastest of such degrees."""
+    told = next(one for one in read_runs(DATA / "runs" / "moe.json") if one.id == run)
+    times = {ranks: simulated_s(told.model_copy(update={"ep": ranks})) for ranks in (*degrees, least)}
+    assert min(times, key=times.__getitem__) == least
+
+
+def test_four_layouts_of_one_mixture_are_in_the_order_of_their_measured_steps() -> None:
+    measured = [
+        run for run in read_runs(DATA / "runs" / "moe.json") if run.id.startswith("modelzoo") and run.seq == 4096
+    ]
+    assert len(measured) == 4
+    assert sorted(measured, key=simulated_s) == sorted(measured, key=lambda run: run.step_s or 0.0)
+
+
+def simulated_s(run: PublishedRun) -> float:
+    laid = laid_out(run, HARDWARE)
+    return simulated(priced(laid.model, laid.stack, HARDWARE.training, laid.layout)).step_s
 
 
 def test_tensor_exchanges_hide_as_far_as_software_is_told_and_never_less() -> None:
@@ -130,6 +196,6 @@ def test_what_hardly_any_run_backs_is_said() -> None:
     least_s, most_s = sure.range_s(10.0)
     assert least_s < 10.0 < most_s
     odd = doubt_of("AMD Instinct MI300X 192 GB", software_named("megascale"), Precision.BF16, experts=True)
-    assert odd.few == {"AMD Instinct MI300X 192 GB": 0, "MegaScale": 0, "experts over several nodes": 1}
+    assert odd.few == {"AMD Instinct MI300X 192 GB": 0, "MegaScale": 0}
     assert "hardly any measured run backs: AMD Instinct MI300X" in odd.lines[1]
     assert set(load_doubt().software) <= set(load_software())

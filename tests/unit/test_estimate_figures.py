@@ -210,7 +210,7 @@ def test_experts_lie_on_the_devices_of_a_node() -> None:
     ring = all_reduce_s(2 * 1024 * 1024, Group(4), H100, 8)
     sent_bytes, copies = 2 * 2 * 2 * 1024 * 1024 / 4, 2 * 1024 / 4
     sent_s = sent_bytes * 3 / 4 / (450e9 * software.dispatch_fraction) + 3 * H100.link_latency_s
-    there = 1.25 * (sent_s + copies * software.sorting_s) + 2 * software.message_s
+    there = 1.25 * (sent_s + copies * H100.sorting_s) + 2 * software.message_s
     exposed = 1 - software.forward_overlap
     assert sharded.exchange_forward_s == pytest.approx(exposed * (ring + 2 * software.message_s) + there)
     assert four.exchange_forward_s == pytest.approx(exposed * 2 * (ring + software.message_s))
@@ -280,7 +280,7 @@ def test_experts_apart_from_tensor_parallelism() -> None:
     software = load_software()["megatron-core"]
     far_s = 4 * 1024 * 1024 * (1 - 1 / 4) / (50e9 * 0.85) + 14 * H100.link_latency_s + 2 * H100.network_latency_s
     assert far.exchange_forward_s == pytest.approx(1.25 * far_s + 2 * software.message_s)
-    sorted_s = 2 * 1024 * software.sorting_s
+    sorted_s = 2 * 1024 * H100.sorting_s
     near_s = 4 * 1024 * 2 * 1024 * 7 / 8 / (450e9 * 0.8) + 7 * H100.link_latency_s + sorted_s
     assert near.exchange_forward_s == pytest.approx(1.25 * near_s + 2 * software.message_s)
 

@@ -33,6 +33,7 @@ from piper_ray.workloads.estimate.software import (
     Stack,
     context_exchange_named,
     dispatcher_named,
+    graphs_named,
     overlaps_named,
     precision_named,
     software_named,
@@ -44,15 +45,15 @@ from piper_ray.workloads.estimate.software import (
 class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
-    nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over all
-    replicas.
-    fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer:
-    further ways to run layers; recomputations: besides those that suit the software. context_exchange: how context
-    parallelism attends to all tokens (``software.ContextExchange``); overlaps: exchanges that hide beside passes beyond
-    what the software does by default; dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
-    software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank of
-    adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: the bytes of each GPU for
-    CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
+    nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over
+    all replicas. fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16
+    or fp8. offer: further ways to run layers; recomputations: besides those that suit the software.
+    context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
+    exchanges that hide beside passes beyond what the software does by default; graphs: what CUDA graphs capture
+    (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
+    software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
+    of adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: the bytes of each GPU
+    for CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
     calibration: what measurements say of the constants.
     """
 
@@ -68,6 +69,7 @@ class EstimateRequest:
     recomputations: tuple[Recomputation, ...] = ()
     context_exchange: str = ContextExchange.RING.value
     overlaps: tuple[str, ...] = ()
+    graphs: tuple[str, ...] = ()
     dispatcher: str | None = None
     expert_imbalance: float | None = None
     lora: int = 0
@@ -77,7 +79,10 @@ class EstimateRequest:
     def stack(self, gpu: Gpu) -> Stack:
         """What runs the model on that GPU. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
-        changed: dict[str, object] = {"context": context_exchange_named(self.context_exchange)}
+        changed: dict[str, object] = {
+            "context": context_exchange_named(self.context_exchange),
+            "graphs": graphs_named(self.graphs),
+        }
         if self.dispatcher is not None:
             changed["dispatcher"] = dispatcher_named(self.dispatcher)
         software = software.overlapping(overlaps_named(self.overlaps)).model_copy(update=changed)

@@ -14,7 +14,7 @@ from piper_ray.workloads.estimate.exchanges import all_gather_s, exchanges_of
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.operators import LayerKind, Operator
 from piper_ray.workloads.estimate.roofline import (
     backward_s,
     expert_launches,
@@ -23,11 +23,14 @@ from piper_ray.workloads.estimate.roofline import (
     traffic_s,
     weight_gradients_s,
 )
-from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.software import CudaGraph, Stack
 
 _HALF = 1.5
 """Half the exponent of the norm in which the host's and the GPU's time add up to a pass's."""
 
+
+_ROUTED_BACK = 1.5
+"""Times as long that the host takes to launch the backward pass of routing."""
 
 _INTERFERENCE = 0.25
 """The share of the time of a collective that products beside it lose to it: it takes multiprocessors and memory
@@ -136,8 +139,9 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
     talk_again = talk.again_s
-    forward_launches = sum(launches(operator)[0] for operator in kind.operators)
-    backward_launches = sum(launches(operator)[1] for operator in kind.operators) + again_launches
+    launched = [operator for operator in kind.operators if not is_captured(operator, stack)]
+    forward_launches = sum(launches(operator)[0] for operator in launched)
+    backward_launches = sum(launches(operator)[1] for operator in launched) + again_launches
     experts_host = experts_host_s(kind, mode, stack)
     idle_forward = idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0])
     idle_backward = idle_s(
@@ -187,13 +191,23 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     )
 
 
+def is_captured(operator: Operator, stack: Stack) -> bool:
+    """Whether a CUDA graph launches it, in no time of the host's."""
+    return CudaGraph.ATTENTION in stack.software.graphs and not operator.routed
+
+
 def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[float, float]:
-    """What the host takes to launch grouped products expert by expert, in a forward and in a backward pass."""
-    each_s = stack.launch_s(mode.degree)
+    """What the host takes to route and to launch grouped products expert by expert, in a forward and in a backward
+    pass."""
     counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
-    again = mode.recomputation == Recomputation.FULL
-    forward_s = each_s * sum(forward for forward, _ in counts)
-    return forward_s, each_s * sum(backward for _, backward in counts) + (forward_s if again else 0.0)
+    if not counts:
+        return 0.0, 0.0
+    software, each_s = stack.software, stack.launch_s(mode.degree) * stack.software.expert_launches
+    left = software.graphed_experts_host if CudaGraph.ROUTING in software.graphs else 1.0
+    routing_s = left * software.experts_host_s
+    forward_s = each_s * sum(forward for forward, _ in counts) + routing_s
+    backward_s = each_s * sum(backward for _, backward in counts) + _ROUTED_BACK * routing_s
+    return forward_s, backward_s + (forward_s if mode.recomputation == Recomputation.FULL else 0.0)
 
 
 def idle_s(device_s: float, host_s: float) -> float:

@@ -8,17 +8,18 @@ all tokens of the group to each of its devices.
 from __future__ import annotations
 
 from piper_ray.workloads.estimate.groups import Group, latency_s
-from piper_ray.workloads.estimate.software import Software, Stack, TokenDispatcher
+from piper_ray.workloads.estimate.software import Stack, TokenDispatcher
 
 _NEAR_RANKS = 8
-"""NVIDIA's recipes send tokens by all-to-all among so many ranks, and by kernels that know of nodes among more."""
+"""NVIDIA's recipes send tokens by all-to-all in nodes of so many GPUs, and by kernels that know of nodes elsewhere."""
 
 
-def dispatcher_for(ranks: int, software: Software) -> TokenDispatcher:
-    """That of the software, or the usual one for so many ranks."""
-    if software.dispatcher is not None:
-        return software.dispatcher
-    return TokenDispatcher.ALL_TO_ALL if ranks <= _NEAR_RANKS else TokenDispatcher.ONCE_PER_NODE
+def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
+    """That of the software, or the usual one for so many ranks in such nodes."""
+    if stack.software.dispatcher is not None:
+        return stack.software.dispatcher
+    near = max(ranks, stack.gpus_per_node) <= _NEAR_RANKS
+    return TokenDispatcher.ALL_TO_ALL if near else TokenDispatcher.ONCE_PER_NODE
 
 
 def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> float:
@@ -26,7 +27,7 @@ def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> 
     if group.size == 1:
         return 0.0
     gpu, per_node, software = stack.gpu, stack.gpus_per_node, stack.software
-    how = dispatcher_for(group.size, software)
+    how = dispatcher_for(group.size, stack)
     near_bytes, far_bytes = moved_bytes(size_bytes, copies, group, per_node, how)
     peers = max(1, group.in_node(per_node) - 1) if gpu.mesh else 1
     near_s = near_bytes / (gpu.link_bytes_per_s * peers * software.dispatch_fraction)
@@ -37,9 +38,9 @@ def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> 
 def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float:
     """Copies of tokens sorted by expert on one side of an all-to-all, and again on the other: row by row, so that short
     rows cost as much as long ones. Kernels that know of nodes do it on the way."""
-    if group.size == 1 or dispatcher_for(group.size, stack.software) is not TokenDispatcher.ALL_TO_ALL:
+    if group.size == 1 or dispatcher_for(group.size, stack) is not TokenDispatcher.ALL_TO_ALL:
         return 0.0
-    return tokens * copies * stack.software.sorting_s
+    return tokens * copies * stack.gpu.sorting_s
 
 
 def moved_bytes(

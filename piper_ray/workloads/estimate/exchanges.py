@@ -76,7 +76,7 @@ def exchanges_of(kind: LayerKind, mode: LayerMode, stack: Stack) -> ExchangeSeco
         if once_s == 0.0:
             continue
         to_experts = is_all_to_all(exchange, mode)
-        hidden = (software.expert_overlap,) * 2 if to_experts else (software.forward_overlap, software.backward_overlap)
+        hidden = (0.0, 0.0) if to_experts else (software.forward_overlap, software.backward_overlap)
         exposed_s = exchange.forward * once_s * (1.0 - hidden[0])
         forward_s += exposed_s
         again_s += exposed_s if mode.does_again(exchange) else 0.0
@@ -108,7 +108,7 @@ def is_all_to_all(exchange: Exchange, mode: LayerMode) -> bool:
 
 
 def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
-    """One exchange, once, on each device."""
+    """One exchange, once, on each device; of tokens to experts, what does not hide: sorting them never does."""
     gpu, per_node = stack.gpu, stack.gpus_per_node
     group = Group(mode.degree)
     if is_all_to_all(exchange, mode):
@@ -116,12 +116,13 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stac
         spread = Group(mode.expert_ranks, mode.expert_tensor)
         copies = kind.value("e")
         tokens = kind.value("s b") / (mode.degree * mode.context) * mode.expert_tensor
-        sent_s = dispatch_s(share, copies, spread, stack) + sorting_s(tokens, copies, spread, stack)
-        once_s, messages = stack.imbalance * sent_s, 2
+        seen = 1.0 - stack.software.expert_overlap
+        sent_s = seen * dispatch_s(share, copies, spread, stack) + sorting_s(tokens, copies, spread, stack)
+        once_s, messages = stack.imbalance * sent_s, 2.0 * seen
     else:
         size_bytes = kind.value(exchange.bytes) / mode.context
         once_s = stack.software.tensor_slowdown * all_reduce_s(size_bytes, group, gpu, per_node)
-        messages = 2 if mode.sequence_parallel else 1
+        messages = 2.0 if mode.sequence_parallel else 1.0
     return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
 
 

@@ -134,6 +134,7 @@ class Gpu(Closed):
     attention_fraction: _Fraction = 0.8
     fp8_gain: Positive = Field(default=1.0, description="a number > 0")
     kernel_s: Figure = Field(default=0.0, alias="kernel", description="seconds >= 0")
+    sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")

@@ -210,7 +210,7 @@ def _chunks(architecture: Architecture, layout: Layout) -> list[tuple[int, ...]]
     """The layers of each stage of the plan. What lies before the first transformer layer goes with it, and so on."""
     blocks = [index for index, node in enumerate(architecture.nodes) if node.kind.recomputable]
     count = layout.pipeline * layout.schedule.v
-    sizes = _sizes(len(blocks), count, layout)
+    sizes = _sizes(len(blocks), count, layout, predicts=any(node.predictor for node in architecture.nodes))
     found, last = [], 0
     for number, size in enumerate(sizes):
         done = sum(sizes[: number + 1])
@@ -224,16 +224,17 @@ def _chunks(architecture: Architecture, layout: Layout) -> list[tuple[int, ...]]
     return found
 
 
-def _sizes(blocks: int, count: int, layout: Layout) -> list[int]:
+def _sizes(blocks: int, count: int, layout: Layout, predicts: bool) -> list[int]:
     """Transformer layers of each stage of the plan."""
     v = layout.schedule.v
     if layout.stages is not None:
         return _given_sizes(layout.stages, blocks, count, layout)
     if blocks % count == 0:
         return [blocks // count] * count
-    if (blocks + 2) % count == 0:  # embedding and projection stand for a layer each
+    if (blocks + 2) % count == 0:
+        # Embedding and projection stand for a layer each; a predictor has a projection of its own (Megatron-Bridge).
         sizes = [(blocks + 2) // count] * count
-        sizes[0] -= 1
+        sizes[-1 if predicts else 0] -= 1
         sizes[-1] -= 1
         return sizes
     if blocks < count:

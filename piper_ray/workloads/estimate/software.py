@@ -86,6 +86,13 @@ class Overlap(str, Enum):
     CONTEXT = "context"
 
 
+class CudaGraph(str, Enum):
+    """What CUDA graphs capture, by Megatron's names: the host launches it as one. ATTENTION: what is not routed."""
+
+    ATTENTION = "attn"
+    ROUTING = "moe_router"
+
+
 class Software(Closed):
     """A generation of software; see software.toml for what each figure means."""
 
@@ -107,10 +114,14 @@ class Software(Closed):
     transfer_overlap: bool = Field(strict=True, description="true or false")
     expert_overlap: _Share = 0.0
     context_overlap: bool = Field(default=False, strict=True, description="true or false")
+    graphs: tuple[CudaGraph, ...] = Field(default=(), strict=False, description="a list of what graphs capture")
     told_tensor_overlap: _Share = 0.0
     told_expert_overlap: _Share = 0.0
     dispatch_fraction: _Share = 0.8
-    sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
+    experts_host_s: Figure = Field(default=0.0, alias="experts_host", description="seconds >= 0")
+    graphed_experts_host: _Share = 1.0
+    expert_launches: Positive = Field(default=1.0, description="a number > 0")
+    told_expert_launches: Positive = Field(default=1.0, description="a number > 0")
     dispatcher: TokenDispatcher | None = Field(
         default=None, strict=False, description="a way to send tokens to experts"
     )
@@ -130,6 +141,7 @@ class Software(Closed):
             changed["backward_overlap"] = max(self.backward_overlap, self.told_tensor_overlap)
         if Overlap.EXPERTS in told:
             changed["expert_overlap"] = max(self.expert_overlap, self.told_expert_overlap)
+            changed["expert_launches"] = max(self.expert_launches, self.told_expert_launches)
         return self.model_copy(update=changed)
 
     def reduced_bytes(self, precision: Precision, training: Training) -> float:
@@ -205,6 +217,11 @@ def precision_named(name: str) -> Precision:
 def dispatcher_named(name: str) -> TokenDispatcher:
     """That way to send tokens to experts. Raises UsageError."""
     return choice("dispatcher", name, TokenDispatcher)
+
+
+def graphs_named(names: Iterable[str]) -> tuple[CudaGraph, ...]:
+    """What graphs capture. Raises UsageError."""
+    return tuple(choice("cuda graph", name, CudaGraph) for name in names)
 
 
 def overlaps_named(names: Iterable[str]) -> tuple[Overlap, ...]:
