@@ -11,6 +11,10 @@ from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
 
+_MOST_ENDS = 4
+"""Beside the end of the first stage: paths to these are looked at."""
+
+
 class PassPath(NamedTuple):
     """How often each position's passes, forward and backward, and its synchronisation are on a path, by stages behind.
     float64[positions] each."""
@@ -28,8 +32,14 @@ def longest_paths(
     schedule: int, microbatches: int, forward_s: FloatArray, backward_s: FloatArray, sync_s: FloatArray
 ) -> list[PassPath]:
     """The longest path of each position, longest first. By stages behind, what each takes."""
-    find = _of_gpipe if schedule == GPIPE else _of_1f1b
-    found = find(microbatches, forward_s, backward_s)
+    if schedule == GPIPE:
+        found = _of_gpipe(microbatches, forward_s, backward_s)
+    else:
+        found = [
+            path
+            for end in _ends(sync_s)
+            for path in _up_to(end, forward_s.size, _of_1f1b(microbatches, forward_s[: end + 1], backward_s[: end + 1]))
+        ]
     return sorted(found, key=lambda path: -path.seconds(forward_s, backward_s, sync_s))
 
 
@@ -61,6 +71,29 @@ def _of_gpipe(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[Pas
         backward[np.argmax(backward_s[: q + 1])] += m - 1
         found.append(PassPath(forward, backward, _ones(forward_s.size, q, q + 1)))
     return found
+
+
+def _ends(sync_s: FloatArray) -> list[int]:
+    """The first stage of all, and those that synchronise longer than all in front of them, the longest first."""
+    first, found = sync_s.size - 1, []
+    longest_s = sync_s[first]
+    for q in range(first - 1, -1, -1):
+        if sync_s[q] > longest_s:
+            longest_s = sync_s[q]
+            found.append(q)
+    return [first, *found[: -_MOST_ENDS - 1 : -1]]
+
+
+def _up_to(end: int, positions: int, paths: list[PassPath]) -> list[PassPath]:
+    """Paths to the end of a position. paths: of the pipeline of it and all behind it, which begins with the first
+    microbatch's forward passes in front of that."""
+    if end == positions - 1:
+        return paths
+    in_front, none = np.ones(positions - 1 - end), np.zeros(positions - 1 - end)
+    return [
+        PassPath(np.append(path.forward, in_front), np.append(path.backward, none), np.append(path.sync, none))
+        for path in paths
+    ]
 
 
 def _of_1f1b(m: int, forward_s: FloatArray, backward_s: FloatArray) -> list[PassPath]:
