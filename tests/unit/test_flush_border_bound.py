@@ -14,7 +14,7 @@ from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_borders import GROUP
-from piper_ray.engine.kernels.types import IndexArray
+from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 from tests.lengths import long_after
@@ -127,7 +127,7 @@ def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monke
     assert compared > 100
 
 
-def _least(choices: LayerChoices, figures: IndexArray) -> float:
+def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:
     """The least sum of all layers."""
     least = [figures[choices.layer == layer].min() for layer in range(choices.copies.size)]
     return float(choices.copies @ np.array(least))

@@ -205,7 +205,7 @@ class _Edges(NamedTuple):
     def of(cls, graph: LayerGraph, tables: FlushTables, variants: IndexArray, work: LayerWork) -> _Edges:
         in_s, out_s = (of_edge[variants].min(axis=0) for of_edge in (tables.edge_in_s, tables.edge_out_s))
         ends = np.array([edge[:2] for edge in graph.edges], np.int64).reshape(-1, 2).T
-        return cls._between(work, *ends, in_s, out_s)
+        return cls._between(work, ends[0], ends[1], in_s, out_s)
 
     @classmethod
     def _between(
@@ -322,7 +322,8 @@ def _cells_of(labelling: Labelling, own_s: FloatArray, cells: int) -> IndexArray
 
 
 def _in_front(labelling: Labelling) -> IndexArray:
-    return (labelling.label == IN_FRONT).astype(np.int64)
+    found: IndexArray = (labelling.label == IN_FRONT).astype(np.int64)
+    return found
 
 
 def border_labelling(graph: LayerGraph) -> Labelling | None:

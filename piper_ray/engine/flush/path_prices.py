@@ -99,7 +99,8 @@ class LayerChoices(NamedTuple):
 
     def least_sync_s(self) -> FloatArray:
         """float64[layers]: the least seconds of each."""
-        return self._least(self.sync_s[None, :])[0]
+        found: FloatArray = self._least(self.sync_s[None, :])[0]
+        return found
 
     def least_s(self, prices: PathPrices, at_once: FloatArray) -> FloatArray:
         """float64[positions, layers]: the least that each costs at each position. at_once: microbatches in flight."""

@@ -10,7 +10,6 @@ import numpy as np
 from piper_ray.engine.kernels.flush_types import GPIPE, TWO_BW
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 
-
 _MOST_ENDS = 4
 """Beside the end of the first stage: paths to these are looked at."""
 
