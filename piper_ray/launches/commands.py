@@ -23,6 +23,9 @@ _TELLING = frozenset({
 })  # fmt: skip
 """Options of which a launch of Megatron's has at least one."""
 
+_OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args", "use_checkpoint_args"}
+"""Options by which further ones are elsewhere."""
+
 _TITAN_TABLES = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "job", "compile")
 _STARTERS = ("nproc_per_node", "nnodes", "num_gpus", "num_nodes")
 _SBATCH = re.compile(r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks)|-(?P<short>[Nn]))[=\s]+(?P<count>\d+)", re.MULTILINE)  # fmt: skip
@@ -67,15 +70,15 @@ def read_words(text: str, source: Source, asked: Asked) -> Launch:
             "script that sets it"
         )
     read = _launch(("pretrain.py", *words), {}, source, asked)
-    if read is None:
-        raise UsageError("launch options: none of a runtime that is known")
-    return read
+    return Launch(Dialect.MEGATRON, dict(_options(words))) if read is None else read
 
 
 def _launch(words: Sequence[str], files: Mapping[str, str], source: Source, asked: Asked) -> Launch | None:
     """None for a command that is no launch."""
-    options = dict(_options(words))
-    starts = {name: options.pop(name) for name in _STARTERS if name in options}
+    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    options = dict(_options(words if script is None else words[script + 1 :]))
+    before = options if script is None else dict(_options(words[:script]))
+    starts = {name: before.pop(name) for name in _STARTERS if name in before}
     ranks = _ranks(starts, words)
     dotted = [name for name in options if name.partition(".")[0] in _TITAN_TABLES and "." in name]
     module = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"), "")
@@ -103,25 +106,26 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
             yield name, True if not values else values[0] if len(values) == 1 else list(values)
         dashes = word.lstrip("-")
         said, sign, value = dashes.partition("=")
-        name = said.replace("-", "_") if word.startswith("--") and said else None
+        name = said.replace("-", "_") if said and (word.startswith("--") or len(said) > 1) else None
         values = [value] if sign else []
 
 
 def _require_seen(words: Sequence[str], options: Mapping[str, object]) -> None:
     """Raises UsageError for whole words that may be options and cannot be seen."""
+    for name in _OTHER_FILES & options.keys():
+        raise UsageError(f"launch script: what stands behind --{name.replace('_', '-')} cannot be seen here")
     last, follows = "", 0
-    for word in words:
+    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
+    for word in words[script:]:
         if word.startswith("--") and causes(word.partition("=")[0]):
             raise _hidden(word)
         if word.startswith("-"):
             last, follows = word, 0
             continue
-        if is_wholly_unseen(word) and words.index(word):
+        if is_wholly_unseen(word) and word is not words[script]:
             (cause, *_) = causes(word)
             belongs = last.startswith("--") and (not follows or _OF_PLACES.search(last))
             if not belongs or _OF_OPTIONS.search(cause):
-                if not last and word.endswith(".py"):
-                    continue
                 raise _hidden(word)
         follows += 1
 

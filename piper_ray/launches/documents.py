@@ -74,11 +74,18 @@ def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object
     """What stands in all sections, by its own name."""
     found: dict[str, object] = {}
     for name, value in document.items():
-        if not isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value and value.keys() <= {"made_by", "arguments"}:
+            found[str(name)] = unseen(f"{value.get('made_by')}()")
+        elif not isinstance(value, Mapping):
             if name not in ("made_by", "arguments"):
                 found[str(name)] = value
         elif depth > 1:
-            found |= flat(value, depth - 1)
+            for inner, said in flat(value, depth - 1).items():
+                before = found.get(inner)
+                if "parallel" in inner and before is not None and said is not None and before != said:
+                    raise UsageError(f"layout: {inner} is said as {before} and as {said}; expected one")
+                if said is not None or inner not in found:
+                    found[inner] = said
     return found
 
 

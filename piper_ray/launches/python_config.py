@@ -86,8 +86,8 @@ def read_python(text: str, path: Path | None, recipe: str | None, wanted: Callab
             raise UsageError(f"recipe {recipe}: returns no configuration that can be read")
         return PythonConfig(document, tuple(dict.fromkeys(reader.notes)))
     found: dict[str, tuple[Mapping[str, object], tuple[str, ...]]] = {}
-    top = as_document(module.variables.get("cfg", module.variables.get("config")))
-    if isinstance(top, Mapping) and wanted(top):
+    top = as_document({name: one for name, one in module.variables.items() if isinstance(one, Made)})
+    if isinstance(top, Mapping) and not module.functions and wanted(top):
         return PythonConfig(top, tuple(reader.notes))
     for name in (*module.functions, *module.variables):
         if not name.startswith("_"):
@@ -230,6 +230,11 @@ class _Reader:
         if isinstance(target, ast.Name):
             variables[target.id] = value
         elif isinstance(target, ast.Attribute):
+            base: ast.expr = target
+            while isinstance(base, ast.Attribute):
+                base = base.value
+            if isinstance(base, ast.Name) and base.id not in variables and base.id not in module.variables:
+                variables[base.id] = Made(base.id)
             owner = self.value(target.value, module, variables, depth)
             if isinstance(owner, str) and causes(owner):
                 return
