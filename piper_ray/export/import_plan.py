@@ -11,10 +11,10 @@ import yaml
 
 from piper_ray.export import megatron_arguments
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import ReadLayout, RunAs
+from piper_ray.export.run_as import AS_IT_SAYS, ReadLayout, RunAs
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan import read_config, read_parts
-from piper_ray.launches.launch import Asked, Dialect, Source
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Source
 from piper_ray.launches.read import document_of, read_launch
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, printable
@@ -28,8 +28,8 @@ from piper_ray.simulate.actions import group_size
 from piper_ray.workloads.formats.documents import advice
 
 FORMS = (
-    "a Megatron layout string, Megatron's launch arguments, a launch script, torchtitan's list of lists of module names "
-    "or its configuration, one of FlagScale, Primus or Megatron-Bridge, or a file of an exported folder"
+    "a Megatron layout string, Megatron's launch arguments, a launch script, torchtitan's list of lists of module "
+    "names or its configuration, one of FlagScale, Primus or Megatron-Bridge, or a file of an exported folder"
 )
 """What is read, for people."""
 
@@ -43,7 +43,9 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_plan(instance: Instance, layout: str | Source, run_as: RunAs = RunAs(), asked: Asked = Asked()) -> Imported:
+def import_plan(
+    instance: Instance, layout: str | Source, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE
+) -> Imported:
     """layout: the text of one of ``FORMS``, or that with the file that it stands in. asked: which launch of it.
 
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.

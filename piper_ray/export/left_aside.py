@@ -1,4 +1,4 @@
-"""What a launch sets and a plan does not hold: refused where it divides the model, noted where it costs, else nothing."""
+"""What a launch sets and a plan does not hold: refused where it divides the model, and noted where it costs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> 
     said = [name for name, value in rest.items() if not _is_nothing(value)]
     costly = [name for name in said if name.startswith(tuple(MEGATRON.costly))]
     if costly:
-        yield (
-            f"{_listed(costly)}: left aside, as plans do not hold them; what they change is not in their times and memory"
-        )
+        yield (f"{_listed(costly)}: left aside, as plans do not hold them; what they change is not in times and memory")
     if unknown := [name for name in said if name not in costly]:
         yield f"{_listed(unknown)}: not known here, and left aside"
 
@@ -51,7 +49,7 @@ def require_no_degree(name: str, value: object, known: Collection[str]) -> None:
     if meant is not None and not _is_nothing(value):
         raise UsageError(f"layout: {_shown(name)} is not understood; did you mean {_shown(meant)}?")
     if _is_degree(name, word) or _recomputes(name, word):
-        raise UsageError(f"layout: {_shown(name)} {printable(word[:40])} is not understood: no plan is made of a launch that it may change")
+        raise UsageError(f"layout: {_shown(name)} {printable(word[:40])} is not understood, and may divide the model")
 
 
 def _is_harmless(name: str) -> bool:

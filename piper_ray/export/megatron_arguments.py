@@ -83,7 +83,9 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     if started is not None and started % each:
         if each % started:
             raise UsageError(f"{_SOURCE}: {started} ranks are started, of which a replica takes {each}")
-        notes.append(f"{started} ranks are started here, of which a replica takes {each}: it is taken for one of several such starts")
+        notes.append(
+            f"{started} ranks are started, of which a replica takes {each}: this is taken for one start of several"
+        )
         started = None
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
 
@@ -122,6 +124,8 @@ def _read(
         if asked not in (None, own):
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {asked}, but the model has {own}")
     notes = [*_require_model(given, instance)]
+    if named.get("use_checkpoint_args") in _TRUE:
+        notes.append("--use-checkpoint-args takes the model from a checkpoint: it is not held against the workload")
     check_batch(instance, _SOURCE, said)
     run_as = _run_as(given, said, instance, notes)
     ranks = run_as.pipeline_ranks or 1
@@ -133,7 +137,7 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += [*_precision(given, instance), *notes_of_the_rest(named, {*_KNOWN, *_OF_FLAGSCALE})]
+    notes += [*_precision(given, instance), *notes_of_the_rest(named, OTHER_SETTINGS)]
     return ReadLayout(stages, run_as, tuple(notes))
 
 
@@ -155,13 +159,13 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
         if said is not None and known is not None and said != known:
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {said}, but the workload's model has {known}")
         if (said is None) != (known is None) and name in _ALWAYS_SAID and given.num_attention_heads is not None:
-            one, other = ("the workload's model", "the launch's") if said is None else ("the launch's", "the workload's")
-            raise UsageError(f"{_SOURCE}: {one} has {flag_of(name)} {said or known}, and {other} has none")
+            one, other = (
+                ("the workload's model", "the launch's") if said is None else ("the launch's model", "the workload's")
+            )
+            raise UsageError(f"{_SOURCE}: {one} has {flag_of(name)} {said or known}, {other} none")
     if None in (given.hidden_size, given.num_layers, given.num_attention_heads):
         return  # it says no whole model
-    differing = [
-        name for name in MEGATRON.model_switches if bool(getattr(given, name)) != bool(model.get(name, False))
-    ]
+    differing = [name for name in MEGATRON.model_switches if bool(getattr(given, name)) != bool(model.get(name, False))]
     if differing:
         yield f"{', '.join(map(flag_of, differing))}: the launch's model and the workload's differ in it"
 
@@ -177,7 +181,11 @@ def _usual(model: Mapping[str, object], name: str) -> object:
 
 
 def _precision(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
-    if given.fp8_format not in (None, "none", "None") and instance.model is not None and instance.model.precision != "fp8":
+    if (
+        given.fp8_format not in (None, "none", "None")
+        and instance.model is not None
+        and instance.model.precision != "fp8"
+    ):
         yield f"--fp8-format {given.fp8_format} is left aside: the workload's times are of {instance.model.precision}"
 
 
@@ -211,9 +219,10 @@ def _shared(given: SimpleNamespace, notes: list[str]) -> tuple[bool, bool]:
     if not (given.use_megatron_fsdp or given.use_custom_fsdp) or strategy == "no_shard":
         return bool(given.use_distributed_optimizer), False
     if strategy not in ("optim", "optim_grads", "optim_grads_params"):
-        raise UsageError(f"--data-parallel-sharding-strategy {strategy}: expected no_shard, optim, optim_grads or optim_grads_params")
+        known = "no_shard, optim, optim_grads or optim_grads_params"
+        raise UsageError(f"--data-parallel-sharding-strategy {strategy}: expected {known}")
     if strategy == "optim_grads":
-        notes.append("--data-parallel-sharding-strategy optim_grads shares gradients, too: the plan shares the optimizer's state alone, and takes more memory")
+        notes.append("gradients are shared, too: the plan shares the optimizer's state alone, and takes more memory")
     return True, strategy == "optim_grads_params"
 
 
@@ -310,6 +319,8 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
+OTHER_SETTINGS = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
+"""The names of all settings that are read."""
 
 
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:

@@ -51,10 +51,13 @@ class RunAs:
         return replace(other, **own)
 
 
+AS_IT_SAYS = RunAs()
+"""Nothing is said beside a layout."""
+
+
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each.
-    """
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each."""
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs

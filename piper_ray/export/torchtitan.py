@@ -255,7 +255,7 @@ def _require_elsewhere(document: Mapping[str, object]) -> None:
     for table, values in document.items():
         for name in values if isinstance(values, Mapping) and table not in ("parallelism", "model") else ():
             if str(name) in READ_FIELDS:
-                raise UsageError(f"{_SOURCE}: {table}.{name} stands in a place where it is not read; expected it in parallelism")
+                raise UsageError(f"{_SOURCE}: {table}.{name} stands in a place where it is not read")
 
 
 def _require_same_model(given: Mapping[str, object], instance: Instance) -> None:
@@ -297,14 +297,14 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
         if value not in (None, False, "", 0, [])
     ]
     if found:
-        yield f"{', '.join(found)}: left aside, as plans do not hold them; what they change is not in their times and memory"
+        yield f"{', '.join(found)}: left aside, as plans do not hold them; what they change is not in times and memory"
     checkpoint = document.get("activation_checkpoint")
-    if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective":
-        if (option := checkpoint.get("selective_ac_option")) not in (None, "op"):
-            yield (
-                f"activation_checkpoint.selective_ac_option {option} recomputes whole blocks, one of so many; the plan "
-                "recomputes every second product of each"
-            )
+    option = checkpoint.get("selective_ac_option") if isinstance(checkpoint, Mapping) else None
+    if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective" and option not in (None, "op"):
+        yield (
+            f"activation_checkpoint.selective_ac_option {option} recomputes whole blocks, one of so many; the plan "
+            "recomputes every second product of each"
+        )
 
 
 def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
-from piper_ray.launches.deepspeed import with_deepspeed_config
+from piper_ray.launches.deepspeed import with_deepspeed_config, with_older_names
 from piper_ray.launches.launch import Asked, Dialect, Launch, Source
-from piper_ray.launches.shell import Command, follow
+from piper_ray.launches.shell import follow
 from piper_ray.launches.shell_state import Outside
 from piper_ray.launches.titan_config import with_titan_base
 from piper_ray.launches.unseen import causes, is_wholly_unseen, readable
@@ -23,12 +23,16 @@ _TELLING = frozenset({
 })  # fmt: skip
 """Options of which a launch of Megatron's has at least one."""
 
-_OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args", "use_checkpoint_args"}
+_OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args"}
 """Options by which further ones are elsewhere."""
 
 _TITAN_TABLES = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "job", "compile")
 _STARTERS = ("nproc_per_node", "nnodes", "num_gpus", "num_nodes")
-_SBATCH = re.compile(r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks)|-(?P<short>[Nn]))[=\s]+(?P<count>\d+)", re.MULTILINE)  # fmt: skip
+_SBATCH = re.compile(
+    r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks)|-(?P<short>[Nn]))[=\s]+(?P<count>\d+)",
+    re.MULTILINE,
+)
+_SHORT = {"N": "nodes", "n": "ntasks"}
 _OPTION = re.compile(r"--?[A-Za-z\ue000]")
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
 _OF_PLACES = re.compile(r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name")
@@ -41,7 +45,7 @@ def read_script(source: Source, asked: Asked) -> Launch:
     found = {
         (command.line, command.words): read
         for command in followed.commands
-        if (read := _launch(command.words, followed.files, source, asked)) is not None
+        if (read := _launch(command.words, followed.files, source)) is not None
     }
     distinct = _distinct(found)
     if not distinct:
@@ -57,7 +61,7 @@ def read_script(source: Source, asked: Asked) -> Launch:
     return Launch(read.dialect, read.settings, started, read.model, (*read.notes, *_notes(outside)))
 
 
-def read_words(text: str, source: Source, asked: Asked) -> Launch:
+def read_words(text: str, source: Source) -> Launch:
     """A text of options alone. Raises UsageError."""
     try:
         words = shlex.split(text, comments=True)
@@ -69,30 +73,30 @@ def read_words(text: str, source: Source, asked: Asked) -> Launch:
             f"launch options: what stands behind {hidden} cannot be seen here; expected the options themselves, or the "
             "script that sets it"
         )
-    read = _launch(("pretrain.py", *words), {}, source, asked)
+    read = _launch(("pretrain.py", *words), {}, source)
     return Launch(Dialect.MEGATRON, dict(_options(words))) if read is None else read
 
 
-def _launch(words: Sequence[str], files: Mapping[str, str], source: Source, asked: Asked) -> Launch | None:
+def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> Launch | None:
     """None for a command that is no launch."""
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     options = dict(_options(words if script is None else words[script + 1 :]))
     before = options if script is None else dict(_options(words[:script]))
     starts = {name: before.pop(name) for name in _STARTERS if name in before}
-    ranks = _ranks(starts, words)
+    ranks = _ranks(starts)
     dotted = [name for name in options if name.partition(".")[0] in _TITAN_TABLES and "." in name]
     module = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"), "")
     is_titan = "torchtitan" in module or bool(dotted) or ("torchtitan" in " ".join(words) and "config" in options)
     if is_titan:
         _require_seen(words, options)
-        return with_titan_base(_tables(options, dotted), options, source, asked, ranks)
+        return with_titan_base(_tables(options, dotted), options, source, ranks)
     if not _TELLING & options.keys():
         return None
     _require_seen(words, options)
     is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
     if is_deepspeed:
         return with_deepspeed_config(options, files, source, ranks)
-    return Launch(Dialect.MEGATRON, options, ranks)
+    return Launch(Dialect.MEGATRON, with_older_names(options), ranks)
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
@@ -145,7 +149,7 @@ def _distinct(found: Mapping[tuple[int, tuple[str, ...]], Launch]) -> list[tuple
     return distinct
 
 
-def _ranks(starts: Mapping[str, object], words: Sequence[str]) -> int | None:
+def _ranks(starts: Mapping[str, object]) -> int | None:
     """Ranks that torchrun or deepspeed is told to start; None where it is not told, or not with numbers."""
     counts = {name: int(str(value)) for name, value in starts.items() if str(value).isdigit()}
     if "nproc_per_node" in counts and ("nnodes" in counts or "nnodes" not in starts):
@@ -157,7 +161,8 @@ def _ranks(starts: Mapping[str, object], words: Sequence[str]) -> int | None:
 
 def _of_slurm(text: str) -> int | None:
     """Ranks by the lines that Slurm reads."""
-    said = {match["name"] or {"N": "nodes", "n": "ntasks"}[match["short"]]: int(match["count"]) for match in _SBATCH.finditer(text)}  # fmt: skip
+    found = _SBATCH.finditer(text)
+    said = {match["name"] or _SHORT[match["short"]]: int(match["count"]) for match in found}
     if "ntasks" in said:
         return said["ntasks"]
     each = max(said.get("ntasks-per-node", 0), said.get("gpus-per-node", 0))
@@ -195,6 +200,3 @@ def _plain(value: object) -> object:
         return yaml.safe_load(value)
     except yaml.YAMLError:
         return value
-
-
-__all__ = ["Command", "read_script", "read_words"]

@@ -16,6 +16,7 @@ _RENAMED = {
     "ds_sequence_parallel_size": "context_parallel_size",
     "topk": "moe_router_topk",
 }
+_OF_A_BATCH = {"train_batch_size": "global_batch_size", "train_micro_batch_size_per_gpu": "micro_batch_size"}
 _STAGES = 3
 
 
@@ -42,12 +43,15 @@ def with_deepspeed_config(
     if causes(stage) or not str(stage).isdigit() or int(str(stage)) > _STAGES:
         raise UsageError(f"zero stage {readable(str(stage))}: expected 0, 1, 2 or 3")
     _sharing(int(str(stage)), found, zero if isinstance(zero, Mapping) else {}, notes)
-    for theirs, ours in (("train_batch_size", "global_batch_size"), ("train_micro_batch_size_per_gpu", "micro_batch_size")):
+    for theirs, ours in _OF_A_BATCH.items():
         if isinstance(document.get(theirs), int):
             found.setdefault(ours, document[theirs])
     if found.pop("no_pipeline_parallel", None) and str(found.get("pipeline_model_parallel_size", 1)) != "1":
         raise UsageError("--no-pipeline-parallel stands beside --pipeline-model-parallel-size")
-    _recomputing(found)
+    found = with_older_names(found)
+    if found.get("recompute_granularity") == "full":
+        found.setdefault("recompute_method", "uniform")
+        found.setdefault("recompute_num_layers", "1")
     if str(found.get("context_parallel_size", 1)) != "1":
         notes.append("--ds-sequence-parallel-size is read as context parallelism that exchanges heads")
         found.setdefault("cp_comm_type", "a2a")
@@ -86,17 +90,13 @@ def _sharing(stage: int, found: dict[str, object], zero: Mapping[str, object], n
             found[name] = zero[name]
 
 
-def _recomputing(found: dict[str, object]) -> None:
-    """Older names, and its usual number of layers."""
-    checkpoints = found.pop("checkpoint_activations", None)
+def with_older_names(options: Mapping[str, object]) -> dict[str, object]:
+    """The options with today's names for recomputation, as it was asked for before there were several kinds."""
+    found = dict(options)
     # Without checkpoint_activations this one decides how activations are kept, and not whether they are.
     found.pop("deepspeed_activation_checkpointing", None)
-    layers = found.pop("checkpoint_num_layers", None)
+    layers, checkpoints = found.pop("checkpoint_num_layers", "1"), found.pop("checkpoint_activations", None)
     if checkpoints is True:
-        found.setdefault("recompute_granularity", "full")
-        found.setdefault("recompute_method", "uniform")
-        if layers is not None:
-            found.setdefault("recompute_num_layers", layers)
-    if found.get("recompute_granularity") == "full":
-        found.setdefault("recompute_method", "uniform")
-        found.setdefault("recompute_num_layers", "1")
+        usual = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": layers}
+        found = usual | found
+    return found

@@ -1,7 +1,8 @@
-"""Launches as YAML, JSON or TOML: Megatron's own arguments, Primus, FlagScale, Megatron-Bridge, torchtitan, DeepSpeed."""
+"""Launches as YAML, JSON or TOML: of Megatron-LM, Primus, FlagScale, Megatron-Bridge, torchtitan and DeepSpeed."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -50,15 +51,17 @@ def _of_kind(document: Mapping[str, object], source: Source, asked: Asked, taken
         return titan_launch(document, None)
     if _DEEPSPEED & document.keys():
         options: dict[str, object] = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
-        read = with_deepspeed_config({**options, "deepspeed_config": "it"}, {"it": _json(document)}, source, None)
-        return Launch(read.dialect, read.settings, None, None, (*read.notes, "layers are not divided, as DeepSpeed's file alone says"))
+        read = with_deepspeed_config(
+            {**options, "deepspeed_config": "it"}, {"it": json.dumps(document, default=str)}, source, None
+        )
+        return Launch(
+            read.dialect,
+            read.settings,
+            None,
+            None,
+            (*read.notes, "layers are not divided, as DeepSpeed's file alone says"),
+        )
     return _flat_launch(document)
-
-
-def _json(document: Mapping[str, object]) -> str:
-    import json
-
-    return json.dumps(document, default=str)
 
 
 def _flat_launch(document: Mapping[str, object]) -> Launch | None:
@@ -157,9 +160,8 @@ def _yaml(name: str, text: str) -> dict[str, object]:
 
 def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: dict[str, str]) -> Launch | None:
     """The module that trains: the framework's usual figures, the model's file, and what is said over them."""
-    trainer = next(
-        (one for name, one in modules.items() if isinstance(one, Mapping) and "trainer" in str(name) and "framework" in one), None
-    )
+    trainers = [one for name, one in modules.items() if isinstance(one, Mapping) and "trainer" in str(name)]
+    trainer = next((one for one in trainers if "framework" in one), None)
     if trainer is None:
         return None
     framework, notes = str(trainer["framework"]), list[str]()

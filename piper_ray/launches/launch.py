@@ -29,6 +29,10 @@ class Asked:
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
+THE_ONE = Asked()
+"""The launch of a file that has one."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """settings: torchtitan's by table, as in its configuration; all others' by name in Python

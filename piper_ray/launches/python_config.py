@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -134,10 +135,8 @@ class _Reader:
         for one in tree.body:
             if isinstance(one, ast.FunctionDef):
                 module.functions[one.name] = one
-        try:
+        with suppress(_Returns):
             self.all(tree.body, module, module.variables, 0)
-        except _Returns:
-            pass
         return module
 
     def call(
@@ -204,18 +203,22 @@ class _Reader:
             self.all(one.body if test else one.orelse, module, variables, depth + 1)
             return
         other = copied(variables)
-        returned: list[object] = []
-        for body, table in ((one.body, variables), (one.orelse, other)):
-            try:
-                self.all(body, module, table, depth + 1)
-            except _Returns as ending:
-                returned.append(ending.value)
+        ways = ((one.body, variables), (one.orelse, other))
+        returned = [value for body, table in ways for value in self.returned(body, module, table, depth + 1)]
         if len(returned) == 2:
             raise _Returns(either(returned[0], returned[1], one.lineno))
         if returned:
             raise _Returns(unseen(f"what is returned depends on line {one.lineno}"))
         for name in dict.fromkeys((*variables, *other)):
             variables[name] = either(variables.get(name), other.get(name), one.lineno)
+
+    def returned(self, body: list[ast.stmt], module: _Module, variables: dict[str, object], depth: int) -> list[object]:
+        """What these statements return; empty where they come to their end."""
+        try:
+            self.all(body, module, variables, depth)
+        except _Returns as ending:
+            return [ending.value]
+        return []
 
     def loop(self, one: ast.For, module: _Module, variables: dict[str, object], depth: int) -> None:
         values = self.value(one.iter, module, variables, depth)
@@ -296,11 +299,11 @@ class _Reader:
                 return either(inner(one.body), inner(one.orelse), one.lineno)
             return inner(one.body if test else one.orelse)
         if isinstance(one, ast.Subscript):
-            owner, key = inner(one.value), inner(one.slice)
-            if isinstance(owner, dict) and isinstance(key, (str, int)) and key in owner:
-                return owner[key]
-            if isinstance(owner, list) and isinstance(key, int) and -len(owner) <= key < len(owner):
-                return owner[key]
+            owner, place = inner(one.value), inner(one.slice)
+            if isinstance(owner, dict) and isinstance(place, (str, int)) and place in owner:
+                return owner[place]
+            if isinstance(owner, list) and isinstance(place, int) and -len(owner) <= place < len(owner):
+                return owner[place]
         return unseen(_text(one))
 
     def elements(self, parts: list[ast.expr], inner: Callable[[ast.expr], object]) -> Iterator[object]:
@@ -391,7 +394,7 @@ class _Reader:
             owner = self.value(one.func.value, module, variables, depth)
             if isinstance(owner, Made) and owner.arguments and not given:
                 given = list(owner.arguments)  # as of a model that is looked up and then made
-        if isinstance(one.func, ast.Name) and name[:1].islower() or name.startswith("_"):
+        if (isinstance(one.func, ast.Name) and name[:1].islower()) or name.startswith("_"):
             self.notes.append(f"what {name} sets is elsewhere, and not seen") if not given else None
         return Made(name, tuple(given), named)
 
@@ -424,7 +427,8 @@ def _text(one: ast.expr) -> str:
 def _calculated(sign: ast.operator, left: object, right: object, one: ast.AST) -> object:
     function = _CALCULATED.get(type(sign))
     if function is not None and _is_number(left) and _is_number(right):
-        assert isinstance(left, (int, float)) and isinstance(right, (int, float))
+        assert isinstance(left, (int, float))
+        assert isinstance(right, (int, float))
         try:
             return function(left, right)
         except (ArithmeticError, ValueError):
@@ -454,7 +458,7 @@ def _compared(one: ast.Compare, left: object, right: object) -> object:
         return _ORDERED[sign](left, right)
     if sign in (ast.In, ast.NotIn) and isinstance(right, (list, dict, str)):
         try:
-            return (left in right) == (sign is ast.In)  # type: ignore[operator]
+            return (left in right) == (sign is ast.In)
         except TypeError:
             return unseen(_text(one))
     return unseen(_text(one))

@@ -48,9 +48,7 @@ def either(one: object, other: object, line: int) -> object:
     """What a value is after one of two ways, where nobody knows which is gone. line: of the condition."""
     if isinstance(one, Made) and isinstance(other, Made) and one.name == other.name:
         names = dict.fromkeys((*one.fields, *other.fields))
-        kept = {
-            name: either(one.fields.get(name, _MISSING), other.fields.get(name, _MISSING), line) for name in names
-        }
+        kept = {name: either(one.fields.get(name, _MISSING), other.fields.get(name, _MISSING), line) for name in names}
         one.fields = {name: value for name, value in kept.items() if value is not _MISSING}
         return one
     if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():

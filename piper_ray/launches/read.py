@@ -11,7 +11,7 @@ import yaml
 
 from piper_ray.launches.commands import read_script, read_words
 from piper_ray.launches.documents import flat, read_document
-from piper_ray.launches.launch import Asked, Dialect, Launch, Source
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
 from piper_ray.launches.python_config import is_python, read_python
 from piper_ray.launches.titan_config import is_titan, titan_launch
 from piper_ray.model.errors import InputError, UsageError
@@ -23,7 +23,7 @@ _IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline|layers|bat
 _DECISIVE = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_gpus"}
 
 
-def read_launch(source: Source, asked: Asked = Asked()) -> Launch | None:
+def read_launch(source: Source, asked: Asked = THE_ONE) -> Launch | None:
     """The launch that a text is; None for a text that is none, such as a layout string. Raises UsageError."""
     text = source.text.strip()
     suffix = source.path.suffix.lower() if source.path is not None else ""
@@ -32,7 +32,7 @@ def read_launch(source: Source, asked: Asked = Asked()) -> Launch | None:
     if suffix == ".py":
         raise UsageError(f"{source.path}: not Python")
     if text.startswith("--") and suffix not in _DOCUMENTS:
-        return read_words(text, source, asked)
+        return read_words(text, source)
     if suffix not in _DOCUMENTS and (suffix in _SCRIPTS or text.startswith("#!") or _IN_A_COMMAND.search(text)):
         document = document_of(text) if suffix not in _SCRIPTS and not text.startswith("#!") else None
         if not isinstance(document, Mapping):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
 import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
@@ -29,7 +29,9 @@ _GOES_ON = re.compile(r"\\\s*\Z")
 _MOST_STATEMENTS = 20_000
 _MOST_NESTED = 12
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
-_PRINTING = ("echo", "printf", "mkdir", "cd", "pip", "pip3", "rm", "cp", "mv", "ls", "tee", "cat", "sed", "grep", "kill")
+_PRINTING = frozenset(
+    ["echo", "printf", "mkdir", "cd", "pip", "pip3", "rm", "cp", "mv", "ls", "tee", "cat", "sed", "grep", "kill"]
+)
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,8 @@ class _Script:
                 self._all(node.named_children, depth, line)
         elif kind == "subshell":
             before = self.state.copied()
-            try:
+            with suppress(_Ends):
                 self._all(node.named_children, depth, line)
-            except _Ends:
-                pass
             self.words.state = before
         elif kind == "redirected_statement":
             self._redirected(node, depth, line)
@@ -254,7 +254,7 @@ class _Script:
         left, right = node.named_children[0], node.named_children[-1]
         wanted = any(text_of(child) == "&&" for child in node.children)
         holds = self.words.holds(left) if left.type in ("test_command", "negated_command") else True
-        if left.type not in ("test_command",):
+        if left.type != "test_command":
             self._statement(left, depth, line)
         if holds is None:
             self._one_of([[right], []], line_of(node), depth, line)
@@ -323,6 +323,8 @@ class _Script:
             self.state.arguments = self.state.arguments[1:]
         elif name in _SHELLS and len(words) > 1 and not words[1].startswith("-"):
             self._file(words[1], words[2:], depth, line)
+        elif name.endswith(".sh"):
+            self._file(name, words[1:], depth, line)
         elif (inner := _of_shell(words)) is not None:
             self.run_text(inner, depth + 1, line)
         elif document is not None and (name in _SHELLS or name in ("sbatch", "srun")):
@@ -332,10 +334,8 @@ class _Script:
 
     def _function(self, body: Node, arguments: list[str], depth: int, line: int) -> None:
         before, self.state.arguments = self.state.arguments, arguments
-        try:
+        with suppress(_Ends):
             self._statement(body, depth + 1, line)
-        except _Ends:
-            pass
         self.state.arguments = before
 
     def _file(self, name: str, arguments: list[str] | None, depth: int, line: int) -> None:
@@ -395,8 +395,3 @@ def _destinations(node: Node) -> Iterator[Node]:
             place = child.child_by_field_name("destination")
             if place is not None:
                 yield place
-
-
-def commands_of(path: Path, outside: Outside) -> Followed:
-    """The commands of a script in a file."""
-    return follow(path.read_text(encoding="utf-8-sig"), outside)

@@ -38,9 +38,7 @@ class State:
 
     def copied(self) -> State:
         """Another one, which can change alone. Values are never changed in place."""
-        return replace(
-            self, variables=dict(self.variables), functions=dict(self.functions), files=dict(self.files)
-        )
+        return replace(self, variables=dict(self.variables), functions=dict(self.functions), files=dict(self.files))
 
     def become(self, others: Sequence[State], line: int) -> None:
         """What holds after one of the others, where nobody knows which. line: of the condition."""

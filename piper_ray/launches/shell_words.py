@@ -42,12 +42,7 @@ class Words:
 
     def fields(self, nodes: Sequence[Node]) -> list[str]:
         """The words of a command that these nodes become."""
-        return [
-            word
-            for node in nodes
-            if node.type != "comment"
-            for word in _split(self._segments(node, quoted=False))
-        ]
+        return [word for node in nodes if node.type != "comment" for word in _split(self._segments(node, quoted=False))]
 
     def text(self, node: Node | None) -> str:
         """The one text that a node becomes where nothing is split."""
@@ -103,7 +98,7 @@ class Words:
             if child.is_named:
                 yield from self._segments(child, quoted=quoted)
             else:
-                sign = text_of(child)
+                sign = _ESCAPED_IN_QUOTES.sub(_unescaped, text_of(child))
                 yield False, [sign[: -len(sign.strip())] if sign.strip() in quotes else sign]
         if at < len(source):
             yield False, [_ESCAPED_IN_QUOTES.sub(_unescaped, source[at:].decode())]
@@ -124,10 +119,9 @@ class Words:
         if name.isdigit() and name != "0":
             given = self.state.arguments
             if given is None:
-                return None
+                return self.outside.variables.get(name)
             return given[int(name) - 1] if int(name) <= len(given) else None
-        found = self.state.variables.get(name, self.outside.variables.get(name))
-        return found
+        return self.state.variables.get(name, self.outside.variables.get(name))
 
     def _variable(self, name: str, *, quoted: bool) -> _Segment:
         if name in ("@", "*"):
@@ -147,8 +141,10 @@ class Words:
     def _expansion(self, node: Node, *, quoted: bool) -> Iterator[_Segment]:
         inner = node.children[1:-1]
         signs = [text_of(child) for child in inner if not child.is_named]
-        named = next((child for child in inner if child.type.endswith("variable_name") or child.type == "subscript"), None)
-        if named is None or (inner[0] is not named and text_of(inner[0]) not in ("#",)):
+        named = next(
+            (child for child in inner if child.type.endswith("variable_name") or child.type == "subscript"), None
+        )
+        if named is None or (inner[0] is not named and text_of(inner[0]) != "#"):
             yield not quoted, [unseen(text_of(node))]
             return
         found, all_of = self._named(named)
@@ -207,7 +203,7 @@ class Words:
         found = self.value(text_of(name)) if name is not None else None
         place = text_of(index) if index is not None else ""
         if place in ("@", "*"):
-            return ([found] if isinstance(found, str) and found else found if found else found), True
+            return ([found] if isinstance(found, str) and found else found or found), True
         number = self.number(index)
         if isinstance(found, list) and number is not None:
             return (found[number] if -len(found) <= number < len(found) else ""), False
@@ -245,7 +241,7 @@ class Words:
                 found = _calculated(words[2], *(_whole(word) for word in (words[1], words[3])))
                 if found is not None:
                     return str(found)
-        return unseen(text_of(node))
+        return unseen(text_of(node).lstrip("\\ \t\n"))
 
     def _arithmetic_text(self, node: Node) -> str:
         value = self.number(node.named_children[0]) if node.named_child_count == 1 else None

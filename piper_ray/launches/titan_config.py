@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from piper_ray.launches.files import text_beside
-from piper_ray.launches.launch import Asked, Dialect, Launch, Source
+from piper_ray.launches.launch import Dialect, Launch, Source
 from piper_ray.launches.python_config import read_python
 from piper_ray.launches.unseen import causes, readable
 from piper_ray.model.errors import InputError, UsageError
@@ -85,17 +84,16 @@ def _modernise(tables: Tables, notes: list[str]) -> None:
     if isinstance(step, int) and step > 0 and isinstance(length, int):
         training["global_batch_size"] = step // length
     parallelism = tables.setdefault("parallelism", {})
-    parallelism.pop("made_by", None), parallelism.pop("arguments", None)
+    for name in ("made_by", "arguments"):
+        parallelism.pop(name, None)
     for name in ("pipeline_parallel_schedule_csv", "pipeline_parallel_layers_per_stage", "module_fqns_per_model_part"):
         if not parallelism.get(name, True):
             parallelism.pop(name)
 
 
-def with_titan_base(
-    tables: Tables, options: Mapping[str, object], source: Source, asked: Asked, ranks: int | None
-) -> Launch:
+def with_titan_base(tables: Tables, options: Mapping[str, object], source: Source, ranks: int | None) -> Launch:
     """What a command sets over the configuration that it names, by a file or by a function of a registry."""
-    base, notes, name = _base(tables, options, source, asked)
+    base, notes, name = _base(tables, options, source)
     for table, values in tables.items():
         own = base.setdefault(table, {})
         if isinstance(own, dict):
@@ -106,10 +104,12 @@ def with_titan_base(
 
 
 def _base(
-    tables: Tables, options: Mapping[str, object], source: Source, asked: Asked
+    tables: Tables, options: Mapping[str, object], source: Source
 ) -> tuple[dict[str, object], tuple[str, ...], str | None]:
     """The document, notes, and its name."""
-    file = options.get("job.config_file") or options.get("config_file") or tables.get("job", {}).pop("config_file", None)
+    file = (
+        options.get("job.config_file") or options.get("config_file") or tables.get("job", {}).pop("config_file", None)
+    )
     if isinstance(file, str):
         _, text = text_beside(file, source.path)
         if text is None:
@@ -132,5 +132,3 @@ def _toml(name: str, text: str) -> dict[str, object]:
         return dict(parse_toml(name, text))
     except InputError as error:
         raise UsageError(f"{name}: {error}") from None
-
-

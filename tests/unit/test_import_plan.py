@@ -57,7 +57,11 @@ def sharing(zero: int, fsdp: int = 1) -> Instance:
             {},
             "uniform over groups of 2 layers keeps the input of each group",
         ),
-        (f"{TWO} --use-torch-fsdp2", {}, "weights, gradients and optimizer state in 4 shards: the workload has no such"),
+        (
+            f"{TWO} --use-torch-fsdp2",
+            {},
+            "optimizer state in 4 shards: the workload has no such",
+        ),
         (f"{TWO} --optimizer-cpu-offload", {}, "--optimizer-cpu-offload: left aside, as plans do not hold them"),
         (f"{TWO} --shiny-new-thing 3", {}, "--shiny-new-thing: not known here, and left aside"),
         ("Et*6|t*6L", {"data_parallel": 2}, "12 of the workload's 16 devices are left over"),
@@ -313,7 +317,9 @@ def test_documents_of_other_kinds_are_told(text: str, told: str) -> None:
     assert told in str(error.value)
 
 
-SCRIPT = "#!/bin/bash\nset -e\n{}\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 ${{ARGS[@]}}\n"
+SCRIPT = (
+    "#!/bin/bash\nset -e\n{}\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 ${{ARGS[@]}}\n"
+)
 TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
 
 
@@ -365,7 +371,10 @@ TITAN = '{{"parallelism": {{"pipeline_parallel_degree": 2, {}}}}}'
             "tensor_model_parallel_size: 2, but hetero_process_meshes has 1",
         ),
         (f"{TWO} --hidden-size 4096", "--hidden-size 4096, but the workload's model has 1024"),
-        (f"{TWO} --hidden-size 1024 --num-attention-heads 16 --num-experts 8", "the launch's has --num-experts 8"),
+        (
+            f"{TWO} --hidden-size 1024 --num-attention-heads 16 --num-experts 8",
+            "the launch's model has --num-experts 8",
+        ),
         (
             "model: {tensor_model_parallel_size: 1, num_query_groups: 2}",
             "--num-query-groups 2, but the workload's model",
@@ -419,7 +428,7 @@ def test_modules_without_a_granularity_are_noted() -> None:
     "text",
     [
         f"A=(--recompute-granularity full --recompute-method block {TWO} --recompute-num-layers 2)\nrun x.py ${{A[@]}}",
-        f"ARGS=({TWO} --recompute-method block --recompute-num-layers 2\n--recompute-granularity full)\nrun x.py ${{ARGS[@]}}",
+        f"A=({TWO} --recompute-method block --recompute-num-layers 2\n--recompute-granularity full)\nx.py ${{A[@]}}",
         f"run x.py {TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 2; echo done 5",
         f"run x.py {TWO} --recompute-granularity full --recompute-method block --recompute-num-layers 2 | tee $LOG",
     ],
