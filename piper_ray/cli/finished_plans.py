@@ -285,7 +285,7 @@ def _compared(
 
 def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims]:
     """A plan that is written down, or that of a launch: files in JSON without a launch's settings are plans."""
-    if path.suffix.lower() == ".json" and not _is_launch(path):
+    if not path.exists() or (path.suffix.lower() == ".json" and not _is_launch(path)):
         return piper_ray.load_plan(path, instance), plan_claims(path)
     from piper_ray.export.launched import import_launched
 

@@ -52,7 +52,7 @@ def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
             "global_batch_samples": figures.get("global_batch_size"),
             "tokens_per_sample": figures.get("seq_length"),
         }
-        notes = (*launch.notes, *notes_of_the_rest(named_settings(launch.settings), OTHER_SETTINGS))
+        notes = (*launch.notes, *notes_of_the_rest(named_settings(launch.settings), OTHER_SETTINGS | launch.usual))
     samples, whole, tokens = (
         value if isinstance(value := batch.get(name), int) and not isinstance(value, bool) else None
         for name in ("microbatch_samples", "global_batch_samples", "tokens_per_sample")

@@ -21,7 +21,9 @@ _LONG = ("parallel", "pipeline")
 _ALIKE = 0.85
 """The ratio of difflib from which on a name is a known one misspelt."""
 
-_NOTHING = (None, False, 0, "", "none", "null", "false", "no", "None", "False")
+_NOTHING = (None, False, 0, "", "none", "null", "false", "no", "None", "False", "fp32", "torch.float32", "float32")
+"""Values that ask for nothing: switches that are off, and the usual precision of what is kept."""
+
 _MOST_SHOWN = 12
 
 
@@ -77,7 +79,8 @@ def _recomputes(name: str, word: str) -> bool:
 
 
 def _is_degree(name: str, word: str) -> bool:
-    if not word[:1].isdigit() or word in ("0", "1"):
+    bare = word.strip("[]").replace(",", "").replace(" ", "")
+    if not bare.isdigit() or bare in ("0", "1"):
         return False
     parts = name.lower().split("_")
     return any(part in _DEGREES or get_close_matches(part, _LONG, 1, _ALIKE) for part in parts)

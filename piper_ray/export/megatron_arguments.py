@@ -14,6 +14,7 @@ from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFla
 from piper_ray.export.left_aside import notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
+from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, positive
 from piper_ray.launches.launch import Launch
 from piper_ray.launches.unseen import causes, readable
@@ -77,7 +78,10 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         read = _of_meshes(named, pieces, instance)
     else:
         read = _read(named, pieces, instance)
-    said, notes = read.run_as, [*launch.notes, *read.notes]
+    rest = notes_of_the_rest(named, OTHER_SETTINGS | launch.usual)
+    is_named = launch.model is not None and named.get("hidden_size") is None
+    model = notes_of_model(str(launch.model), instance) if is_named else ()
+    said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
     each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
     started = launch.ranks
     if started is not None and started % each:
@@ -137,7 +141,7 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += [*_precision(given, instance), *notes_of_the_rest(named, OTHER_SETTINGS)]
+    notes += _precision(given, instance)
     return ReadLayout(stages, run_as, tuple(notes))
 
 

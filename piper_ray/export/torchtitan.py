@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
+from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs, check_batch
 from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
@@ -225,7 +226,7 @@ def read_config(launch: Launch, pieces: ModelPieces, instance: Instance) -> Read
     if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
         _require_same_model(given, instance)
     elif launch.model is not None:
-        notes.append(f"the model is {launch.model} by its name alone, which is not held against the workload")
+        notes += notes_of_model(launch.model, instance)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts is None:
         stages = _own_division(parallelism, pieces, said)

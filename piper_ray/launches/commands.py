@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import yaml
 
 from piper_ray.launches.deepspeed import with_deepspeed_config, with_older_names
 from piper_ray.launches.launch import Asked, Dialect, Launch, Source
-from piper_ray.launches.shell import follow
+from piper_ray.launches.shell import Command, follow
 from piper_ray.launches.shell_state import Outside
 from piper_ray.launches.titan_config import with_titan_base
 from piper_ray.launches.unseen import causes, is_wholly_unseen, readable
@@ -29,9 +30,11 @@ _OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args"}
 _TITAN_TABLES = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "job", "compile")
 _STARTERS = ("nproc_per_node", "nnodes", "num_gpus", "num_nodes")
 _SBATCH = re.compile(
-    r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks)|-(?P<short>[Nn]))[=\s]+(?P<count>\d+)",
+    r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks|gres=gpu)|-(?P<short>[Nn]))"
+    r"[=:\s]+(?:[a-z]\w*:)?(?P<count>\d+)",
     re.MULTILINE,
 )
+_ON_A_NODE = ("ntasks-per-node", "gpus-per-node", "gres=gpu")
 _SHORT = {"N": "nodes", "n": "ntasks"}
 _OPTION = re.compile(r"--?[A-Za-z\ue000]")
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
@@ -57,8 +60,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
         lines = ", ".join(f"{number} (line {line})" for number, (line, _) in enumerate(distinct, start=1))
         raise UsageError(f"the script comes to {len(distinct)} launches; say which with --launch: {lines}")
     read = distinct[(asked.number or 1) - 1][1]
-    started = read.ranks if read.ranks is not None else _of_slurm(source.text)
-    return Launch(read.dialect, read.settings, started, read.model, (*read.notes, *_notes(outside)))
+    started = read.ranks if read.ranks is not None else _of_slurm(source.text, followed.commands)
+    return replace(read, ranks=started, notes=(*read.notes, *_notes(outside)))
 
 
 def read_words(text: str, source: Source) -> Launch:
@@ -159,14 +162,17 @@ def _ranks(starts: Mapping[str, object]) -> int | None:
     return None
 
 
-def _of_slurm(text: str) -> int | None:
-    """Ranks by the lines that Slurm reads."""
-    found = _SBATCH.finditer(text)
-    said = {match["name"] or _SHORT[match["short"]]: int(match["count"]) for match in found}
-    if "ntasks" in said:
+def _of_slurm(text: str, commands: Sequence[Command]) -> int | None:
+    """Ranks by the lines that Slurm reads, and by what a launcher starts on each node."""
+    said: dict[str, int] = {}
+    for match in _SBATCH.finditer(text):
+        said[match["name"] or _SHORT[match["short"]]] = int(match["count"])
+    starts = [dict(_options(command.words)).get("nproc_per_node") for command in commands]
+    of_launcher = {int(str(one)) for one in starts if str(one).isdigit()}
+    if not of_launcher and "ntasks" in said:
         return said["ntasks"]
-    each = max(said.get("ntasks-per-node", 0), said.get("gpus-per-node", 0))
-    return said["nodes"] * each if "nodes" in said and each else None
+    each = max(of_launcher, default=max((said.get(name, 0) for name in _ON_A_NODE), default=0))
+    return said["nodes"] * each if "nodes" in said and each and len(of_launcher) <= 1 else None
 
 
 def _notes(outside: Outside) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
@@ -20,6 +21,10 @@ _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<sign>:-?)?(?P<usual>[^}]*)\}|\$(?P
 _ANOTHER = re.compile(r"\$\{(?P<path>[a-z_]\w*(?:\.\w+)+)\}")
 _DEEP = 6
 _DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_NO_SETTINGS = frozenset({"made_by", "arguments", "env_vars", "ENV_VARS", "envs"})
+"""Keys under which no settings of a training stand."""
+
+_OF_A_BATCH = frozenset({"micro_batch_size", "global_batch_size"})
 _SINGLES = {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
 
 
@@ -33,7 +38,7 @@ def read_document(document: Mapping[str, object], source: Source, asked: Asked) 
         return read
     shown = ", ".join(f"{name} (as {value})" for name, value in taken.items())
     note = f"variables of the environment are taken as not set: {shown} (--set NAME=VALUE)"
-    return Launch(read.dialect, read.settings, read.ranks, read.model, (*read.notes, note))
+    return replace(read, notes=(*read.notes, note))
 
 
 def _of_kind(document: Mapping[str, object], source: Source, asked: Asked, taken: dict[str, str]) -> Launch | None:
@@ -77,15 +82,17 @@ def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object
     """What stands in all sections, by its own name."""
     found: dict[str, object] = {}
     for name, value in document.items():
+        if name in _NO_SETTINGS:
+            continue
         if isinstance(value, Mapping) and value and value.keys() <= {"made_by", "arguments"}:
             found[str(name)] = unseen(f"{value.get('made_by')}()")
         elif not isinstance(value, Mapping):
-            if name not in ("made_by", "arguments"):
-                found[str(name)] = value
+            found[str(name)] = value
         elif depth > 1:
             for inner, said in flat(value, depth - 1).items():
                 before = found.get(inner)
-                if "parallel" in inner and before is not None and said is not None and before != said:
+                decides = "parallel" in inner or inner in _OF_A_BATCH
+                if decides and before is not None and said is not None and before != said:
                     raise UsageError(f"layout: {inner} is said as {before} and as {said}; expected one")
                 if said is not None or inner not in found:
                     found[inner] = said
@@ -179,7 +186,9 @@ def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: 
         raise UsageError(f"framework {framework}: expected megatron, torchtitan or megatron_bridge")
     if framework == "megatron_bridge":
         notes.append(f"what the recipe {filled.get('flavor', name)} sets besides is elsewhere, and not seen")
-    return Launch(Dialect.PRIMUS, flat(filled), None, name, tuple(notes))
+    settings, before = flat(filled), flat(usual)
+    kept = frozenset(one for one, value in settings.items() if one in before and before[one] == value)
+    return Launch(Dialect.PRIMUS, settings, None, name, tuple(notes), kept)
 
 
 def _part(name: str, beside: Path | None, notes: list[str], depth: int = 0) -> dict[str, object]:

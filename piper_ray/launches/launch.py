@@ -39,6 +39,7 @@ class Launch:
     (``tensor_model_parallel_size``). A text may have parts that cannot be seen (``unseen``).
 
     ranks: that it starts; None where it does not say. model: its name, where it says no more of it. notes: sentences.
+    usual: settings that are its framework's usual ones, as its file of these says.
     """
 
     dialect: Dialect
@@ -46,6 +47,7 @@ class Launch:
     ranks: int | None = None
     model: str | None = None
     notes: tuple[str, ...] = ()
+    usual: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

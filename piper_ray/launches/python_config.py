@@ -277,7 +277,7 @@ class _Reader:
                 whole = inner(part)
                 if key is None:
                     found |= whole if isinstance(whole, dict) else {}
-                elif isinstance(name := inner(key), (str, int)):
+                elif isinstance(name := _key(inner(key)), (str, int, tuple)):
                     found[name] = whole
             return found
         if isinstance(one, ast.Call):
@@ -299,12 +299,24 @@ class _Reader:
                 return either(inner(one.body), inner(one.orelse), one.lineno)
             return inner(one.body if test else one.orelse)
         if isinstance(one, ast.Subscript):
-            owner, place = inner(one.value), inner(one.slice)
-            if isinstance(owner, dict) and isinstance(place, (str, int)) and place in owner:
+            owner, place = inner(one.value), _key(inner(one.slice))
+            if isinstance(owner, dict) and isinstance(place, (str, int, tuple)) and place in owner:
                 return owner[place]
             if isinstance(owner, list) and isinstance(place, int) and -len(owner) <= place < len(owner):
                 return owner[place]
+        if isinstance(one, ast.ListComp) and len(one.generators) == 1 and not one.generators[0].ifs:
+            turns = inner(one.generators[0].iter)
+            if isinstance(turns, list):
+                return [*self.each(one, turns, module, variables, depth)]
         return unseen(_text(one))
+
+    def each(
+        self, one: ast.ListComp, turns: list[object], module: _Module, variables: Mapping[str, object], depth: int
+    ) -> Iterator[object]:
+        for turn in turns:
+            own = dict(variables)
+            self.assign(one.generators[0].target, turn, module, own, depth)
+            yield self.value(one.elt, module, own, depth)
 
     def elements(self, parts: list[ast.expr], inner: Callable[[ast.expr], object]) -> Iterator[object]:
         for part in parts:
@@ -380,6 +392,11 @@ class _Reader:
         if name == "setattr" and len(given) == 3 and isinstance(given[0], Made) and isinstance(given[1], str):
             given[0].fields[given[1]] = given[2]
             return None
+        if isinstance(one.func, ast.Attribute) and one.func.attr == "get" and 1 <= len(given) <= 2:
+            owner = self.value(one.func.value, module, variables, depth)
+            place = _key(given[0])
+            if isinstance(owner, dict) and isinstance(place, (str, int, tuple)) and not causes(place):
+                return owner.get(place, given[1] if len(given) > 1 else None)
         if name in ("dict", "list", "int", "str", "bool") and len(given) <= 1:
             if name == "dict" and (not given or isinstance(given[0], dict)):
                 return {**(given[0] if given and isinstance(given[0], dict) else {}), **named}
@@ -414,6 +431,13 @@ class _Reader:
             if other is not None and original in other.imported:
                 return self.function(original, other, {})
         return None
+
+
+def _key(value: object) -> object:
+    """A key of a table: of several parts where it is a list of plain ones."""
+    if isinstance(value, list) and all(isinstance(part, (str, int, type(None))) for part in value):
+        return tuple(value)
+    return value
 
 
 def _loaded(target: ast.expr) -> ast.expr:

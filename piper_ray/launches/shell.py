@@ -17,7 +17,7 @@ from tree_sitter import Language, Node, Parser
 
 from piper_ray.launches.files import text_beside
 from piper_ray.launches.shell_state import Outside, State, Variable
-from piper_ray.launches.shell_words import Words, line_of, text_of
+from piper_ray.launches.shell_words import Words, command_parts, line_of, text_of
 from piper_ray.launches.unseen import after_unseen, causes, unseen
 from piper_ray.model.errors import UsageError
 
@@ -283,12 +283,7 @@ class _Script:
     def _command(self, node: Node, depth: int, line: int | None, document: str | None) -> None:
         """document: the heredoc that it reads."""
         own = [child for child in node.named_children if child.type == "variable_assignment"]
-        parts = [
-            child.named_children[0] if child.type == "command_name" else child
-            for child in node.named_children
-            if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect")
-        ]
-        words = self.words.fields(parts)
+        words = self.words.fields(command_parts(node))
         at = line or line_of(node)
         if not words:
             return

@@ -17,6 +17,8 @@ _Segment = tuple[bool, list[str]]
 _ESCAPED = re.compile(r"\\(\n|.)", re.DOTALL)
 _ESCAPED_IN_QUOTES = re.compile(r'\\(\n|["$`\\])')
 _EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", "command_substitution")
+_BETWEEN = re.compile(r"\\.|\s+", re.DOTALL)
+_UNREAD = re.compile(r"(?<!\\)(\$[\w{(@*#]|`)")
 _DEFAULTS = (":-", "-", ":=", "=")
 _SPECIAL = {"?": "0", "#": "", "@": "", "*": ""}
 
@@ -31,6 +33,25 @@ def line_of(node: Node) -> int:
     return node.start_point[0] + 1
 
 
+def command_parts(node: Node) -> list[Node]:
+    """The nodes of a command's words, its name first."""
+    return [
+        child.named_children[0] if child.type == "command_name" else child
+        for child in node.named_children
+        if child.type not in ("variable_assignment", "file_redirect", "herestring_redirect", "heredoc_redirect")
+    ]
+
+
+def _gap(node: Node, begin: int) -> str:
+    """What stands between words, before this one."""
+    above = node.parent
+    while above is not None and above.start_byte > begin:
+        above = above.parent
+    if above is None or above.text is None:
+        return " "
+    return above.text[begin - above.start_byte : node.start_byte - above.start_byte].decode()
+
+
 class Words:
     """Expands nodes of the syntax tree by what a script has set so far."""
 
@@ -42,7 +63,19 @@ class Words:
 
     def fields(self, nodes: Sequence[Node]) -> list[str]:
         """The words of a command that these nodes become."""
-        return [word for node in nodes if node.type != "comment" for word in _split(self._segments(node, quoted=False))]
+        found: list[str] = []
+        together: list[_Segment] = []
+        end = -1
+        for node in (one for one in nodes if one.type != "comment"):
+            for piece in _BETWEEN.findall(_gap(node, end)) if end >= 0 else ():
+                if piece.isspace():
+                    found += _split(iter(together))
+                    together = []
+                elif piece != "\\\n":  # an escaped blank, which the tree has as one between words
+                    together.append((False, [piece[1:]]))
+            together += self._segments(node, quoted=False)
+            end = node.end_byte
+        return found + _split(iter(together))
 
     def text(self, node: Node | None) -> str:
         """The one text that a node becomes where nothing is split."""
@@ -60,6 +93,8 @@ class Words:
         if kind in ("word", "number", "extglob_pattern", "regex", "variable_name", "test_operator"):
             if node.named_child_count and kind in ("number", "word"):
                 yield from self._joined(node, quoted=quoted)
+            elif _UNREAD.search(text_of(node)):
+                yield False, [unseen(text_of(node))]  # which the parser has taken for plain text
             else:
                 yield False, [_ESCAPED.sub(_unescaped, text_of(node))]
         elif kind == "raw_string":
@@ -234,7 +269,7 @@ class Words:
         """What a command prints, of the few that do nothing else."""
         commands = node.named_children
         if len(commands) == 1 and commands[0].type == "command":
-            words = self.fields([child for child in commands[0].named_children if child.type != "variable_assignment"])
+            words = self.fields(command_parts(commands[0]))
             if words[:1] == ["echo"] and not any(word.startswith("-") for word in words[1:2]):
                 return " ".join(words[1:])
             if words[:1] == ["expr"] and len(words) == 4 and not any(map(causes, words)):
