@@ -102,7 +102,7 @@ class Words:
         elif kind == "ansi_c_string":
             yield False, [text_of(node)[2:-1].replace("\\n", "\n").replace("\\t", "\t")]
         elif kind in ("string", "translated_string"):
-            inner = [*self._joined(node, quoted=True, quotes=('"', '$"', "$"))]
+            inner = [*self._joined(node, quoted=True, quotes=('"', '$"'))]
             filled = [one for one in inner if one[1] and one != (False, [""])]
             if filled or len(node.named_children) != 1 or all(one[1] for one in inner):
                 yield False, [""]  # which "$@" without arguments is not
@@ -134,6 +134,8 @@ class Words:
                 yield from self._segments(child, quoted=quoted)
             else:
                 sign = _ESCAPED_IN_QUOTES.sub(_unescaped, text_of(child))
+                if sign == "$" and not quoted:
+                    sign = unseen(text_of(node))  # the parser has not seen which variable it begins
                 yield False, [sign[: -len(sign.strip())] if sign.strip() in quotes else sign]
         if at < len(source):
             yield False, [_ESCAPED_IN_QUOTES.sub(_unescaped, source[at:].decode())]
