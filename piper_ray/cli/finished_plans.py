@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
-from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms
+from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms, Transfers
 from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
@@ -150,9 +150,13 @@ class SimulateOptions:
     trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
     plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
     latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
-    overlap_transfers: bool = flag(
-        "A transfer between two stages takes no time of their passes: a stage computes on while it sends and receives. "
-        "Without this option, as in Piper's model, both stages stand still for each transfer."
+    transfers: Transfers = option(
+        "HOW",
+        "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
+        "stage computes on while it sends and receives. one-stream: so, but all that a rank sends and receives goes "
+        "one after the other in torch's order, as on NCCL. just-in-time: the same in the order of export --to torch "
+        "and run.",
+        default=Transfers.IN_PASSES,
     )
     keep: str = option(
         "Y",
