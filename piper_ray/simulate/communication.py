@@ -6,13 +6,22 @@ the passes before it in both lists. Who waits at the head of the stream holds up
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from piper_ray.model.errors import UsageError
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.kernels.events import Events, Floats, Integers, OneStream, Program, simulate_one_stream
+from piper_ray.simulate.kernels.events import (
+    Events,
+    Floats,
+    Integers,
+    OneStream,
+    Program,
+    simulate_events,
+    simulate_one_stream,
+)
 
 
 class HandedOver(NamedTuple):
@@ -24,6 +33,19 @@ class HandedOver(NamedTuple):
     sender_rank: Integers
     receiver_rank: Integers
     seconds: Floats
+
+
+class Handing(NamedTuple):
+    """A send or a receive of a stage, in a forward pass or back."""
+
+    is_sent: bool
+    is_forward: bool
+    stage: int
+    microbatch: int
+
+
+_USUAL_S = (1.0, 2.0, 1.0, 1.0)
+"""Of passes by their kind, where no time is known: a backward pass makes two products for each of the forward pass."""
 
 
 class Posted(NamedTuple):
@@ -115,6 +137,41 @@ def torch_turns(program: Program, transfers: HandedOver) -> Integers:
         if taken == before:
             raise UsageError("the lists of passes wait for each other")
     return turn
+
+
+def program_of_lists(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> Program:
+    """Each rank's passes (kind, stage, microbatch) with usual times: what a plan says where nobody has measured it."""
+    passes = [one for own in lists for one in own]
+    kind, stage, microbatch = (np.array(column, np.int64) for column in zip(*passes, strict=True))
+    stages = int(stage.max()) + 1
+    rank_of = np.zeros(stages, np.int64)
+    for rank, own in enumerate(lists):
+        rank_of[[stage for _, stage, _ in own]] = rank
+    hops = np.arange(stages - 1)
+    free = np.zeros(stages - 1)
+    first = np.concatenate([[0], np.cumsum([len(own) for own in lists])]).astype(np.int64)
+    duration_s, ones = np.array(_USUAL_S)[kind], np.ones(stages, np.int64)
+    count = int(microbatch.max()) + 1
+    return Program(first, kind, stage, microbatch, duration_s, rank_of, ones, count, hops, hops + 1, free, free, 0.0)
+
+
+def in_time(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> list[list[Handing | None]]:
+    """Each rank's list with its sends and receives just in time; None stands for its next pass."""
+    program = program_of_lists(lists)
+    transfers = transfers_of(program)
+    posted = posted_in_time(program, transfers, simulate_events(program).end_s, torch_turns(program, transfers))
+    found = []
+    for rank in range(len(lists)):
+        items = posted.item[posted.first[rank] : posted.first[rank + 1]].tolist()
+        found.append([None if item >= 0 else _handing(program, transfers, ~item, rank) for item in items])
+    return found
+
+
+def _handing(program: Program, transfers: HandedOver, transfer: int, rank: int) -> Handing:
+    sender, receiver = int(transfers.sender[transfer]), int(transfers.receiver[transfer])
+    is_sent = int(transfers.sender_rank[transfer]) == rank
+    stage = int(program.stage[sender if is_sent else receiver])
+    return Handing(is_sent, program.kind[sender] == ActionKind.F, stage, int(program.microbatch[sender]))
 
 
 def on_one_stream(program: Program, beside: Events, *, just_in_time: bool) -> Events:

@@ -14,6 +14,7 @@ from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
     HandedOver,
     Posted,
+    in_time,
     on_one_stream,
     posted_by_torch,
     posted_in_time,
@@ -99,8 +100,8 @@ def test_one_stream_is_what_its_rules_say(name: str, v: int, p: int, m: int) -> 
     for _ in range(3):
         one = program(rng, name, v, p, m)
         beside = simulate_events(one)
-        transfers, by_torch, in_time = orders(one)
-        for posted, just_in_time in ((by_torch, False), (in_time, True)):
+        transfers, by_torch, just = orders(one)
+        for posted, just_in_time in ((by_torch, False), (just, True)):
             found = on_one_stream(one, beside, just_in_time=just_in_time)
             assert found.run == len(one.kind)
             assert np.allclose(found.end_s, twin(one, transfers, posted), rtol=1e-12, atol=1e-9)
@@ -127,7 +128,7 @@ def test_one_stream_is_never_faster_than_none(seed: int) -> None:
 def test_torchs_order_is_torchs(name: str, v: int, p: int, m: int) -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     one = program(Random(1), name, v, p, m)
-    transfers, by_torch, in_time = orders(one)
+    transfers, by_torch, just = orders(one)
     passes = {ActionKind.F: "F", ActionKind.B: "B", ActionKind.I: "I", ActionKind.W: "W"}
 
     def text(item: int, rank: int) -> str:
@@ -153,9 +154,44 @@ def test_torchs_order_is_torchs(name: str, v: int, p: int, m: int) -> None:
     expected = schedules._add_send_recv(compute, stage_to_rank, p * v)
     assert lists(by_torch) == {rank: list(map(str, own)) for rank, own in expected.items()}
     # torch's own dry run of the other order ends, which it does not where ranks wait for each other.
-    read = {rank: list(map(schedules._Action.from_str, own)) for rank, own in lists(in_time).items()}
+    read = {rank: list(map(schedules._Action.from_str, own)) for rank, own in lists(just).items()}
     done = schedules._simulate_comms_compute(read, stage_to_rank, p * v)
-    assert all(len([x for x in done[rank] if x is not None]) == len(own) for rank, own in lists(in_time).items())
+    assert all(len([x for x in done[rank] if x is not None]) == len(own) for rank, own in lists(just).items())
+
+
+@pytest.mark.parametrize(("name", "v", "p", "m"), SHAPES)
+def test_what_runs_has_its_receives_just_in_time(name: str, v: int, p: int, m: int) -> None:
+    """By torch's own lists of all that is no transfer, and by its dry run of all."""
+    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    from piper_ray.run.pipeline import handed_over, torch_table
+
+    one = program(Random(2), name, v, p, m)
+    lists = [
+        [
+            (ActionKind(one.kind[i]), int(one.stage[i]), int(one.microbatch[i]))
+            for i in range(one.first[r], one.first[r + 1])
+        ]
+        for r in range(p)
+    ]
+    stage_to_rank = one.stage_rank.tolist().__getitem__
+    lowered = {
+        rank: schedules._add_reduce_grad(schedules._add_unshard_reshard(own), m)
+        for rank, own in torch_table(lists).items()
+    }
+    by_torch = schedules._add_send_recv({rank: list(own) for rank, own in lowered.items()}, stage_to_rank, p * v)
+    own = {rank: handed_over(by_torch[rank], handed) for rank, handed in enumerate(in_time(lists))}
+    assert {rank: sorted(map(str, actions)) for rank, actions in own.items()} == {
+        rank: sorted(map(str, actions)) for rank, actions in by_torch.items()
+    }
+    moved = ("SEND", "RECV")
+    for rank, actions in own.items():
+        kept = [str(action) for action in actions if not any(word in str(action) for word in moved)]
+        assert kept == [str(action) for action in by_torch[rank] if not any(word in str(action) for word in moved)]
+    passes = {
+        rank: [action for action in actions if not any(word in str(action) for word in ("SHARD", "REDUCE"))]
+        for rank, actions in own.items()
+    }
+    schedules._simulate_comms_compute(passes, stage_to_rank, p * v)
 
 
 def test_plans_are_simulated_on_one_stream() -> None:
