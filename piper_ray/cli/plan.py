@@ -28,6 +28,7 @@ from piper_ray.storage.files import write_atomically
 if TYPE_CHECKING:
     from piper_ray import Instance, TrainedModel
     from piper_ray.export.files import Export
+    from piper_ray.proposal.demand import PlanDemand
     from piper_ray.proposal.propose import FoundPlans, Help
 
 WORKLOAD, PLAN = "workload.toml", "plan.json"
@@ -107,8 +108,8 @@ def plan(
     from piper_ray.proposal.demand import PlanDemand
     from piper_ray.proposal.plan import schedules_of, with_offers
     from piper_ray.proposal.propose import propose, what_would_help
-    from piper_ray.report.proposal import ProposalLog, figure_lines, help_lines, memory_lines, print_others
-    from piper_ray.report.terminal import console, print_lines
+    from piper_ray.report.proposal import Asked, ProposalLog, print_plan
+    from piper_ray.report.terminal import console
     from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -138,7 +139,7 @@ def plan(
 
     def helped(stop: Stop[list[Help]]) -> list[Help]:
         stop.offer(lambda: helps)
-        for one in what_would_help(found, stop, log):
+        for one in what_would_help(found, stop, log, _others(found.demand)):
             helps.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
         return helps
 
@@ -170,22 +171,24 @@ def plan(
         written += _write_page(found, out)
     ended = interrupted()
 
-    from piper_ray.proposal.plan import figures_of
-    from piper_ray.report.summary import print_layers
-
-    screen = console()
-    best = found.best
-    print_layers(screen, best.instance, best.plan, best.simulation.schedule)
-    screen.print()
-    print_others(screen, found)
-    screen.print()
-    print_lines(screen, [*help_lines(best, helps), *memory_lines(best), ""])
-    print_lines(screen, figure_lines(found, figures_of(best, training.train_tokens, training.price)))
+    print_plan(console(), found, helps, Asked(training.train_tokens, training.price))
     for path in written:
         typer.echo(str(path))
     if ended:
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _others(demand: PlanDemand) -> tuple[str, ...]:
+    """fp8, where the GPU has units for it, the plan is in another precision, and the runtime's files can say it."""
+    from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.build import trained_model
+
+    request = replace(demand.request, precision="fp8")
+    if demand.request.precision == "fp8" or demand.hardware.gpu(demand.gpu).matrix_fp8_flop_per_s <= 0.0:
+        return ()
+    trained = trained_model(demand.model, request, demand.hardware.training)
+    return ("fp8",) if exportable(trained, Target(demand.runtime.name.value)) is None else ()
 
 
 def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
@@ -202,7 +205,7 @@ def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
 def _on_whole_gpus(found: FoundPlans) -> Instance:
     """The instance with the memory that was set aside."""
     instance = found.best.instance
-    return instance.replace(memory_bytes=instance.memory_bytes + found.demand.set_aside_bytes)
+    return instance.replace(memory_bytes=found.demand.whole_bytes(instance.memory_bytes))
 
 
 def _launch(found: FoundPlans) -> Export:
@@ -223,7 +226,7 @@ def _write(found: FoundPlans, launch: Export, out: Path, command: str) -> list[P
 
     best, demand, solution = found.best, found.demand, found.best.solution
     instance, schedule = _on_whole_gpus(found), solution.schedule
-    if demand.set_aside_bytes:  # nothing is proved of plans that leave less
+    if demand.set_aside_bytes or demand.headroom:  # nothing is proved of plans that leave less
         solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
     written = launch.write(out)
     for text in launch.notes:

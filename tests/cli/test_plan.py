@@ -26,7 +26,7 @@ def planned(folder: Path, *options: str) -> Path:
         "--tokens", "512", "-o", str(out), *options,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr
-    for word in ("MFU", "tokens/s/GPU", "rank 0", "with 25 % more memory"):
+    for word in ("MFU", "tokens/s/GPU", "layout    mbs", "with 25 % more memory"):
         assert word in finished.stdout
     return out
 
