@@ -1,4 +1,4 @@
-"""What a launch is told of a plan, in the words that runtimes have for it: ``mbs 1, TP 4, CP 1, PP 4, DP 4, ZeRO-1``."""
+"""What a launch is told of a plan, in the words that runtimes have: ``mbs 1, TP 4, CP 1, PP 4, DP 4, ZeRO-1, 1f1b``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHARING = {
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, without
+    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but for
     the groups that share a sequence. expert: the most ranks that experts of a layer are spread over; None where no
     layer has experts spread apart from t. sharding: of most layers. recomputation: None where layers differ."""
 

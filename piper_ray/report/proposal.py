@@ -237,7 +237,8 @@ def precision_lines(best: Proposed, others: Mapping[str, Proposed | None]) -> It
             yield f"in {precision}: no plan fits"
         else:
             change = change_text(one.step_s / best.step_s - 1.0)
-            yield f"in {precision}: {time_text(one.step_s, 3)} a step, {change}: {layout_words(one).text}"
+            text = f"in {precision}: {time_text(one.step_s, 3)} a step, {change}: {layout_words(one).text}"
+            yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
 
 
 def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
