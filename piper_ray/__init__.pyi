@@ -85,6 +85,7 @@ from piper_ray.simulate.run import SimulationOptions as SimulationOptions
 from piper_ray.model.schedule import AllReduce as AllReduce
 from piper_ray.model.schedule import StepTerms as StepTerms
 from piper_ray.simulate.run import InFlightRule as InFlightRule
+from piper_ray.simulate.run import Transfers as Transfers
 from piper_ray.model.stop import Stop as Stop
 from piper_ray.engine.evaluation.backend import Backend as Backend
 from piper_ray.engine.backends.ray import RayBackend as RayBackend

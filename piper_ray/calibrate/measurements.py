@@ -17,7 +17,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Sharding
 from piper_ray.model.passes import passes_of
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import Setting, costs_of
@@ -133,7 +133,8 @@ _IMPOSSIBLE = 1.75
 
 def simulated(plan: PricedLayout) -> Simulation:
     """The layout run event by event."""
-    options = replace(SimulationOptions.of(plan.terms), overlap_transfers=plan.overlap_transfers)
+    transfers = Transfers.BESIDE if plan.overlap_transfers else Transfers.IN_PASSES
+    options = replace(SimulationOptions.of(plan.terms), transfers=transfers)
     return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 
 

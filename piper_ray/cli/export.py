@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +12,9 @@ import piper_ray
 from piper_ray import Form, InvalidPlan, UsageError
 from piper_ray.cli.for_runtime import NodeOption
 from piper_ray.cli.options import REQUIRED, Without, argument, flag, option
-from piper_ray.cli.shared import PlannedOptions, ScheduleOptions, WorkloadOptions
+from piper_ray.cli.shared import LaunchOptions, PlannedOptions, ScheduleOptions, WorkloadOptions
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
-from piper_ray.export.files import RANKS, Target
+from piper_ray.export.files import Target
 from piper_ray.model.mode import Recomputation, parse_recomputation
 from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.runtimes.runtime import gpus_per_node_of
@@ -62,9 +60,10 @@ class LayoutOptions:
 
     layout: str = argument(
         "LAYOUT",
-        "Megatron's layout string, Megatron's launch arguments (one text that starts with --), torchtitan's list of "
-        "lists of module names or configuration (JSON, TOML), FlagScale's or Megatron-Bridge's (YAML), a file with one "
-        "of these, or a folder that export wrote.",
+        "A launch script of Megatron-LM, Megatron-DeepSpeed or torchtitan, or its command as one text; a configuration "
+        "of torchtitan, FlagScale, Primus or Megatron-Bridge (TOML, YAML, JSON, Python); Megatron's layout string or "
+        "launch arguments (one text that starts with --); torchtitan's list of lists of module names; or a folder that "
+        "export wrote. Nothing of it is run.",
     )
     out: Path = option("FILE", "The plan to write, in JSON.", "--out", "-o", default=REQUIRED)
     pipeline_ranks: int | None = option(
@@ -89,83 +88,28 @@ class LayoutOptions:
 
 
 def import_plan(
-    workload: WorkloadOptions, read: LayoutOptions, scheduled: Annotated[ScheduleOptions, Without("chunks")]
+    workload: WorkloadOptions,
+    read: LayoutOptions,
+    launched: LaunchOptions,
+    scheduled: Annotated[ScheduleOptions, Without("chunks")],
 ) -> None:
     """Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.
 
     What LAYOUT says itself, as launch arguments do, options need not say again. What a plan of INPUT cannot hold is
     noted.
     """
-    from piper_ray.export.import_plan import import_plan as read_layout
+    from piper_ray.export.launched import import_launched
     from piper_ray.export.run_as import RunAs
 
     refuse_unwritable("--out", read.out)
     instance = workload.load()
-    text, world = layout_text(read.layout)
-    asked = RunAs.of(vars(read) | {"world": world, "schedule": scheduled.schedule})
-    found = read_layout(instance, text, asked)
+    run_as = RunAs.of(vars(read) | {"schedule": scheduled.schedule})
+    found = import_launched(instance, read.layout, run_as, launched.asked())
     for words in found.notes:
         note(words)
     piper_ray.dump_plan(found.plan, read.out, instance, found.schedule)
     ranks = found.plan.by_rank(found.schedule)
     typer.echo(f"{read.out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
-
-
-_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
-"""What looks like a path; of layouts none does."""
-
-_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
-"""The file of an exported folder that says the plan is one of these."""
-
-_TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
-"""Both are of one export, and the first one says the plan."""
-
-
-def layout_text(layout: str) -> tuple[str, int | None]:
-    """The text itself, or what a file of that name or an exported folder holds; and the ranks that the folder is for.
-
-    Raises UsageError.
-    """
-    path, ranks = Path(layout), None
-    if not layout.strip() or not _can_be_path(layout):
-        return layout, None
-    if path.is_dir():
-        found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
-        if not found:
-            raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
-        if len(found) > 1 and found != _TITAN_FILES:
-            names = f"{', '.join(found[:-1])} and {found[-1]}"
-            raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
-        if (path / RANKS).is_file():
-            ranks = len(_text_of(path / RANKS).splitlines()) - 1
-        path /= found[0]
-    if not path.is_file():
-        if _PATH_LIKE.fullmatch(layout):
-            raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
-        return layout, None
-    return _text_of(path), ranks
-
-
-def _can_be_path(layout: str) -> bool:
-    """Whether the system takes it for one: no longer, and without characters, than it allows."""
-    try:
-        Path(layout).stat()
-    except FileNotFoundError:
-        return True
-    except OSError as error:
-        return error.errno not in (errno.ENAMETOOLONG, errno.EINVAL)
-    except ValueError:
-        return False
-    return True
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: is no text") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,25 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
-from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms
+from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms, Transfers
 from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
-from piper_ray.cli.shared import JsonOption, PlannedOptions, ScheduleOptions, StepOptions, WorkloadOptions
-from piper_ray.cli.telling import Unwritten, judged, refuse_unwritable, working
+from piper_ray.cli.shared import (
+    JsonOption,
+    LaunchOptions,
+    PlannedOptions,
+    ScheduleOptions,
+    StepOptions,
+    WorkloadOptions,
+)
+from piper_ray.cli.telling import Unwritten, judged, note, refuse_unwritable, working
 from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
+from piper_ray.workloads.formats.plans import PlanClaims
 
 if TYPE_CHECKING:
     from piper_ray import CertifiedBound, Simulation
@@ -142,9 +150,13 @@ class SimulateOptions:
     trace: Path | None = option("FILE", "Write every event, as JSON that ui.perfetto.dev opens.")
     plot: Path | None = option("FILE", "Draw the timeline, as FILE.svg, .png or .pdf.")
     latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
-    overlap_transfers: bool = flag(
-        "A transfer between two stages takes no time of their passes: a stage computes on while it sends and receives. "
-        "Without this option, as in Piper's model, both stages stand still for each transfer."
+    transfers: Transfers = option(
+        "HOW",
+        "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
+        "stage computes on while it sends and receives. one-stream: so, but all that a rank sends and receives goes "
+        "one after the other in torch's order, as on NCCL. just-in-time: the same in the order of export --to torch "
+        "and run.",
+        default=Transfers.IN_PASSES,
     )
     keep: str = option(
         "Y",
@@ -216,16 +228,24 @@ class PlanFiles:
     """The plans that are compared."""
 
     plan_files: list[Path] = argument(
-        "PLAN...", "Plans, yours first: upstream's JSON, or what solve or import-plan wrote."
+        "PLAN...",
+        "Plans, yours first: upstream's JSON, what solve or import-plan wrote, or a launch that import-plan reads.",
     )
 
 
-def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions, told_as: JsonOption) -> None:
+def compare(
+    workload: WorkloadOptions,
+    compared: PlanFiles,
+    launched: LaunchOptions,
+    charged: StepOptions,
+    told_as: JsonOption,
+) -> None:
     """Simulate PLANs for INPUT, each under the schedule that it is for, and say what separates the first from the best.
 
     All are charged the same terms of a step: those given here, else those of the first plan.
     """
     instance, plan_files = workload.load(), compared.plan_files
+    read = [_read_plan(instance, plan_file, launched) for plan_file in plan_files]
 
     from piper_ray.report.comparison import comparison_document, print_comparison, verdict
     from piper_ray.report.document import to_text
@@ -234,7 +254,7 @@ def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions
 
     names = _names(plan_files)
     with working("simulating") as progress:
-        plans = current().run(lambda _: _compared(instance, plan_files, names, charged, progress))
+        plans = current().run(lambda _: _compared(instance, plan_files, read, names, charged, progress))
     if told_as.json:
         document: dict[str, object] = {"plans": comparison_document(instance, plans), "verdict": verdict(plans)}
         typer.echo(to_text(document), nl=False)
@@ -246,21 +266,45 @@ def compare(workload: WorkloadOptions, compared: PlanFiles, charged: StepOptions
 
 
 def _compared(
-    instance: Instance, plan_files: list[Path], names: list[str], charged: StepOptions, progress: Working
+    instance: Instance,
+    plan_files: list[Path],
+    read: list[tuple[Plan, PlanClaims]],
+    names: list[str],
+    charged: StepOptions,
+    progress: Working,
 ) -> list[ComparedPlan]:
     from piper_ray.report.comparison import ComparedPlan
 
     found = []
-    first = plan_claims(plan_files[0])
-    for done, (name, plan_file) in enumerate(zip(names, plan_files, strict=True)):
+    _, first = read[0]
+    for done, (name, plan_file, (plan, claims)) in enumerate(zip(names, plan_files, read, strict=True)):
         progress(done, len(names), name)
-        plan = piper_ray.load_plan(plan_file, instance)
-        schedule = Schedule.first_of(plan_claims(plan_file).schedule, instance.schedule)
+        schedule = Schedule.first_of(claims.schedule, instance.schedule)
         step = charged.terms(first.step_under(schedule))
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
             simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
         found.append(ComparedPlan(name, plan, simulation))
     return found
+
+
+def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims]:
+    """A plan that is written down, or that of a launch: files in JSON without a launch's settings are plans."""
+    if not path.exists() or (path.suffix.lower() == ".json" and not _is_launch(path)):
+        return piper_ray.load_plan(path, instance), plan_claims(path)
+    from piper_ray.export.launched import import_launched
+
+    found = import_launched(instance, str(path), asked=launched.asked())
+    for text in found.notes:
+        note(f"{path}: {text}")
+    return found.plan, PlanClaims(found.schedule)
+
+
+def _is_launch(path: Path) -> bool:
+    """Whether a file in JSON is a configuration that runtimes read."""
+    from piper_ray.launches.launch import Source
+    from piper_ray.launches.read import read_launch
+
+    return path.is_file() and read_launch(Source(path.read_text(encoding="utf-8-sig"), path)) is not None
 
 
 def _names(plan_files: list[Path]) -> list[str]:

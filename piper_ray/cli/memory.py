@@ -8,7 +8,6 @@ from pathlib import Path
 
 import typer
 
-from piper_ray.cli.export import layout_text
 from piper_ray.cli.options import REQUIRED, argument, option
 from piper_ray.cli.shared import STDIN, JsonOption
 from piper_ray.cli.telling import note
@@ -48,6 +47,7 @@ def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
 
     What LAYOUT does not say is assumed, and the answer lists it.
     """
+    from piper_ray.export.launched import source_of
     from piper_ray.export.memory import memory_of_layout
     from piper_ray.report.document import to_text
     from piper_ray.report.memory import memory_document, print_memory
@@ -56,10 +56,10 @@ def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
     from piper_ray.workloads.estimate.hardware import load_hardware
 
     model = read_config(sys.stdin.read(), "stdin") if laid.model == str(STDIN) else read_model(laid.model)
-    text, ranks = layout_text(laid.layout)
+    source, ranks = source_of(laid.layout)
     beside = {name: getattr(laid, name) for name in ("tokens", "batch", "microbatch", "precision", "software")}
     table = load_hardware(laid.hardware, note)
-    found = memory_of_layout(model, text, table, laid.gpu, {**beside, "gpus": laid.gpus or ranks})
+    found = memory_of_layout(model, source, table, laid.gpu, {**beside, "gpus": laid.gpus or ranks})
     if told_as.json:
         typer.echo(to_text(memory_document(found)), nl=False)
     else:

@@ -14,11 +14,13 @@ from piper_ray.cli.outliving import left, stdin_text
 from piper_ray.cli.telling import note
 from piper_ray.cli.values import parse_degrees, parse_gap, parse_rate, parse_size, parse_time
 from piper_ray.model import constraints
+from piper_ray.model.errors import UsageError
 from piper_ray.model.forms import InFlight
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.units import parse_count, parse_seconds
 
 if TYPE_CHECKING:
+    from piper_ray.launches.launch import Asked
     from piper_ray.workloads.formats.plans import PlanClaims
 
 STDIN = Path("-")
@@ -187,6 +189,34 @@ class StepOptions:
         """The ones given, else those known. Raises UsageError."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         return replace(known or StepTerms(), **given)
+
+
+def _setting(text: str) -> str:
+    name, sign, _ = text.partition("=")
+    if not sign or not (name.isidentifier() or name.isdigit()):
+        raise UsageError(f"{text!r}: expected NAME=VALUE")
+    return text
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """Which launch of a file is meant, where it has several or leaves something open."""
+
+    recipe: str | None = option("NAME", "The function of a file in Python that is meant, such as a recipe's.")
+    launch: int | None = option("N", "The launch that is meant, of several in a script, from 1.", min=1)
+    settings: list[str] | None = option(
+        "NAME=VALUE",
+        "A variable of the environment that a launch file reads; can be repeated.",
+        "--set",
+        parse=_setting,
+    )
+
+    def asked(self) -> Asked:
+        """As the readers of launches take it."""
+        from piper_ray.launches.launch import Asked
+
+        variables = dict(text.split("=", 1) for text in self.settings or ())
+        return Asked(self.recipe, self.launch, variables)
 
 
 @dataclass(frozen=True)

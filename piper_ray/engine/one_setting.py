@@ -65,7 +65,7 @@ class Setting:
 
 
 class Settings(NamedTuple):
-    """worth_a_solve: but for those that another one never loses to. listed: how many of all have a TMPC for each layer."""
+    """worth_a_solve: but for those that another one never loses to. listed: how many have a TMPC for each layer."""
 
     worth_a_solve: tuple[Setting, ...]
     listed: int

@@ -35,11 +35,16 @@ class _MegatronFlags(_RuntimeFlags):
     compared: list[str]
     mesh: list[str]
     model: list[str]
+    model_switches: list[str]
+    model_details: list[str]
     costly: list[str]
+    harmless_beginnings: list[str]
 
 
 class _TitanFlags(_RuntimeFlags):
     training: list[PlanFlag]
+    costly: list[str]
+    harmless_tables: list[str]
 
 
 class _TorchFlags(Closed):

@@ -1,8 +1,8 @@
-"""Layouts that people run today, as plans: Megatron's strings and arguments, torchtitan's lists, what we exported."""
+"""Layouts that people run today, as plans: layout strings, whole launches, torchtitan's lists, what we exported."""
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 import yaml
 
 from piper_ray.export import megatron_arguments
-from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, TITAN
 from piper_ray.export.megatron_layout import read_string
-from piper_ray.export.run_as import ReadLayout, RunAs, check_batch, require_understood
+from piper_ray.export.run_as import AS_IT_SAYS, ReadLayout, RunAs, check_batch
 from piper_ray.export.stage_documents import is_stage_document, read_stage_document
 from piper_ray.export.torchtitan import read_config, read_parts
-from piper_ray.model.errors import InputError, UsageError
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Source
+from piper_ray.launches.read import document_of, read_launch
+from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, printable
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
@@ -24,17 +25,13 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
-from piper_ray.workloads.formats.documents import advice, parse_toml
+from piper_ray.workloads.formats.documents import advice
 
 FORMS = (
-    "a Megatron layout string, Megatron's launch arguments, torchtitan's list of lists of module names or its "
-    "configuration, or a file of an exported folder"
+    "a Megatron layout string, Megatron's launch arguments, a launch script, torchtitan's list of lists of module "
+    "names or its configuration, one of FlagScale, Primus or Megatron-Bridge, or a file of an exported folder"
 )
 """What is read, for people."""
-
-
-_KNOWN = READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS
-_HARMLESS = frozenset((*MEGATRON.harmless, *TITAN.harmless))
 
 
 @dataclass(frozen=True)
@@ -46,88 +43,70 @@ class Imported:
     notes: tuple[str, ...] = ()
 
 
-def import_plan(instance: Instance, layout: str, run_as: RunAs) -> Imported:
-    """layout: the text of one of ``FORMS``.
+def import_plan(
+    instance: Instance, layout: str | Source, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE
+) -> Imported:
+    """layout: the text of one of ``FORMS``, or that with the file that it stands in. asked: which launch of it.
 
     Raises UsageError or InputError that says where the layout is wrong, or what is missing.
     """
-    text = layout.strip()
-    document = _document(text)
+    source = layout if isinstance(layout, Source) else Source(layout)
+    text = source.text.strip()
+    document = document_of(text)
     if isinstance(document, Mapping) and is_stage_document(document):
-        if (asked := replace(run_as, world=None)) != RunAs():
-            given = ", ".join(name for name, value in vars(asked).items() if value is not None)
-            raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {given}")
+        if (given := replace(run_as, world=None)) != RunAs():
+            names = ", ".join(name for name, value in vars(given).items() if value is not None)
+            raise UsageError(f"a plan with the TMPC of each module says itself how it is run; leave out {names}")
         return Imported(*read_stage_document("layout", document, instance))
     pieces = pieces_of(instance)
-    read = _understood(text, document, pieces, instance, run_as)
+    read = _read(source, document, pieces, instance, run_as, asked)
     check_batch(instance, read.source, read.batch)
     return _plan(instance, pieces, read, run_as.over(read.run_as))
 
 
-def read_layout(instance: Instance, layout: str) -> ReadLayout:
+def read_layout(instance: Instance, source: Source, asked: Asked = THE_ONE) -> ReadLayout:
     """What a layout says of a model, whatever devices and batch the instance has. Raises UsageError or InputError."""
-    text = layout.strip()
-    document = _document(text)
+    document = document_of(source.text.strip())
     if isinstance(document, Mapping) and is_stage_document(document):
         raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate tells its memory")
-    return _understood(text, document, pieces_of(instance), instance, RunAs())
+    return _read(source, document, pieces_of(instance), instance, RunAs(), asked)
 
 
-def _understood(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
-    read = _read(text, document, pieces, instance, run_as)
-    if document is not None or megatron_arguments.are_arguments(text) or megatron_arguments.is_recipe(text):
-        require_understood(text, read.names.union(MEGATRON.compared), _KNOWN, _HARMLESS)
-    return read
-
-
-def _document(text: str) -> object:
-    """What JSON, YAML or TOML says; None for a text that is none of these."""
-    if megatron_arguments.are_arguments(text) or megatron_arguments.is_recipe(text):
-        return None
-    if text.startswith(("[", "{")):
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            if text.startswith("[") and "=" in text:
-                return parse_toml("layout", text)
-            raise UsageError(f"torchtitan layout: not JSON: {error}") from None
-    with suppress(InputError):
-        tables = parse_toml("layout", text)
-        if any(isinstance(value, Mapping) for value in tables.values()):
-            return tables
-    if ":" not in text:
-        return None
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if "\n" not in text:
-            return None  # as a layout string it is told where it is wrong
-        mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f"line {mark.line + 1}: "
-        raise UsageError(f"layout: {where}not YAML; expected {FORMS}") from None
-    return None if isinstance(found, str) else found
-
-
-def _read(text: str, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs) -> ReadLayout:
-    if megatron_arguments.are_arguments(text):
-        return megatron_arguments.read_arguments(text, pieces, instance)
-    if megatron_arguments.is_recipe(text):
-        return megatron_arguments.read_recipe(text, pieces, instance)
-    if document is None:
-        if "\n" in text:
-            raise UsageError(f"layout: several lines that are no layout; expected {FORMS}")
-        return ReadLayout(read_string(text, pieces, run_as.pipeline_ranks), RunAs())
+def _read(
+    source: Source, document: object, pieces: ModelPieces, instance: Instance, run_as: RunAs, asked: Asked
+) -> ReadLayout:
+    text = source.text.strip()
     if isinstance(document, list):
         return read_parts(document, pieces)
-    if not isinstance(document, Mapping):
-        raise UsageError(f"layout: no layout; expected {FORMS}")
-    if "parallelism" in document:
-        return read_config(document, pieces, instance)
-    if (found := megatron_arguments.read_sections(document, pieces, instance)) is not None:
-        return found
-    kind = advice(document)
-    what = "parallelism is missing" if kind is None else f"not a layout but {kind}"
-    raise UsageError(f"layout: {what}; expected {FORMS}")
+    if not isinstance(document, Mapping) and "\n" not in text and _LETTERS.fullmatch(text):
+        return ReadLayout(read_string(text, pieces, run_as.pipeline_ranks), RunAs())
+    if (launch := read_launch(source, asked)) is not None:
+        if launch.dialect is Dialect.TORCHTITAN:
+            return read_config(launch, pieces, instance)
+        return megatron_arguments.read_settings(launch, pieces, instance)
+    raise UsageError(f"layout: {_no_layout(text, document)}; expected {FORMS}")
+
+
+_LETTERS = re.compile(r"[^\s=\[{-]*")
+"""What a layout string may be, right or wrong."""
+
+
+def _no_layout(text: str, document: object) -> str:
+    """What a text is that is no layout."""
+    if isinstance(document, Mapping):
+        kind = advice(document)
+        return "parallelism is missing" if kind is None else f"not a layout but {kind}"
+    if text.startswith(("[", "{")):
+        return "not JSON"
+    if "\n" in text and ":" in text:
+        with suppress(ValueError, RecursionError):
+            try:
+                yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                mark = getattr(error, "problem_mark", None)
+                return f"{'' if mark is None else f'line {mark.line + 1}: '}not YAML"
+        return "not YAML"
+    return "several lines that are no layout" if "\n" in text else "no layout"
 
 
 def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: RunAs) -> Imported:

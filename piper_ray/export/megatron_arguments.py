@@ -1,22 +1,23 @@
-"""Megatron's launch arguments as somebody runs them: the stages, by a layout or by older flags, and all degrees.
+"""Megatron's settings as somebody launches with them: the stages, by a layout or by older flags, and all degrees.
 
-The same is read as fields of a Megatron-Bridge recipe or config, and as FlagScale's meshes.
+The same are fields of a Megatron-Bridge or Primus config, of FlagScale's, and of Megatron-DeepSpeed's options.
 """
 
 from __future__ import annotations
 
-import argparse
-import ast
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
-from typing import Any, NoReturn, TypeGuard
+from types import SimpleNamespace
+from typing import Any, TypeGuard
 
 from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
+from piper_ray.export.left_aside import notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
-from piper_ray.export.run_as import ReadLayout, RunAs, command_words, positive, ranks_started
+from piper_ray.export.model_name import notes_of_model
+from piper_ray.export.run_as import ReadLayout, RunAs, positive
+from piper_ray.launches.launch import Launch
+from piper_ray.launches.unseen import causes, readable
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
@@ -24,91 +25,111 @@ from piper_ray.runtimes.pieces import ModelPieces
 
 _SOURCE = "Megatron arguments"
 
-_COSTLY = tuple(map(flag_of, MEGATRON.costly))
-_OF_THE_MODEL = (*MEGATRON.model, "fp8_format")
+_OF_THE_MODEL = {name: PlanFlag(name=name) for name in MEGATRON.model} | {
+    name: PlanFlag(name=name, kind="switch") for name in MEGATRON.model_switches
+}
+_SHARDING = {
+    flag.name: flag
+    for flag in (
+        PlanFlag(name="fp8_format", kind="text"),
+        PlanFlag(name="use_megatron_fsdp", kind="switch"),
+        PlanFlag(name="use_custom_fsdp", kind="switch"),
+        PlanFlag(name="use_torch_fsdp2", kind="switch"),
+        PlanFlag(name="data_parallel_sharding_strategy", kind="text"),
+    )
+}
+_KNOWN = READ_FLAGS | _OF_THE_MODEL | _SHARDING
 _DEFAULT_MODULE = "core_attn"
 """What Megatron computes again where selective recomputation names no modules."""
 
-_SWITCHES = frozenset(flag_of(flag.name) for flag in READ_FLAGS.values() if flag.kind == "switch")
-_IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline)")
+_TRUE, _FALSE = (True, "true", "True"), (False, "false", "False")
 
 
-def are_arguments(text: str) -> bool:
-    """Whether it is Megatron's arguments, or a command or script with them."""
-    return text.startswith("--") or _IN_A_COMMAND.search(text) is not None
+def named_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings by Megatron-LM's names for them. What nobody sets is not there."""
+    found: dict[str, object] = {}
+    for name, value in settings.items():
+        known = RENAMED_FIELDS.get(name, name)
+        if value is not None and value != "null" and not (known != name and known in settings):
+            found[known] = value
+    layout = found.get("pipeline_model_parallel_layout")
+    if isinstance(layout, list):
+        found["pipeline_model_parallel_layout"] = _layout_text(layout)
+    if layout is not None and any(name in settings for name in RENAMED_FIELDS):
+        found.pop("num_virtual_stages_per_pipeline_rank", None)  # follows from the layout
+    if found.get("swiglu") is None and found.get("gated_linear_unit") is True:
+        found["swiglu"] = True
+    return found
 
 
-_FOLLOWED: dict[str, dict[str, Any]] = {
-    "number": {"type": int},
-    "text": {},
-    "switch": {"action": "store_true"},
-    "words": {"nargs": "*"},
-}
-"""How argparse reads what follows a flag."""
+def figures_of(settings: Mapping[str, object]) -> dict[str, object]:
+    """The figures that the settings say of a workload and its model, by their names in Python.
 
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{_SOURCE}: {message}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="", add_help=False, allow_abbrev=False)
-    of_the_model = dict.fromkeys(MEGATRON.model, "number") | {"fp8_format": "text"}
-    for name, kind in ({flag.name: flag.kind for flag in READ_FLAGS.values()} | of_the_model).items():
-        parser.add_argument(flag_of(name), **_FOLLOWED[kind])
-    return parser
-
-
-def read_arguments(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of a command's text. Flags that say nothing of the plan are left aside. Raises UsageError."""
-    read = _read(command_words(text, _SOURCE, _SWITCHES), pieces, instance)
-    started, said = ranks_started(text), read.run_as
-    each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
-    if started is not None and started % each:
-        raise UsageError(f"{_SOURCE}: {started} ranks are started, of which a replica takes {each}")
-    return read if started is None else replace(read, run_as=replace(said, world=started))
-
-
-def read_values(
-    values: Mapping[str, object], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
-) -> ReadLayout:
-    """The layout of flags by their names in Python, as configurations have them: ``tensor_model_parallel_size``.
-
-    letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has.
+    Raises UsageError for one that is of another kind, or that cannot be seen.
     """
-    known = {name: value for name, value in values.items() if name in READ_FLAGS}
-    words = [_words(READ_FLAGS[name], value) for name, value in known.items() if value is not None]
-    for name, value in values.items():
-        if name in _OF_THE_MODEL and isinstance(value, (int, str)) and not isinstance(value, bool):
-            words.append([f"{flag_of(name)}={value}"])
-        elif name not in known and name not in _OF_THE_MODEL and value:
-            words.append([flag_of(name)])
-    read = _read([*chain.from_iterable(words)], pieces, instance, letters)
-    return replace(read, names=frozenset(known))
+    named = named_settings(settings)
+    return {name: _typed(_KNOWN[name], named[name]) for name in named if name in _KNOWN}
 
 
-def _words(flag: PlanFlag, value: object) -> list[str]:
+def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """The layout of a launch. Settings that say nothing of the plan are noted where they cost. Raises UsageError."""
+    named = named_settings(launch.settings)
+    if isinstance(named.get(_MESHES), list):
+        read = _of_meshes(named, pieces, instance)
+    else:
+        read = _read(named, pieces, instance)
+    rest = notes_of_the_rest(named, OTHER_SETTINGS | launch.usual)
+    is_named = launch.model is not None and named.get("hidden_size") is None
+    model = notes_of_model(str(launch.model), instance) if is_named else ()
+    said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
+    each = (said.pipeline_ranks or 1) * (said.tensor_parallel or 1) * (said.context_parallel or 1)
+    started = launch.ranks
+    if started is not None and started % each:
+        if each % started:
+            raise UsageError(f"{_SOURCE}: {started} ranks are started, of which a replica takes {each}")
+        notes.append(
+            f"{started} ranks are started, of which a replica takes {each}: this is taken for one start of several"
+        )
+        started = None
+    return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
+
+
+def _typed(flag: PlanFlag, value: object) -> object:
+    """The value as Megatron's parser reads it."""
+    if any(map(causes, value if isinstance(value, list) else [value])):
+        cause = next(one for part in (value if isinstance(value, list) else [value]) for one in causes(part))
+        name = cause.lstrip("$").strip("{}")
+        hint = f" (--set {name}=VALUE)" if name.isidentifier() else ""
+        raise UsageError(f"{flag_of(flag.name)}: {cause} cannot be seen here{hint}")
     if flag.kind == "switch":
-        if not isinstance(value, bool):
-            raise UsageError(f"{flag.name}: {value!r}; expected true or false")
-        return [flag_of(flag.name)] if value else []
-    if isinstance(value, list):
-        return [flag_of(flag.name), *map(str, value)]
-    return [f"{flag_of(flag.name)}={value}"]
+        if value in _TRUE or value in _FALSE:
+            return value in _TRUE
+        raise UsageError(f"{flag.name}: {value!r}; expected true or false")
+    if flag.kind == "words":
+        words = value if isinstance(value, list) else [] if value is True else [value]
+        return [str(word) for word in words]
+    if flag.kind == "text":
+        return str(value)
+    try:
+        return int(str(value)) if not isinstance(value, (bool, list)) else int("")
+    except ValueError:
+        shown = readable(value) if isinstance(value, str) else value
+        raise UsageError(f"{_SOURCE}: argument {flag_of(flag.name)}: invalid int value: {shown!r}") from None
 
 
 def _read(
-    words: Sequence[str], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
+    named: Mapping[str, object], pieces: ModelPieces, instance: Instance, letters: Sequence[str] | None = None
 ) -> ReadLayout:
-    given, others = _parser().parse_known_args(words)
+    """letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has."""
+    given = SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(named)))
     said = {flag.says: getattr(given, flag.name) for flag in READ_FLAGS.values() if flag.says}
     for name in ("num_layers", "mtp_num_layers"):
         asked, own = getattr(given, name), getattr(pieces, READ_FLAGS[name].says)
         if asked not in (None, own):
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {asked}, but the model has {own}")
-    _require_model(given, instance)
-    notes: list[str] = []
+    notes = [*_require_model(given, instance)]
+    if named.get("use_checkpoint_args") in _TRUE:
+        notes.append("--use-checkpoint-args takes the model from a checkpoint: it is not held against the workload")
     run_as = _run_as(given, said, instance, notes)
     ranks = run_as.pipeline_ranks or 1
     if ranks > instance.devices:
@@ -119,37 +140,59 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += [*_precision(given, instance), *_costly(others)]
-    names = frozenset(name for name, value in vars(given).items() if value is not None and value is not False)
-    return ReadLayout(stages, run_as, tuple(notes), names, _SOURCE, said)
+    notes += _precision(given, instance)
+    return ReadLayout(stages, run_as, tuple(notes), _SOURCE, said)
 
 
-def _require_model(given: argparse.Namespace, instance: Instance) -> None:
-    """Raises UsageError where the arguments are of another model than the workload."""
+def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
+    """Sentences on parts of another kind than the workload's. Raises UsageError where the settings are of a model of
+    other sizes."""
     if instance.model is None or not instance.model.config:
+        if given.hidden_size is not None:
+            yield "the workload does not say its model: the launch's is not held against it"
         return
     try:
         model = model_settings(require_megatron_model(instance.model))
     except UsageError:
-        return  # Megatron has no such model; the arguments may be of one like it
+        if given.hidden_size is not None:
+            yield "Megatron has no such model as the workload's: the launch's is not held against it"
+        return
     for name in MEGATRON.model:
-        said, known = getattr(given, name), model.get(name)
+        said, known = getattr(given, name), _usual(model, name)
         if said is not None and known is not None and said != known:
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {said}, but the workload's model has {known}")
+        if (said is None) != (known is None) and name in _ALWAYS_SAID and given.num_attention_heads is not None:
+            one, other = (
+                ("the workload's model", "the launch's") if said is None else ("the launch's model", "the workload's")
+            )
+            raise UsageError(f"{_SOURCE}: {one} has {flag_of(name)} {said or known}, {other} none")
+    if None in (given.hidden_size, given.num_layers, given.num_attention_heads):
+        return  # it says no whole model
+    differing = [name for name in MEGATRON.model_switches if bool(getattr(given, name)) != bool(model.get(name, False))]
+    if differing:
+        yield f"{', '.join(map(flag_of, differing))}: the launch's model and the workload's differ in it"
 
 
-def _precision(given: argparse.Namespace, instance: Instance) -> Iterator[str]:
-    if given.fp8_format is not None and instance.model is not None and instance.model.precision != "fp8":
+_ALWAYS_SAID = ("num_experts", "kv_lora_rank")
+"""What no model has unless its launch says so."""
+
+
+def _usual(model: Mapping[str, object], name: str) -> object:
+    """The workload's figure; for groups of queries that are not said, as many as heads."""
+    found = model.get(name)
+    return model.get("num_attention_heads") if found is None and name == "num_query_groups" else found
+
+
+def _precision(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
+    if (
+        given.fp8_format not in (None, "none", "None")
+        and instance.model is not None
+        and instance.model.precision != "fp8"
+    ):
         yield f"--fp8-format {given.fp8_format} is left aside: the workload's times are of {instance.model.precision}"
 
 
-def _costly(words: Sequence[str]) -> Iterator[str]:
-    for word in dict.fromkeys(word.partition("=")[0] for word in words):
-        if word.startswith(_COSTLY):
-            yield f"{word} is left aside: plans do not hold it, and what it changes is not in their times and memory"
-
-
-def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
+def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
     """Figures by Megatron's defaults: one rank has all experts, divided as other layers are."""
     found = RunAs.of(said)
     for flag in READ_FLAGS.values():
@@ -159,17 +202,34 @@ def _run_as(given: argparse.Namespace, said: dict[str, Any], instance: Instance,
     if any(layer.experts for layer in instance.layers):
         found = replace(found, expert_parallel=found.expert_parallel or 1, expert_tensor=found.expert_tensor or t)
     recomputation, layers = _recomputation(given, notes)
+    shards, weights = _shared(given, notes)
     return replace(
         found,
         pipeline_ranks=found.pipeline_ranks or 1,
         tensor_parallel=t,
         recomputation=recomputation,
         recomputed_layers=layers,
-        optimizer_shards=ALL_REPLICAS if given.use_distributed_optimizer else 1,
+        optimizer_shards=ALL_REPLICAS if shards else 1,
+        weights_sharded=weights,
     )
 
 
-def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recomputation, int | None]:
+def _shared(given: SimpleNamespace, notes: list[str]) -> tuple[bool, bool]:
+    """Whether replicas share the optimizer's state, and whether weights and gradients, too."""
+    if given.use_torch_fsdp2:
+        return True, True
+    strategy = given.data_parallel_sharding_strategy or "no_shard"
+    if not (given.use_megatron_fsdp or given.use_custom_fsdp) or strategy == "no_shard":
+        return bool(given.use_distributed_optimizer), False
+    if strategy not in ("optim", "optim_grads", "optim_grads_params"):
+        known = "no_shard, optim, optim_grads or optim_grads_params"
+        raise UsageError(f"--data-parallel-sharding-strategy {strategy}: expected {known}")
+    if strategy == "optim_grads":
+        notes.append("gradients are shared, too: the plan shares the optimizer's state alone, and takes more memory")
+    return True, strategy == "optim_grads_params"
+
+
+def _recomputation(given: SimpleNamespace, notes: list[str]) -> tuple[Recomputation, int | None]:
     """The kind, and of how many first layers of each stage; None: all. Raises UsageError for what Megatron refuses."""
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
     method, layers = given.recompute_method, given.recompute_num_layers
@@ -203,7 +263,7 @@ def _recomputation(given: argparse.Namespace, notes: list[str]) -> tuple[Recompu
     return Recomputation.FULL, layers if method == "block" else None
 
 
-def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> list[str]:
+def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> list[str]:
     """Megatron's even split, but for what first and last ranks are told to hold; chunks of a rank are alike."""
     blocks = pieces.blocks
     first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
@@ -242,52 +302,6 @@ def _older_flags(given: argparse.Namespace, pieces: ModelPieces, ranks: int) -> 
 _LETTERS = {"embedding": EMBEDDING, "decoder": BLOCK, "loss": LOSS, "mtp": MTP}
 """The letters of a layout string, by a Bridge layout's words."""
 
-_SETTING = re.compile(r"^\s*cfg\.(?:\w+\.)*(?P<name>\w+) = (?P<value>.+)$", re.MULTILINE)
-_CHANGED = re.compile(r"cfg\.[\w.]+ *[-+*/|%]+=.*")
-
-
-def is_recipe(text: str) -> bool:
-    """Whether it sets fields of a Megatron-Bridge config, in Python."""
-    return _SETTING.search(text) is not None
-
-
-def read_recipe(text: str, pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of lines such as ``cfg.model.tensor_model_parallel_size = 2``; nothing is run. Raises UsageError."""
-    values: dict[str, object] = {}
-    if (changed := _CHANGED.search(text)) is not None:
-        raise UsageError(f"{changed[0]}: expected a value that need not be worked out")
-    for found in _SETTING.finditer(text):
-        name, value = found["name"], found["value"].strip()
-        values[name] = _value(value)
-        if values[name] is None and value != "None" and _argument(name) in READ_FLAGS:
-            raise UsageError(f"cfg.{name} = {value}: expected a value that need not be worked out")
-    return read_fields(values, pieces, instance)
-
-
-def _value(text: str) -> object:
-    """The value of a literal; None for what has to be worked out."""
-    try:
-        return ast.literal_eval(text.partition("#")[0] if '"' not in text and "'" not in text else text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-
-
-def read_fields(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of a config's fields by their own names, without those of its sections. Raises UsageError."""
-    named = {_argument(name): value for name, value in values.items()}
-    layout = named.get("pipeline_model_parallel_layout")
-    if isinstance(layout, list):
-        named["pipeline_model_parallel_layout"] = _layout_text(layout)
-    if layout is not None:
-        named.pop("num_virtual_stages_per_pipeline_rank", None)  # follows from the layout
-    read = read_values(named, pieces, instance)
-    return replace(read, names=frozenset(name for name in values if _argument(name) in READ_FLAGS))
-
-
-def _argument(field: str) -> str:
-    """A field's name among Megatron-LM's arguments."""
-    return RENAMED_FIELDS.get(field, field)
-
 
 def _layout_text(layout: Sequence[object]) -> str:
     stages = []
@@ -304,29 +318,12 @@ def _layout_text(layout: Sequence[object]) -> str:
 _FLAGSCALE = "FlagScale system"
 _MESHES, _SPLIT = "hetero_process_meshes", "hetero_pipeline_layer_split"
 _RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
-_SECTIONS_DEEP = 4
-
-
-def read_sections(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout | None:
-    """The layout of a YAML whose sections have Megatron's names: FlagScale's, or a Megatron-Bridge config's. None for
-    another."""
-    values = _flat(document)
-    if not values.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size"}:
-        return None
-    if values.get(_MESHES) is None:
-        return read_fields(values, pieces, instance)
-    return _of_meshes(values, pieces, instance)
-
-
-def _flat(document: Mapping[str, object], depth: int = _SECTIONS_DEEP) -> dict[str, object]:
-    """What stands in all sections, by its own name."""
-    found: dict[str, object] = {}
-    for name, value in document.items():
-        if not isinstance(value, Mapping):
-            found[str(name)] = value
-        elif depth > 1:
-            found |= _flat(value, depth - 1)
-    return found
+_OF_FLAGSCALE = (
+    _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
+    "hetero_use_cpu_communication", "standalone_embedding_stage",
+)  # fmt: skip
+OTHER_SETTINGS = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
+"""The names of all settings that are read."""
 
 
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
@@ -342,7 +339,7 @@ def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Inst
     if not _are_counts(split, least=0) or len(split) != ranks or sum(split) != pieces.blocks:
         raise UsageError(f"{_FLAGSCALE}: {_SPLIT}: {split}; expected {ranks} numbers, {pieces.blocks} together")
     common = {name: value for name, value in values.items() if not name.startswith("recompute_")}
-    read = read_values(common, pieces, instance, with_ends(split, pieces.predictors))
+    read = _read(common, pieces, instance, with_ends(split, pieces.predictors))
     run_as = replace(read.run_as, data_parallel=said["data_parallel"], expert_parallel=said["expert_parallel"])
     if (counts := values.get(_RECOMPUTED)) is not None:
         if not isinstance(counts, list) or len(counts) != ranks or not all(_is_one_span(x) for x in counts):
@@ -351,7 +348,7 @@ def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Inst
                 "microbatches"
             )
         run_as = replace(run_as, recomputation=Recomputation.FULL, recomputed_layers=tuple(x[2] for x in counts))
-    return replace(read, run_as=run_as, names=frozenset(values.keys() & READ_FLAGS.keys()))
+    return replace(read, run_as=run_as)
 
 
 def _are_counts(value: object, least: int = 1) -> TypeGuard[list[int]]:

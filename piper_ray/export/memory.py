@@ -13,6 +13,7 @@ from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.calibrate.words import are_words, run_of_words
 from piper_ray.export.import_plan import read_layout
 from piper_ray.export.run_as import ReadLayout
+from piper_ray.launches.launch import Source
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -70,18 +71,18 @@ def memory(
     given = {name: arguments.positive_or_none(name, value) for name, value in counts.items()}
     beside = {**given, "precision": precision, "software": software}
     table = load_hardware(None if hardware is None else os.fspath(hardware))
-    return memory_of_layout(read_model(os.fspath(model)), layout, table, gpu, beside)
+    return memory_of_layout(read_model(os.fspath(model)), Source(layout), table, gpu, beside)
 
 
 def memory_of_layout(
-    config: ModelConfig, layout: str, table: Hardware, gpu: str | None, beside: Mapping[str, object]
+    config: ModelConfig, layout: Source, table: Hardware, gpu: str | None, beside: Mapping[str, object]
 ) -> LayoutMemory:
     """The same of a model that is read. beside: what is given beside the layout, by ``memory``'s names."""
     notes: list[str] = list(config.notes)
     recomputed: tuple[int, ...] | None = None
     shards: int | None = None
-    if are_words(layout):
-        run = run_of_words(layout)
+    if are_words(layout.text):
+        run = run_of_words(layout.text)
     else:
         instance = plain_instance(config, table, EstimateRequest(nodes=1))
         read = read_layout(instance, layout)

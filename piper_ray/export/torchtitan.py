@@ -4,16 +4,20 @@ launch, of which ``torchtitan.json`` says plan and model and ``piper_plan.py`` m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from itertools import accumulate, pairwise
 
 from piper_ray.export.files import Export, json_text, noted, rendered
 from piper_ray.export.flags import READ_FIELDS, TITAN, TORCH_NAMES
 from piper_ray.export.job import ExportJob
+from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs
 from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
 from piper_ray.export.torchtitan_model import model_fields, require_titan_model
+from piper_ray.launches.launch import Launch
+from piper_ray.launches.unseen import causes
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, TrainedModel, divisors
@@ -203,47 +207,70 @@ def read_parts(parts: object, pieces: ModelPieces) -> ReadLayout:
     return ReadLayout(read_modules(_SOURCE, parts, pieces), RunAs())
 
 
-def read_config(document: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:
-    """The layout of the JSON that we export, or of torchtitan's TOML of before. Raises UsageError or InputError."""
-    parallelism, training = document.get("parallelism"), document.get("training")
+def read_config(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
+    """The layout of a configuration, of any of its generations, or of the JSON that we export. Raises UsageError or
+    InputError."""
+    document = launch.settings
+    parallelism = document.get("parallelism")
     if not isinstance(parallelism, Mapping):
         raise UsageError(f"{_SOURCE}: parallelism is missing; expected torchtitan's fields, or a list of lists")
     for name in parallelism.keys() - READ_FIELDS.union(TITAN.harmless):
         meant = get_close_matches(str(name), READ_FIELDS, 1)
         hint = f"; did you mean {meant[0]}?" if meant else ""
         raise UsageError(f"{_SOURCE}: parallelism.{printable(str(name))} is not understood{hint}")
+    _require_elsewhere(document)
     said = _run_as(parallelism, document)
-    batch: dict[str, object] = {}
-    if isinstance(training, Mapping):
-        piped = said.pipeline_ranks != 1
-        local = parallelism.get("pipeline_parallel_microbatch_size", 1) if piped else training.get("local_batch_size")
-        batch = {says: training.get(name) for name, says in _BATCH.items()} | {"microbatch_samples": local}
-    names = frozenset(parallelism.keys() & READ_FIELDS)
+    notes = [*launch.notes, *_left_aside(parallelism, document)]
     if isinstance(given := document.get("model"), Mapping) and _BUILDER in given:
-        names |= _same_model(given, instance)
+        _require_same_model(given, instance)
+    elif launch.model is not None:
+        notes += notes_of_model(launch.model, instance)
     parts = parallelism.get("module_fqns_per_model_part")
     if parts is None:
         stages = _own_division(parallelism, pieces, said)
     else:
         stages = read_modules(_SOURCE, parts, pieces, "parallelism.module_fqns_per_model_part")
-    return ReadLayout(stages, said, _left_aside(parallelism, document), names, _SOURCE, batch)
+    return ReadLayout(stages, replace(said, world=launch.ranks), tuple(notes), _SOURCE, batch_of(document))
 
 
-def _same_model(given: Mapping[str, object], instance: Instance) -> frozenset[str]:
-    """The names of its figures. Raises UsageError where the document, as we export it, is of another model than the
-    workload, or of one trained otherwise."""
+def batch_of(document: Mapping[str, object]) -> dict[str, object]:
+    """The figures of a batch that a configuration says, by their names in ``check_batch``."""
+    parallelism, training = (document.get(name) for name in ("parallelism", "training"))
+    if not isinstance(training, Mapping) or not isinstance(parallelism, Mapping):
+        return {}
+    found = {says: training.get(name) for name, says in _BATCH.items()}
+    if isinstance(whole := found.get("global_batch_samples"), int) and whole <= 0:
+        del found["global_batch_samples"]  # which then follows from the replicas
+    local = training.get("local_batch_size")
+    if "microbatch_samples" in training:
+        local = training["microbatch_samples"]
+    elif parallelism.get("pipeline_parallel_degree", 1) != 1:
+        local = parallelism.get("pipeline_parallel_microbatch_size", 1)
+    return found | {"microbatch_samples": local}
+
+
+def _require_elsewhere(document: Mapping[str, object]) -> None:
+    """Raises UsageError for a field of the parallelism's table in another one."""
+    for table, values in document.items():
+        for name in values if isinstance(values, Mapping) and table not in ("parallelism", "model") else ():
+            if str(name) in READ_FIELDS:
+                raise UsageError(f"{_SOURCE}: {table}.{name} stands in a place where it is not read")
+
+
+def _require_same_model(given: Mapping[str, object], instance: Instance) -> None:
+    """Raises UsageError where the document, as we export it, is of another model than the workload, or of one trained
+    otherwise."""
     model = instance.model
-    if model is not None:
-        own = model_fields(require_titan_model(model), model, instance.batch.tokens_per_sample)
-        said, planned = _flat(given), _flat(own)
-        for name in sorted(said.keys() | planned.keys()):
-            if said.get(name) != planned.get(name):
-                raise UsageError(
-                    f"{_SOURCE}: model.{printable(name)}: {printable(str(said.get(name)))}; "
-                    f"the workload's is {planned.get(name)}"
-                )
-    layers = given.get("layers")
-    return frozenset(map(str, (*given, *(layers if isinstance(layers, Mapping) else ()))))
+    if model is None:
+        return
+    own = model_fields(require_titan_model(model), model, instance.batch.tokens_per_sample)
+    said, planned = _flat(given), _flat(own)
+    for name in sorted(said.keys() | planned.keys()):
+        if said.get(name) != planned.get(name):
+            raise UsageError(
+                f"{_SOURCE}: model.{printable(name)}: {printable(str(said.get(name)))}; "
+                f"the workload's is {planned.get(name)}"
+            )
 
 
 def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
@@ -254,11 +281,29 @@ def _flat(table: Mapping[str, object], within: str = "") -> dict[str, object]:
     return found
 
 
-def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object]) -> tuple[str, ...]:
+def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object]) -> Iterator[str]:
     is_ours = "layers" in document  # whose file has the order of the schedule that is named
-    if not parallelism.get("pipeline_parallel_schedule_csv") or is_ours:
-        return ()
-    return ("pipeline_parallel_schedule_csv is left aside: the plan is judged in the order of a named schedule",)
+    if is_ours:
+        return
+    if parallelism.get("pipeline_parallel_schedule_csv"):
+        yield "pipeline_parallel_schedule_csv is left aside: the plan is judged in the order of a named schedule"
+    found = [
+        f"{table}.{name}"
+        for table, values in document.items()
+        if isinstance(values, Mapping) and table not in TITAN.harmless_tables
+        for name, value in values.items()
+        if f"{table}.{name}" in TITAN.costly or (table in TITAN.costly and name not in ("made_by", "arguments"))
+        if value not in (None, False, "", 0, [])
+    ]
+    if found:
+        yield f"{', '.join(found)}: left aside, as plans do not hold them; what they change is not in times and memory"
+    checkpoint = document.get("activation_checkpoint")
+    option = checkpoint.get("selective_ac_option") if isinstance(checkpoint, Mapping) else None
+    if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective" and option not in (None, "op"):
+        yield (
+            f"activation_checkpoint.selective_ac_option {option} recomputes whole blocks, one of so many; the plan "
+            "recomputes every second product of each"
+        )
 
 
 def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: RunAs) -> tuple[tuple[int, ...], ...]:
@@ -283,6 +328,8 @@ def _own_division(parallelism: Mapping[str, object], pieces: ModelPieces, said: 
 
 def _number(parallelism: Mapping[str, object], name: str, usual: int, least: int = 1) -> int:
     value = parallelism.get(name, usual)
+    if causes(value):
+        raise UsageError(f"{_SOURCE}: parallelism.{name}: {causes(value)[0]} cannot be seen here")
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{_SOURCE}: parallelism.{name}: {value!r} is no whole number of at least {least}")
     return value
@@ -290,6 +337,8 @@ def _number(parallelism: Mapping[str, object], name: str, usual: int, least: int
 
 def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -> RunAs:
     named = parallelism.get("pipeline_parallel_schedule")
+    if parallelism.get("pipeline_parallel_degree", 1) == 1:
+        named = None  # which then decides nothing
     schedules = {name: schedule for schedule, name in TORCH_NAMES.items()}
     if named is not None and named not in schedules:
         raise UsageError(f"{_SOURCE}: pipeline_parallel_schedule: {named!r}; expected one of {', '.join(schedules)}")

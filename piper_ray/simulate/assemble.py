@@ -23,7 +23,7 @@ from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
-from piper_ray.simulate.run import InFlightRule, SimulationOptions
+from piper_ray.simulate.run import InFlightRule, SimulationOptions, Transfers
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
 from piper_ray.simulate.steady import SteadyState, Stream, least_in_flight, rule_in_flight, steady_state, sustained_s
 from piper_ray.simulate.timeline import (
@@ -68,12 +68,14 @@ class _Scene:
 
     def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
         program = program_of(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
-        return run_program(self.placed, program, self.seconds.communication_s)
+        return run_program(self.placed, program, self.seconds.communication_s, self.options.transfers)
 
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
     """See ``run.simulate``; arguments are sound."""
     scene = _scene(instance, plan, schedule, options)
+    if schedule.asynchronous and options.transfers.on_one_stream:
+        raise UsageError(f"transfers on one stream: no runtime that has one runs schedule {schedule.name.value}")
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
 
@@ -110,7 +112,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     forward_s = np.array([stage.forward_s for stage in figures])
     input_s = np.array([stage.input_s for stage in figures])
     weight_s = np.array([stage.weight_s for stage in figures])
-    charged = np.array(charged_s(stages, placed.places, bandwidth)) * (not options.overlap_transfers)
+    charged = np.array(charged_s(stages, placed.places, bandwidth)) * (options.transfers is Transfers.IN_PASSES)
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
@@ -120,7 +122,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         stages,
         placed,
         PassSeconds(compute_s, communication_s),
-        hops(stages, placed.places, bandwidth, overlapped=options.overlap_transfers),
+        hops(stages, placed.places, bandwidth, overlapped=options.transfers is not Transfers.IN_PASSES),
         all_reduce_s,
         instance.microbatches,
         plan.in_flight if schedule.asynchronous else None,

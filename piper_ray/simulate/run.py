@@ -31,13 +31,33 @@ class InFlightRule(str, Enum):
     SUSTAINING = "sustaining"
 
 
+class Transfers(str, Enum):
+    """How stages hand over. IN_PASSES: as Piper charges it, in the passes of both. BESIDE: beside the passes, one
+    after the other on each rank's way out, and only who waits for them loses time. ONE_STREAM: beside them, all that a
+    rank sends and receives on one stream in torch's order, as torch.distributed.pipelining does on NCCL. JUST_IN_TIME:
+    the same with each receive where its data are made, as ``run`` and exports to torch have it.
+
+    >>> SimulationOptions(transfers="one-stream").transfers
+    <Transfers.ONE_STREAM: 'one-stream'>
+    """
+
+    IN_PASSES = "in-passes"
+    BESIDE = "beside"
+    ONE_STREAM = "one-stream"
+    JUST_IN_TIME = "just-in-time"
+
+    @property
+    def on_one_stream(self) -> bool:
+        """Whether transfers wait for each other on both ranks."""
+        return self in (Transfers.ONE_STREAM, Transfers.JUST_IN_TIME)
+
+
 @dataclass(frozen=True)
 class SimulationOptions:
     """What a simulation assumes of a cluster and a batch. Raises UsageError for figures that make no sense.
 
-    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. overlap_transfers:
-    transfers run beside the passes, one after the other on each rank's way out, and only who waits for them loses time;
-    False: as Piper charges them, in the passes of both stages. all_reduce, all_reduce_overlap, optimizer_s: as in
+    latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. transfers:
+    how stages hand over; on one stream under a flush alone. all_reduce, all_reduce_overlap, optimizer_s: as in
     ``StepTerms``; the overlap counts under a flush. in_flight: an ``InFlightRule``, or for each stage the microbatches
     that a replica keeps in flight. samples_per_microbatch, tokens_per_sample: numbers of the batch, in place of the
     instance's.
@@ -50,7 +70,7 @@ class SimulationOptions:
     """
 
     latency_s: float = 0.0
-    overlap_transfers: bool = False
+    transfers: Transfers = Transfers.IN_PASSES
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
     all_reduce_overlap: float = 0.0
     optimizer_s: float = 0.0
@@ -72,7 +92,7 @@ class SimulationOptions:
             "latency_s": seconds("latency_s", self.latency_s),
             "optimizer_s": seconds("optimizer_s", self.optimizer_s),
             "all_reduce_overlap": share("all_reduce_overlap", self.all_reduce_overlap),
-            "overlap_transfers": arguments.flag("overlap_transfers", self.overlap_transfers),
+            "transfers": arguments.choice("transfers", self.transfers, Transfers),
             "all_reduce": arguments.choice("all_reduce", self.all_reduce, AllReduce),
         }
         for name in ("samples_per_microbatch", "tokens_per_sample"):

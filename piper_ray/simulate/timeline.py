@@ -15,7 +15,9 @@ import numpy.typing as npt
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions
+from piper_ray.simulate.communication import on_one_stream
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
+from piper_ray.simulate.run import Transfers
 from piper_ray.simulate.stages import Hop, StageLoad
 
 MOST_ACTIONS = 20_000_000
@@ -131,9 +133,13 @@ class Timeline:
         return ends
 
 
-def run_program(placed: SimulatedRanks, program: Program, communication_s: Floats) -> Timeline:
+def run_program(
+    placed: SimulatedRanks, program: Program, communication_s: Floats, transfers: Transfers = Transfers.IN_PASSES
+) -> Timeline:
     """communication_s: float64[stages, 4], see ``PassSeconds``. Raises UsageError if the lists wait for each other."""
     events: Events = simulate_events(program)
+    if transfers.on_one_stream and events.run == len(program.kind):
+        events = on_one_stream(program, events, just_in_time=transfers is Transfers.JUST_IN_TIME)
     if events.run < len(program.kind):
         raise UsageError(_stuck_text(placed, program, events))
     return Timeline(

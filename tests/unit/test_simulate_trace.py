@@ -11,7 +11,7 @@ import pytest
 
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.result import Simulation
-from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
 from piper_ray.simulate.trace import chrome_trace
 from tests.simulate_support import GIB, chain, cut
 
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 def _simulated(name: ScheduleName) -> Simulation:
     instance = chain([1.0, 2.0, 1.5, 1.0], microbatches=16, weights_bytes=GIB / 8, edge_bytes=GIB / 8)
-    options = SimulationOptions(optimizer_s=0.1, latency_s=0.01, overlap_transfers=True)
+    options = SimulationOptions(optimizer_s=0.1, latency_s=0.01, transfers=Transfers.BESIDE)
     return simulate(instance, cut([1] * 4, 2), Schedule(name), options=options)
 
 

@@ -158,6 +158,114 @@ def simulate_events(program: Program) -> Events:
     return Events(start_s, end_s, cause, transit_s, run)
 
 
+class OneStream(NamedTuple):
+    """Lists with sends and receives, which run on one stream of each rank. item_first: int64[ranks + 1]; item: int64,
+    an action or ~ a transfer. need_first: int64[actions + 1], need: int64, the transfers that an action receives.
+    sender_rank, receiver_rank: int64[transfers]; seconds: float64[transfers].
+    """
+
+    item_first: Integers
+    item: Integers
+    need_first: Integers
+    need: Integers
+    sender: Integers
+    sender_rank: Integers
+    receiver_rank: Integers
+    seconds: Floats
+
+
+@kernel
+def simulate_one_stream(duration_s: Floats, first: Integers, lists: OneStream) -> Events:
+    """Runs every rank's list: a pass when the one before and what it receives have ended; a transfer when, on both
+    ranks, the passes that stand before it and the transfer before it have.
+
+    duration_s: float64[actions]. first: int64[ranks + 1], the rank's first action.
+    """
+    actions, ranks, count = len(duration_s), len(first) - 1, len(lists.seconds)
+    start_s = np.full(actions, np.nan)
+    end_s = np.full(actions, np.nan)
+    cause = np.full(actions, -1, np.int64)
+    transit_s = np.zeros(actions)
+    # Of each transfer: when both its ranks let it begin, how many have come to it, and what follows it on each.
+    begin_s = np.zeros(count)
+    arrived_s = np.full(count, np.nan)
+    open_sides = np.full(count, 4, np.int64)  # to come to it, and to end what is before it, on two ranks
+    follower = np.full((2, count), -1, np.int64)
+    last = np.full(ranks, -1, np.int64)
+    free_s = np.zeros(ranks)
+    ran = np.full(ranks, -1, np.int64)
+    position = lists.item_first[:-1].copy()
+    queue = np.empty(ranks, np.int64)
+    queued = np.ones(ranks, np.bool_)
+    for rank in range(ranks):
+        queue[rank] = ranks - 1 - rank
+    stack = np.empty(count + 1, np.int64)
+    waiting, run = ranks, 0
+    while waiting > 0:
+        waiting -= 1
+        rank = queue[waiting]
+        queued[rank] = False
+        while position[rank] < lists.item_first[rank + 1]:
+            item = lists.item[position[rank]]
+            if item >= 0:
+                ready, at_s, produced_s, because = True, free_s[rank], free_s[rank], ran[rank]
+                for index in range(lists.need_first[item], lists.need_first[item + 1]):
+                    need = lists.need[index]
+                    if np.isnan(arrived_s[need]):
+                        ready = False
+                        break
+                    produced_s = max(produced_s, end_s[lists.sender[need]])
+                    if arrived_s[need] > at_s:
+                        at_s = arrived_s[need]
+                        because = lists.sender[need]
+                if not ready:
+                    break
+                start_s[item] = at_s
+                end_s[item] = at_s + duration_s[item]
+                cause[item] = because
+                transit_s[item] = at_s - produced_s
+                free_s[rank] = end_s[item]
+                ran[rank] = item
+                run += 1
+                position[rank] += 1
+                continue
+            transfer = ~item
+            position[rank] += 1
+            begin_s[transfer] = max(begin_s[transfer], free_s[rank])
+            open_sides[transfer] -= 1
+            before = last[rank]
+            last[rank] = transfer
+            if before < 0:
+                open_sides[transfer] -= 1
+            elif not np.isnan(arrived_s[before]):
+                begin_s[transfer] = max(begin_s[transfer], arrived_s[before])
+                open_sides[transfer] -= 1
+            else:
+                follower[0 if lists.sender_rank[before] == rank else 1, before] = transfer
+            depth = 0
+            if open_sides[transfer] == 0:
+                stack[0] = transfer
+                depth = 1
+            while depth > 0:
+                depth -= 1
+                done = stack[depth]
+                arrived_s[done] = begin_s[done] + lists.seconds[done]
+                for side in range(2):
+                    other = lists.sender_rank[done] if side == 0 else lists.receiver_rank[done]
+                    if not queued[other] and other != rank:
+                        queued[other] = True
+                        queue[waiting] = other
+                        waiting += 1
+                    behind = follower[side, done]
+                    if behind >= 0:
+                        begin_s[behind] = max(begin_s[behind], arrived_s[done])
+                        open_sides[behind] -= 1
+                        if open_sides[behind] == 0:
+                            stack[depth] = behind
+                            depth += 1
+    return Events(start_s, end_s, cause, transit_s, run)
+
+
 @kernel
 def gaining_circle(source: Integers, target: Integers, gain: Floats, nodes: int) -> Integers:
     """int64[arcs of it], the arcs of a circle that gains more than it loses, last first; empty if there is none.

@@ -1,0 +1,135 @@
+"""Launches of people by the names of their files: what they say of a workload, and the plan that they run."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from piper_ray.export.files import RANKS
+from piper_ray.export.import_plan import Imported, import_plan
+from piper_ray.export.left_aside import notes_of_the_rest
+from piper_ray.export.megatron_arguments import OTHER_SETTINGS, figures_of, named_settings
+from piper_ray.export.run_as import AS_IT_SAYS, RunAs
+from piper_ray.export.torchtitan import batch_of
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
+from piper_ray.launches.read import read_launch
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+
+
+@dataclass(frozen=True)
+class LaunchFacts:
+    """What a launch says of its workload; None or absent: nothing. figures: of the model and how it is divided, by
+    Megatron's names or by torchtitan's, as whole numbers, texts and switches. ranks: that it starts."""
+
+    dialect: Dialect
+    model: str | None
+    microbatch_samples: int | None
+    global_batch_samples: int | None
+    tokens_per_sample: int | None
+    ranks: int | None
+    figures: Mapping[str, object]
+    notes: tuple[str, ...]
+
+
+def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
+    """What a launch says before there is a workload to hold it against; None for a layout that is no launch.
+
+    layout: as in ``import_launched``. Raises UsageError for a launch that no plan can be made of.
+    """
+    launch = read_launch(source_of(layout)[0], asked)
+    if launch is None:
+        return None
+    if launch.dialect is Dialect.TORCHTITAN:
+        batch, figures, notes = batch_of(launch.settings), _of_titan(launch), launch.notes
+    else:
+        figures = figures_of(launch.settings)
+        batch = {
+            "microbatch_samples": figures.get("micro_batch_size"),
+            "global_batch_samples": figures.get("global_batch_size"),
+            "tokens_per_sample": figures.get("seq_length"),
+        }
+        notes = (*launch.notes, *notes_of_the_rest(named_settings(launch.settings), OTHER_SETTINGS | launch.usual))
+    samples, whole, tokens = (
+        value if isinstance(value := batch.get(name), int) and not isinstance(value, bool) else None
+        for name in ("microbatch_samples", "global_batch_samples", "tokens_per_sample")
+    )
+    return LaunchFacts(launch.dialect, launch.model, samples, whole, tokens, launch.ranks, figures, notes)
+
+
+def _of_titan(launch: Launch) -> Mapping[str, object]:
+    found = launch.settings.get("parallelism")
+    return found if isinstance(found, Mapping) else {}
+
+
+def import_launched(instance: Instance, layout: str, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE) -> Imported:
+    """The plan that people run. layout: the name of a file or of an exported folder, or the text of one.
+
+    Raises UsageError or InputError that says where it is wrong, or what is missing.
+    """
+    source, ranks = source_of(layout)
+    return import_plan(instance, source, run_as if ranks is None else replace(run_as, world=ranks), asked)
+
+
+_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
+"""What looks like a path; of layouts none does."""
+
+_LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
+"""The file of an exported folder that says the plan is one of these."""
+
+_TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
+"""Both are of one export, and the first one says the plan."""
+
+
+def source_of(layout: str) -> tuple[Source, int | None]:
+    """The text itself, or what a file of that name or an exported folder holds; and the ranks that the folder is for.
+
+    A text that is a command is taken as typed in this folder. Raises UsageError.
+    """
+    path, ranks = Path(layout), None
+    if not layout.strip() or not _can_be_path(layout):
+        return _typed_here(layout), None
+    if path.is_dir():
+        found = [name for name in _LAYOUT_FILES if (path / name).is_file()]
+        if not found:
+            raise UsageError(f"{layout}: a folder without {', '.join(_LAYOUT_FILES[:-1])} or {_LAYOUT_FILES[-1]}")
+        if len(found) > 1 and found != _TITAN_FILES:
+            names = f"{', '.join(found[:-1])} and {found[-1]}"
+            raise UsageError(f"{layout}: a folder with {names}, of several exports; expected one of these files")
+        if (path / RANKS).is_file():
+            ranks = len(_text_of(path / RANKS).splitlines()) - 1
+        path /= found[0]
+    if not path.is_file():
+        if _PATH_LIKE.fullmatch(layout):
+            raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
+        return _typed_here(layout), None
+    return Source(_text_of(path), path), ranks
+
+
+def _typed_here(layout: str) -> Source:
+    return Source(layout, Path.cwd() / "a command")
+
+
+def _can_be_path(layout: str) -> bool:
+    """Whether the system takes it for one: no longer, and without characters, than it allows."""
+    try:
+        Path(layout).stat()
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        return error.errno not in (errno.ENAMETOOLONG, errno.EINVAL)
+    except ValueError:
+        return False
+    return True
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: is no text") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,86 @@
+"""What a launch sets and a plan does not hold: refused where it divides the model, and noted where it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+
+from piper_ray.export.flags import MEGATRON, READ_FIELDS, READ_FLAGS, RENAMED_FIELDS, flag_of
+from piper_ray.launches.unseen import readable
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import printable
+
+_DEGREES = frozenset({
+    "parallel", "parallelism", "pipeline", "degree", "stages",
+    "tp", "pp", "cp", "ep", "dp", "etp", "edp", "vp", "vpp", "mp",
+})  # fmt: skip
+"""Parts of a name that says how something is divided, where a number follows."""
+
+_OLDER_RECOMPUTATION = ("activations_checkpoint", "checkpoint_activations", "checkpoint_num_layers")
+_LONG = ("parallel", "pipeline")
+_ALIKE = 0.85
+"""The ratio of difflib from which on a name is a known one misspelt."""
+
+_NOTHING = (None, False, 0, "", "none", "null", "false", "no", "None", "False", "fp32", "torch.float32", "float32")
+"""Values that ask for nothing: switches that are off, and the usual precision of what is kept."""
+
+_MOST_SHOWN = 12
+
+
+def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> Iterator[str]:
+    """Sentences on what is left aside. settings: by name in Python, of Megatron's or like them. read: names that were
+    read or compared.
+
+    Raises UsageError where one says how a model is divided: it would be taken for 1, or for not there.
+    """
+    rest = {name: value for name, value in settings.items() if name not in read and not _is_harmless(name)}
+    for name, value in rest.items():
+        require_no_degree(name, value, READ_FLAGS.keys() | RENAMED_FIELDS.keys() | READ_FIELDS)
+    said = [name for name, value in rest.items() if not _is_nothing(value)]
+    costly = [name for name in said if name.startswith(tuple(MEGATRON.costly))]
+    if costly:
+        yield (f"{_listed(costly)}: left aside, as plans do not hold them; what they change is not in times and memory")
+    if unknown := [name for name in said if name not in costly]:
+        yield f"{_listed(unknown)}: not known here, and left aside"
+
+
+def require_no_degree(name: str, value: object, known: Collection[str]) -> None:
+    """Raises UsageError for a name like a known one, and for one that says how a model is divided or recomputed."""
+    word = readable(value) if isinstance(value, str) else "" if value is None else str(value)
+    meant = next(iter(get_close_matches(name, known, 1, _ALIKE)), None)
+    if meant is not None and not _is_nothing(value):
+        raise UsageError(f"layout: {_shown(name)} is not understood; did you mean {_shown(meant)}?")
+    if _is_degree(name, word) or _recomputes(name, word):
+        raise UsageError(f"layout: {_shown(name)} {printable(word[:40])} is not understood, and may divide the model")
+
+
+def _is_harmless(name: str) -> bool:
+    if name in MEGATRON.harmless or name in MEGATRON.model_details:
+        return True
+    return name.startswith(tuple(MEGATRON.harmless_beginnings)) and not _recomputes(name, "full")
+
+
+def _is_nothing(value: object) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None))) and value in _NOTHING
+
+
+def _shown(name: str) -> str:
+    return printable(flag_of(name)) if name.islower() and "." not in name else printable(name)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(printable(flag_of(name)) for name in names[:_MOST_SHOWN])
+    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"
+
+
+def _recomputes(name: str, word: str) -> bool:
+    """Whether it is one of the ways to ask for recomputation that Megatron and NeMo had before."""
+    return name.startswith(_OLDER_RECOMPUTATION) and word.lower() not in ("null", "none", "false", "0", "")
+
+
+def _is_degree(name: str, word: str) -> bool:
+    bare = word.strip("[]").replace(",", "").replace(" ", "")
+    if not bare.isdigit() or bare in ("0", "1"):
+        return False
+    parts = name.lower().split("_")
+    return any(part in _DEGREES or get_close_matches(part, _LONG, 1, _ALIKE) for part in parts)

@@ -1,0 +1,208 @@
+"""The launch among a script's commands: whose it is, and its options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import yaml
+
+from piper_ray.launches.deepspeed import with_deepspeed_config, with_older_names
+from piper_ray.launches.launch import Asked, Dialect, Launch, Source
+from piper_ray.launches.shell import Command, follow
+from piper_ray.launches.shell_state import Outside
+from piper_ray.launches.titan_config import with_titan_base
+from piper_ray.launches.unseen import causes, is_wholly_unseen, readable
+from piper_ray.model.errors import UsageError
+
+_TELLING = frozenset({
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "pipeline_model_parallel_layout",
+    "expert_model_parallel_size", "context_parallel_size", "sequence_parallel", "num_layers", "micro_batch_size",
+    "global_batch_size", "use_distributed_optimizer", "model_parallel_size", "zero_stage", "recompute_granularity",
+})  # fmt: skip
+"""Options of which a launch of Megatron's has at least one."""
+
+_OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args"}
+"""Options by which further ones are elsewhere."""
+
+_TITAN_TABLES = ("parallelism", "training", "activation_checkpoint", "experimental", "model", "job", "compile")
+_STARTERS = ("nproc_per_node", "nnodes", "num_gpus", "num_nodes")
+_SBATCH = re.compile(
+    r"^#SBATCH\s+(?:--(?P<name>nodes|ntasks-per-node|gpus-per-node|ntasks|gres=gpu)|-(?P<short>[Nn]))"
+    r"[=:\s]+(?:[a-z]\w*:)?(?P<count>\d+)",
+    re.MULTILINE,
+)
+_ON_A_NODE = ("ntasks-per-node", "gpus-per-node", "gres=gpu")
+_SHORT = {"N": "nodes", "n": "ntasks"}
+_OPTION = re.compile(r"--?[A-Za-z\ue000]")
+_OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
+_OF_PLACES = re.compile(r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name")
+
+
+def read_script(source: Source, asked: Asked) -> Launch:
+    """Raises UsageError where no launch is found, where there are several, and for what cannot be seen."""
+    outside = Outside(asked.variables, source.path)
+    followed = follow(source.text, outside)
+    found = {
+        (command.line, command.words): read
+        for command in followed.commands
+        if (read := _launch(command.words, followed.files, source)) is not None
+    }
+    distinct = _distinct(found)
+    if not distinct:
+        others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
+        raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
+    if asked.number is not None and not 1 <= asked.number <= len(distinct):
+        raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
+    if len(distinct) > 1 and asked.number is None:
+        lines = ", ".join(f"{number} (line {line})" for number, (line, _) in enumerate(distinct, start=1))
+        raise UsageError(f"the script comes to {len(distinct)} launches; say which with --launch: {lines}")
+    read = distinct[(asked.number or 1) - 1][1]
+    started = read.ranks if read.ranks is not None else _of_slurm(source.text, followed.commands)
+    return replace(read, ranks=started, notes=(*read.notes, *_notes(outside)))
+
+
+def read_words(text: str, source: Source) -> Launch:
+    """A text of options alone. Raises UsageError."""
+    try:
+        words = shlex.split(text, comments=True)
+    except ValueError as error:
+        raise UsageError(f"launch options: {error}") from None
+    hidden = next((word for word in words if "$" in word or "`" in word), None)
+    if hidden is not None:
+        raise UsageError(
+            f"launch options: what stands behind {hidden} cannot be seen here; expected the options themselves, or the "
+            "script that sets it"
+        )
+    read = _launch(("pretrain.py", *words), {}, source)
+    return Launch(Dialect.MEGATRON, dict(_options(words))) if read is None else read
+
+
+def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> Launch | None:
+    """None for a command that is no launch."""
+    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
+    options = dict(_options(words if script is None else words[script + 1 :]))
+    before = options if script is None else dict(_options(words[:script]))
+    starts = {name: before.pop(name) for name in _STARTERS if name in before}
+    ranks = _ranks(starts)
+    dotted = [name for name in options if name.partition(".")[0] in _TITAN_TABLES and "." in name]
+    module = next((words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"), "")
+    is_titan = "torchtitan" in module or bool(dotted) or ("torchtitan" in " ".join(words) and "config" in options)
+    if is_titan:
+        _require_seen(words, options)
+        return with_titan_base(_tables(options, dotted), options, source, ranks)
+    if not _TELLING & options.keys():
+        return None
+    _require_seen(words, options)
+    is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
+    if is_deepspeed:
+        return with_deepspeed_config(options, files, source, ranks)
+    return Launch(Dialect.MEGATRON, with_older_names(options), ranks)
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:
+    """Options by name in Python, with the words that follow: true, a text, or several."""
+    name, values = None, list[str]()
+    for word in (*words, "--"):
+        if not _OPTION.match(word) and word != "--":
+            values.append(word)
+            continue
+        if name is not None:
+            yield name, True if not values else values[0] if len(values) == 1 else list(values)
+        dashes = word.lstrip("-")
+        said, sign, value = dashes.partition("=")
+        name = said.replace("-", "_") if said and (word.startswith("--") or len(said) > 1) else None
+        values = [value] if sign else []
+
+
+def _require_seen(words: Sequence[str], options: Mapping[str, object]) -> None:
+    """Raises UsageError for whole words that may be options and cannot be seen."""
+    for name in _OTHER_FILES & options.keys():
+        raise UsageError(f"launch script: what stands behind --{name.replace('_', '-')} cannot be seen here")
+    last, follows = "", 0
+    script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), 0)
+    for word in words[script:]:
+        if word.startswith("--") and causes(word.partition("=")[0]):
+            raise _hidden(word)
+        if word.startswith("-"):
+            last, follows = word, 0
+            continue
+        if is_wholly_unseen(word) and word is not words[script]:
+            (cause, *_) = causes(word)
+            belongs = last.startswith("--") and (not follows or _OF_PLACES.search(last))
+            if not belongs or _OF_OPTIONS.search(cause):
+                raise _hidden(word)
+        follows += 1
+
+
+def _hidden(word: str) -> UsageError:
+    cause = causes(word)[0]
+    name = cause.lstrip("$").strip("{}")
+    hint = f"; say it with --set {name}=VALUE" if name.isidentifier() else ""
+    return UsageError(f"launch script: what stands behind {readable(word)} cannot be seen here{hint}")
+
+
+def _distinct(found: Mapping[tuple[int, tuple[str, ...]], Launch]) -> list[tuple[int, Launch]]:
+    distinct: list[tuple[int, Launch]] = []
+    for (line, _), launch in found.items():
+        if all(launch != other for _, other in distinct):
+            distinct.append((line, launch))
+    return distinct
+
+
+def _ranks(starts: Mapping[str, object]) -> int | None:
+    """Ranks that torchrun or deepspeed is told to start; None where it is not told, or not with numbers."""
+    counts = {name: int(str(value)) for name, value in starts.items() if str(value).isdigit()}
+    if "nproc_per_node" in counts and ("nnodes" in counts or "nnodes" not in starts):
+        return counts["nproc_per_node"] * counts.get("nnodes", 1)
+    if "num_gpus" in counts and ("num_nodes" in counts or "num_nodes" not in starts):
+        return counts["num_gpus"] * counts.get("num_nodes", 1)
+    return None
+
+
+def _of_slurm(text: str, commands: Sequence[Command]) -> int | None:
+    """Ranks by the lines that Slurm reads, and by what a launcher starts on each node."""
+    said: dict[str, int] = {}
+    for match in _SBATCH.finditer(text):
+        said[match["name"] or _SHORT[match["short"]]] = int(match["count"])
+    starts = [dict(_options(command.words)).get("nproc_per_node") for command in commands]
+    of_launcher = {int(str(one)) for one in starts if str(one).isdigit()}
+    if not of_launcher and "ntasks" in said:
+        return said["ntasks"]
+    each = max(of_launcher, default=max((said.get(name, 0) for name in _ON_A_NODE), default=0))
+    return said["nodes"] * each if "nodes" in said and each and len(of_launcher) <= 1 else None
+
+
+def _notes(outside: Outside) -> Iterator[str]:
+    taken = [f"{name} (as {value})" if value else name for name, value in outside.taken_as_unset.items()]
+    if taken:
+        shown = ", ".join(taken[:12]) + (f" and {len(taken) - 12} more" if len(taken) > 12 else "")
+        yield f"variables of the environment are taken as not set: {shown} (--set NAME=VALUE)"
+    if outside.gets_arguments:
+        yield "the script is taken as started without arguments, which it would hand on"
+    for name in dict.fromkeys(outside.not_found):
+        yield f"the script reads {name}, which is not there: what it sets is not seen"
+
+
+def _tables(options: Mapping[str, object], dotted: Sequence[str]) -> dict[str, dict[str, object]]:
+    """torchtitan's tables of what is said with a dot."""
+    tables: dict[str, dict[str, object]] = {}
+    for name in dotted:
+        table, _, key = name.partition(".")
+        value = options[name]
+        if key.startswith("no_") and value is True:
+            key, value = key.removeprefix("no_"), False
+        tables.setdefault(table, {})[key] = _plain(value)
+    return tables
+
+
+def _plain(value: object) -> object:
+    """A word as YAML reads it: a number, true, a list."""
+    if not isinstance(value, str) or causes(value):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        return value

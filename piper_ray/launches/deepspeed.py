@@ -1,0 +1,102 @@
+"""DeepSpeed's part of a launch, in Megatron's words: what its own file says, and its names for things."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from piper_ray.launches.files import text_beside
+from piper_ray.launches.launch import Dialect, Launch, Source
+from piper_ray.launches.unseen import after_unseen, causes, readable
+from piper_ray.model.errors import UsageError
+
+_RENAMED = {
+    "moe_expert_parallel_size": "expert_model_parallel_size",
+    "num_key_value_heads": "num_query_groups",
+    "ds_sequence_parallel_size": "context_parallel_size",
+    "topk": "moe_router_topk",
+}
+_OF_A_BATCH = {"train_batch_size": "global_batch_size", "train_micro_batch_size_per_gpu": "micro_batch_size"}
+_STAGES = 3
+
+
+def with_deepspeed_config(
+    options: Mapping[str, object], files: Mapping[str, str], source: Source, ranks: int | None
+) -> Launch:
+    """The launch with what the file of ``--deepspeed_config`` says beside its options.
+
+    files: those that the script writes, by name. Raises UsageError for a stage of ZeRO that cannot be.
+    """
+    found = {_RENAMED.get(name, name): value for name, value in options.items()}
+    notes: list[str] = []
+    name = found.pop("deepspeed_config", None)
+    document = _document(str(name), files, source) if name is not None else {}
+    if name is not None and document is None:
+        notes.append(f"{readable(str(name))} is not there: what DeepSpeed's own file says is not seen")
+    document = document or {}
+    zero = document.get("zero_optimization")
+    of_file = zero.get("stage") if isinstance(zero, Mapping) else None
+    stage = of_file if of_file is not None else found.get("zero_stage", 0)
+    said = found.pop("zero_stage", None)
+    if said is not None and of_file is not None and str(said) != str(of_file):
+        notes.append(f"--zero-stage {said} stands beside stage {of_file} in DeepSpeed's file, which counts")
+    if causes(stage) or not str(stage).isdigit() or int(str(stage)) > _STAGES:
+        raise UsageError(f"zero stage {readable(str(stage))}: expected 0, 1, 2 or 3")
+    _sharing(int(str(stage)), found, zero if isinstance(zero, Mapping) else {}, notes)
+    for theirs, ours in _OF_A_BATCH.items():
+        if isinstance(document.get(theirs), int):
+            found.setdefault(ours, document[theirs])
+    if found.pop("no_pipeline_parallel", None) and str(found.get("pipeline_model_parallel_size", 1)) != "1":
+        raise UsageError("--no-pipeline-parallel stands beside --pipeline-model-parallel-size")
+    found = with_older_names(found)
+    if found.get("recompute_granularity") == "full":
+        found.setdefault("recompute_method", "uniform")
+        found.setdefault("recompute_num_layers", "1")
+    if str(found.get("context_parallel_size", 1)) != "1":
+        notes.append("--ds-sequence-parallel-size is read as context parallelism that exchanges heads")
+        found.setdefault("cp_comm_type", "a2a")
+    for name in ("deepspeed", "use_pin_memory", "deepspeed_mpi"):
+        found.pop(name, None)
+    return Launch(Dialect.DEEPSPEED, found, ranks, None, tuple(notes))
+
+
+def _document(name: str, files: Mapping[str, str], source: Source) -> Mapping[str, object] | None:
+    text = files.get(name)
+    if text is None:
+        _, text = text_beside(after_unseen(name), source.path)
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, Mapping) else None
+
+
+def _sharing(stage: int, found: dict[str, object], zero: Mapping[str, object], notes: list[str]) -> None:
+    if stage >= 1:
+        found["use_distributed_optimizer"] = True
+    if stage == 2:
+        notes.append("ZeRO 2 shares gradients, too: the plan shares the optimizer's state alone, and takes more memory")
+    if stage == _STAGES:
+        found["use_megatron_fsdp"] = True
+        found["data_parallel_sharding_strategy"] = "optim_grads_params"
+    for name in ("offload_optimizer", "offload_param"):
+        told = zero.get(name)
+        if isinstance(told, Mapping) and told.get("device", "none") != "none":
+            found[f"{name}_to_{told['device']}"] = True
+    for name in ("cpu_offload", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"):
+        if zero.get(name) not in (None, False, 1):
+            found[name] = zero[name]
+
+
+def with_older_names(options: Mapping[str, object]) -> dict[str, object]:
+    """The options with today's names for recomputation, as it was asked for before there were several kinds."""
+    found = dict(options)
+    # Without checkpoint_activations this one decides how activations are kept, and not whether they are.
+    found.pop("deepspeed_activation_checkpointing", None)
+    layers, checkpoints = found.pop("checkpoint_num_layers", "1"), found.pop("checkpoint_activations", None)
+    if checkpoints is True:
+        usual = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": layers}
+        found = usual | found
+    return found

@@ -1,0 +1,47 @@
+"""Values that a file does not say: what stands in their place, and why.
+
+A text that is partly unknown carries a mark for each such part, so that quoting, joining and splitting treat it as any
+other text.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BEGIN, _END, _SHIFT = "\ue000", "\ue001", 0xE100  # of Unicode's private use: no file has them
+_MARK = re.compile(f"{_BEGIN}([^{_BEGIN}{_END}]*){_END}")
+_PLAIN = re.compile(r"[^\w]", re.ASCII)
+_MOST_SHOWN = 60
+
+
+def unseen(cause: str) -> str:
+    """The mark of a part that cannot be seen. cause: what stands there, such as the name of a variable.
+
+    Nothing within a mark means anything to a shell.
+    """
+    shown = " ".join(readable(cause).split())[:_MOST_SHOWN]
+    return f"{_BEGIN}{_PLAIN.sub(lambda one: chr(_SHIFT + min(ord(one[0]), 0xFF)), shown)}{_END}"
+
+
+def causes(text: object) -> tuple[str, ...]:
+    """Why parts of the text cannot be seen; empty for a text that is known."""
+    return tuple(map(_shown, _MARK.findall(text))) if isinstance(text, str) else ()
+
+
+def readable(text: str) -> str:
+    """The text with the causes in place of marks, for people."""
+    return _MARK.sub(lambda found: _shown(found[1]), text)
+
+
+def after_unseen(text: str) -> str:
+    """What follows the last part that cannot be seen."""
+    return text.rpartition(_END)[2]
+
+
+def is_wholly_unseen(text: str) -> bool:
+    """Whether nothing of it is known."""
+    return bool(text) and not _MARK.sub("", text)
+
+
+def _shown(marked: str) -> str:
+    return "".join(chr(ord(one) - _SHIFT) if _SHIFT <= ord(one) <= _SHIFT + 0xFF else one for one in marked)

@@ -1,0 +1,197 @@
+"""Where in a rank's list its sends and receives stand, for runtimes that put all of them on one stream in that order.
+
+torch.distributed.pipelining on NCCL does: a send or a receive begins when those before it on both ranks have ended, and
+the passes before it in both lists. Who waits at the head of the stream holds up all behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.model.errors import UsageError
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.simulate.kernels.events import (
+    Events,
+    Floats,
+    Integers,
+    OneStream,
+    Program,
+    simulate_events,
+    simulate_one_stream,
+)
+
+
+class HandedOver(NamedTuple):
+    """What ranks hand over. sender, receiver: int64[transfers], actions. sender_rank, receiver_rank: their ranks, which
+    differ. seconds: float64[transfers]."""
+
+    sender: Integers
+    receiver: Integers
+    sender_rank: Integers
+    receiver_rank: Integers
+    seconds: Floats
+
+
+class Handing(NamedTuple):
+    """A send or a receive of a stage, in a forward pass or back."""
+
+    is_sent: bool
+    is_forward: bool
+    stage: int
+    microbatch: int
+
+
+_USUAL_S = (1.0, 2.0, 1.0, 1.0)
+"""Of passes by their kind, where no time is known: a backward pass makes two products for each of the forward pass."""
+
+
+class Posted(NamedTuple):
+    """Lists with their communication. first: int64[ranks + 1]. item: int64, rank after rank: an action, or ~ a transfer
+    where it is sent or received."""
+
+    first: Integers
+    item: Integers
+
+
+def transfers_of(program: Program) -> HandedOver:
+    """Of each microbatch over each hop, forwards and backwards, between ranks.
+
+    Raises UsageError where replicas take turns: a runtime with one stream has as many of each stage.
+    """
+    if (program.replicas != 1).any():
+        raise UsageError("transfers on one stream: stages of unequal data-parallel degrees, which torch has not")
+    count = len(program.replicas), program.microbatches
+    ran = np.full((2, *count), -1, np.int64)
+    for action in range(len(program.kind)):
+        if program.kind[action] != ActionKind.W:
+            ran[int(program.kind[action] != ActionKind.F), program.stage[action], program.microbatch[action]] = action
+    rank = program.stage_rank
+    sender, receiver, seconds = [], [], []
+    for source, target, forward_s, backward_s in zip(
+        program.hop_source, program.hop_target, program.hop_forward_s, program.hop_backward_s, strict=True
+    ):
+        if rank[source] != rank[target]:
+            sender += [ran[0, source], ran[1, target]]
+            receiver += [ran[0, target], ran[1, source]]
+            seconds += [np.full(program.microbatches, one + program.latency_s) for one in (forward_s, backward_s)]
+    if not sender:
+        nothing = np.empty(0, np.int64)
+        return HandedOver(nothing, nothing, nothing, nothing, np.empty(0))
+    of_rank = np.repeat(np.arange(len(program.first) - 1), np.diff(program.first))
+    sent, received = np.concatenate(sender), np.concatenate(receiver)
+    return HandedOver(sent, received, of_rank[sent], of_rank[received], np.concatenate(seconds))
+
+
+def posted_in_time(program: Program, transfers: HandedOver, end_s: Floats, turn: Integers) -> Posted:
+    """Each transfer where its data are made, on both ranks: a receive stands behind the passes that have ended by then.
+
+    end_s: float64[actions], where transfers hold each other up as little as they can. turn: int64[actions], a number
+    that is higher for what waits for another. All ranks have one order, so none waits for itself.
+    """
+    place = np.empty(len(turn), np.int64)
+    place[np.lexsort((turn, end_s))] = np.arange(len(turn))
+    return _merged(program, transfers, 2 * place, 2 * place[transfers.sender] + 1)
+
+
+def posted_by_torch(program: Program, transfers: HandedOver, turn: Integers) -> Posted:
+    """torch's own order: passes of all ranks in turns, and behind each its send and, on the other rank, its receive.
+
+    turn: int64[actions], the order in which torch's ``_add_send_recv`` takes them.
+    """
+    return _merged(program, transfers, 2 * turn, 2 * turn[transfers.sender] + 1)
+
+
+def _merged(program: Program, transfers: HandedOver, of_action: Integers, of_transfer: Integers) -> Posted:
+    """Lists by keys: of actions, which rise along a rank's list, and of transfers."""
+    ranks = len(program.first) - 1
+    lists = []
+    for rank in range(ranks):
+        actions = np.arange(program.first[rank], program.first[rank + 1])
+        own = np.flatnonzero((transfers.sender_rank == rank) | (transfers.receiver_rank == rank))
+        items = np.concatenate([actions, ~own])
+        keys = np.concatenate([of_action[actions], of_transfer[own]])
+        lists.append(items[np.argsort(keys, kind="stable")])
+    first = np.concatenate([[0], np.cumsum([len(one) for one in lists])]).astype(np.int64)
+    return Posted(first, np.concatenate(lists))
+
+
+def torch_turns(program: Program, transfers: HandedOver) -> Integers:
+    """int64[actions]: the order in which torch's ``_add_send_recv`` takes the passes: one of each rank in a round, if
+    what it receives has been sent."""
+    needs: list[list[int]] = [[] for _ in program.kind]
+    for sender, receiver in zip(transfers.sender.tolist(), transfers.receiver.tolist(), strict=True):
+        needs[receiver].append(sender)
+    turn = np.full(len(program.kind), -1, np.int64)
+    position, ends = program.first[:-1].tolist(), program.first[1:].tolist()
+    taken = 0
+    while taken < len(turn):
+        before = taken
+        for rank, action in enumerate(position):
+            if action < ends[rank] and all(turn[other] >= 0 for other in needs[action]):
+                turn[action] = taken
+                taken += 1
+                position[rank] += 1
+        if taken == before:
+            raise UsageError("the lists of passes wait for each other")
+    return turn
+
+
+def program_of_lists(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> Program:
+    """Each rank's passes (kind, stage, microbatch) with usual times: what a plan says where nobody has measured it."""
+    passes = [one for own in lists for one in own]
+    kind, stage, microbatch = (np.array(column, np.int64) for column in zip(*passes, strict=True))
+    stages = int(stage.max()) + 1
+    rank_of = np.zeros(stages, np.int64)
+    for rank, own in enumerate(lists):
+        rank_of[[stage for _, stage, _ in own]] = rank
+    hops = np.arange(stages - 1)
+    free = np.zeros(stages - 1)
+    first = np.concatenate([[0], np.cumsum([len(own) for own in lists])]).astype(np.int64)
+    duration_s, ones = np.array(_USUAL_S)[kind], np.ones(stages, np.int64)
+    count = int(microbatch.max()) + 1
+    return Program(first, kind, stage, microbatch, duration_s, rank_of, ones, count, hops, hops + 1, free, free, 0.0)
+
+
+def in_time(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> list[list[Handing | None]]:
+    """Each rank's list with its sends and receives just in time; None stands for its next pass."""
+    program = program_of_lists(lists)
+    transfers = transfers_of(program)
+    posted = posted_in_time(program, transfers, simulate_events(program).end_s, torch_turns(program, transfers))
+    found = []
+    for rank in range(len(lists)):
+        items = posted.item[posted.first[rank] : posted.first[rank + 1]].tolist()
+        found.append([None if item >= 0 else _handing(program, transfers, ~item, rank) for item in items])
+    return found
+
+
+def _handing(program: Program, transfers: HandedOver, transfer: int, rank: int) -> Handing:
+    sender, receiver = int(transfers.sender[transfer]), int(transfers.receiver[transfer])
+    is_sent = int(transfers.sender_rank[transfer]) == rank
+    stage = int(program.stage[sender if is_sent else receiver])
+    return Handing(is_sent, program.kind[sender] == ActionKind.F, stage, int(program.microbatch[sender]))
+
+
+def on_one_stream(program: Program, beside: Events, *, just_in_time: bool) -> Events:
+    """What happens where all that a rank sends and receives is on one stream. beside: where it is not."""
+    transfers = transfers_of(program)
+    turn = torch_turns(program, transfers)
+    if just_in_time:
+        posted = posted_in_time(program, transfers, beside.end_s, turn)
+    else:
+        posted = posted_by_torch(program, transfers, turn)
+    order = np.argsort(transfers.receiver, kind="stable")
+    needs = np.concatenate([[0], np.cumsum(np.bincount(transfers.receiver, minlength=len(program.kind)))])
+    lists = OneStream(
+        posted.first,
+        posted.item,
+        needs.astype(np.int64),
+        order.astype(np.int64),
+        transfers.sender,
+        transfers.sender_rank,
+        transfers.receiver_rank,
+        transfers.seconds,
+    )
+    return simulate_one_stream(program.duration_s, program.first, lists)
