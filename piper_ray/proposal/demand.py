@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import size_text
+from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import divisible_batch, odd_part
@@ -31,17 +32,6 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Headroom:
-    """Memory of each GPU that is to be left free: so many bytes, and a share of what there is."""
-
-    size_bytes: float = 0.0
-    share: float = 0.0
-
-    def __bool__(self) -> bool:
-        return self.size_bytes > 0.0 or self.share > 0.0
-
-
-@dataclass(frozen=True)
 class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
@@ -57,7 +47,7 @@ class PlanDemand:
     schedules: tuple[ScheduleName, ...]
     step: StepTerms = StepTerms()
     set_aside_bytes: float = 0.0
-    headroom: Headroom = Headroom()
+    headroom: Headroom = NO_HEADROOM
 
     @property
     def gpus_per_node(self) -> int:

@@ -19,8 +19,8 @@ _SHARING = {
 
 @dataclass(frozen=True)
 class LayoutWords:
-    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but for
-    the groups that share a sequence. expert: the most ranks that experts of a layer are spread over; None where no
+    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
+    for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over; None where no
     layer has experts spread apart from t. sharding: of most layers. recomputation: None where layers differ."""
 
     microbatch: int

@@ -25,11 +25,13 @@ from piper_ray.model.figures import percent_text, plural, range_text, share_text
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
+from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import CellBegun, Closing
 from piper_ray.proposal.demand import Proposed
-from piper_ray.proposal.layout_words import LayoutWords, layout_words
+from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 
@@ -192,8 +194,8 @@ def _recomputed(best: Proposed, stage: Stage) -> int:
 def _print_others(console: Console, proposal: FoundPlans) -> None:
     """The best plans of other cells: by how much they lose, and what each is simpler in."""
     best = layout_words(proposal.best)
-    heads = ("step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "shares", "memory", "simpler in")
-    left = ("schedule", "shares", "simpler in")
+    heads = ("step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in")
+    left = ("schedule", "runs as", "simpler in")
     rows = [_other_row(one, proposal.best, best) for one in proposal.found[: _MOST_SHOWN + 1]]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     *most, last = kept
@@ -216,10 +218,17 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
         *(str(number) for number in (own.microbatch, own.tensor, own.context, own.pipeline, own.data)),
         "-" if own.expert is None else str(own.expert),
         schedule.replace(" ", NO_BREAK),
-        own.sharing,
+        NO_BREAK.join([own.sharing, *["SP"] * own.sequence_parallel, *_recomputes(own)]),
         size_text(one.simulation.peak_memory_bytes, 3),
         "the plan" if one is best else ", ".join(simpler),
     ]
+
+
+def _recomputes(words: LayoutWords) -> list[str]:
+    """What a table's cell says of recomputation."""
+    if words.recomputation == Recomputation.NONE:
+        return []
+    return ["by stage" if words.recomputation is None else words.recomputation.id]
 
 
 def change_text(change: float) -> str:
@@ -256,6 +265,39 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             yield f"{one.what} {uses}: {change_text(gain)} {what}/s"
         else:
             yield f"with {one.what}: {change_text(one.found.step_s / best.step_s - 1.0)}"
+
+
+def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
+    """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
+    best, own = proposal.best, theirs.plan
+    step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
+    held = f"{size_text(own.simulation.peak_memory_bytes, 3)} on the fullest GPU"
+    yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
+    yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
+    yield from _indented(f"why not: {why_not(proposal, theirs)}")
+    yield from (line for text in theirs.notes for line in _indented(f"note: {text}"))
+
+
+def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
+    """Why theirs is not the plan, in words."""
+    best, own = proposal.best, theirs.plan
+    if not theirs.fits:
+        return f"it does not fit: {theirs.plan.simulation.memory_violations[0]}"
+    if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
+        return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
+    if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
+        return "it takes the same"
+    if own.batch != best.batch:
+        return f"it takes longer for each sample, in batches of {own.batch:,}"
+    return f"the plan has {', '.join(reasons(own.simulation, best.simulation, 3)) or 'nothing in particular'}"
+
+
+def _per_sample(one: Proposed) -> float:
+    return one.step_s / one.batch
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
 
 
 def verbose_lines(proposal: FoundPlans) -> Iterator[str]:

@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import Cell
 from piper_ray.proposal.demand import Proposed
-from piper_ray.proposal.layout_words import LayoutWords, layout_words
+from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.report.proposal import why_not
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.plans import stage_documents
 
@@ -79,6 +81,8 @@ def planned_document(
         "changes": [{"what": one.what, "plan": _or_none(one.found, words)} for one in helps],
         "search": search_document(proposal),
         "files": [str(path) for path in files],
+        "against": None,
+        "fewer_nodes": [],
     }
 
 
@@ -103,4 +107,17 @@ def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
         "mfu": figures.mfu,
         "memory_bytes": one.simulation.peak_memory_bytes,
         "simpler_in": words.simpler_in(best),
+    }
+
+
+def against_document(proposal: FoundPlans, theirs: Theirs) -> dict[str, object]:
+    """A plan of people's own beside the best one."""
+    words = layout_words(proposal.best)
+    return {
+        "name": theirs.name,
+        "plan": priced_document(theirs.plan, words),
+        "fits": theirs.fits,
+        "differs_in": differences(layout_words(theirs.plan), words),
+        "why_not": why_not(proposal, theirs),
+        "notes": list(theirs.notes),
     }

@@ -1,4 +1,4 @@
-"""What plan searched and answers, as documents: they keep their schemas, and the bound of all follows from the cells."""
+"""What plan searched and answers, as documents: schemas, and the bound of all out of the cells."""
 
 from __future__ import annotations
 

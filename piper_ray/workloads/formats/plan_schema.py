@@ -411,6 +411,44 @@ class ChangeDocument(_Documented):
     """The best plan with it; null: none fits."""
 
 
+class AgainstDocument(_Documented):
+    """A layout of the user's own beside the plan."""
+
+    name: str
+    """The name of its file."""
+    plan: PricedLayoutDocument
+    """The layout under the same model."""
+    fits: bool
+    """Whether it keeps within the devices' memory."""
+    differs_in: str
+    """What it has that the plan has not."""
+    why_not: str
+    """Why it is not the plan."""
+    notes: list[str]
+    """What of the layout was left aside."""
+
+
+class FewerNodesDocument(_Documented):
+    """The plan for so many nodes, and what moving to it from the plan before takes."""
+
+    nodes: int
+    """The number of nodes."""
+    gpus: int
+    """The number of GPUs of these."""
+    step_s: float | None
+    """The step of its plan; null: none fits."""
+    reason: str | None = None
+    """Why there is no plan."""
+    layout: str | None = None
+    """The layout, in words."""
+    weights_bytes: float | None = None
+    """The bytes of weights that GPUs have to get."""
+    state_bytes: float | None = None
+    """The bytes of optimizer's state that GPUs have to get."""
+    all_bytes: float | None = None
+    """The bytes of weights and optimizer's state that all GPUs hold under the plan."""
+
+
 class PlannedDocument(_Documented):
     """The answer of plan, as plan --json prints it."""
 
@@ -446,6 +484,10 @@ class PlannedDocument(_Documented):
     """What was searched, and what that proves."""
     files: list[str]
     """The files that were written."""
+    against: AgainstDocument | None
+    """The layout that the plan was held against; null: none was given."""
+    fewer_nodes: list[FewerNodesDocument]
+    """The plan and those for fewer nodes; empty: nobody asked."""
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {
