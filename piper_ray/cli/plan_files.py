@@ -89,7 +89,9 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
     from piper_ray.model.figures import time_text
     from piper_ray.proposal.layout_words import layout_words
 
-    written, rows, runs = [], [], []
+    written: list[Path] = []
+    rows: list[str] = []
+    runs: list[dict[str, object]] = []
     for one in found.found:
         launch = launch_of(found, one)
         if launch.excess:

@@ -110,8 +110,7 @@ def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
     for name, value in given(context).items():
         if name in hidden:
             continue
-        is_list = isinstance(value, (list, tuple)) and not isinstance(value, Several)
-        for one in value if is_list else (value,):
+        for one in (value,) if isinstance(value, Several) or not isinstance(value, (list, tuple)) else value:
             if parameters[name].param_type_name != "argument":
                 words.append(parameters[name].opts[-1])
             if one is not True:

@@ -42,7 +42,7 @@ _MOST_RANKS = 16
 _WIDTH = 100
 """Of the screen, in columns."""
 
-_LEAST_WRAP = 12
+_LEAST_WRAP, _RUNS_AS_WRAP = 12, 22
 
 _SAME = 5e-4
 """Relative. What changes a step by less is told as no change."""
@@ -198,10 +198,12 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     left = ("schedule", "runs as", "simpler in")
     rows = [_other_row(one, proposal.best, best) for one in proposal.found[: _MOST_SHOWN + 1]]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
-    *most, last = kept
-    taken = sum(2 + max(len(row[place]) for row in [heads, *rows]) for place in most)
-    columns = [Column(heads[place], right=heads[place] not in left) for place in most]
-    columns.append(Column(heads[last], wrap=max(_LEAST_WRAP, _WIDTH - taken)))
+    wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
+    taken = sum(
+        2 + min(wraps.get(place, _WIDTH), max(len(row[place]) for row in [heads, *rows])) for place in kept[:-1]
+    )
+    wraps[kept[-1]] = max(_LEAST_WRAP, _WIDTH - taken)
+    columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]
     print_table(console, columns, [[row[place] for place in kept] for row in rows])
 
 
@@ -218,7 +220,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
         *(str(number) for number in (own.microbatch, own.tensor, own.context, own.pipeline, own.data)),
         "-" if own.expert is None else str(own.expert),
         schedule.replace(" ", NO_BREAK),
-        NO_BREAK.join([own.sharing, *["SP"] * own.sequence_parallel, *_recomputes(own)]),
+        ", ".join([own.sharing.replace(" ", NO_BREAK), *["SP"] * own.sequence_parallel, *_recomputes(own)]),
         size_text(one.simulation.peak_memory_bytes, 3),
         "the plan" if one is best else ", ".join(simpler),
     ]
@@ -228,7 +230,9 @@ def _recomputes(words: LayoutWords) -> list[str]:
     """What a table's cell says of recomputation."""
     if words.recomputation == Recomputation.NONE:
         return []
-    return ["by stage" if words.recomputation is None else words.recomputation.id]
+    if words.recomputation is None:
+        return ["recomputes by stage"]
+    return [f"recomputes {', '.join(words.recomputation.parts)}"]
 
 
 def change_text(change: float) -> str:
