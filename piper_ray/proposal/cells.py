@@ -33,6 +33,9 @@ from piper_ray.workloads.estimate.build import Estimate
 CHUNKED_PASSES = 4_000_000_000
 """That searches under schedules with chunks, which end with a gap, may simulate in all: some 8 s of one core."""
 
+_LEAST_PASSES = 20_000_000
+"""That each of them may simulate even when these are used up, for a first bound and a quick plan."""
+
 LISTED = 5
 """Plans of so many cells are proved to be the best ones."""
 
@@ -204,9 +207,7 @@ class CellSearch:
 
     def _is_of_interest(self, cell: Cell) -> bool:
         within_s = self.within_s(cell)
-        if cell.lower_s == math.inf or cell.lower_s >= within_s:
-            return False
-        return cell.schedule not in CHUNKED or self._passes_left > 0
+        return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:
         within_s = self.within_s(cell)
@@ -238,7 +239,7 @@ class CellSearch:
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
                     gap=_CHUNKED_GAP if chunked else _GAP,
-                    passes_limit=self._passes_left if chunked else None,
+                    passes_limit=max(_LEAST_PASSES, self._passes_left) if chunked else None,
                     within_s=sample_s,
                 ),
                 schedule=cell.schedule,

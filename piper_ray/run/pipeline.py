@@ -13,6 +13,7 @@ lists are then those that were planned and simulated, m < p included, and 1F1B i
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -46,6 +47,7 @@ class PassFailed(Exception):
     def __init__(self, kind: ActionKind, stage: int) -> None:
         way = "forward" if kind is ActionKind.F else "backward"
         super().__init__(f"the {way} pass of stage {stage + 1}")
+        self.stage = stage
 
 
 @dataclass
@@ -328,6 +330,8 @@ def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Bord
     if plan.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     if plan.sharing is Replicas.FULLY_SHARD:
+        for layer in _own_layers(module):  # one after the other, so that a layer is gathered while another is run
+            fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
         return module
     group = mesh.get_group("dp")
@@ -339,6 +343,13 @@ def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Bord
             dist.broadcast(sent, group=group, group_src=0)
             tensor.copy_(sent)
     return module
+
+
+def _own_layers(module: nn.Module) -> list[nn.Module]:
+    """The layers of a stage that share no parameter with another of them; the stage as a whole has those that do."""
+    layers = [*getattr(module, "layers", ())]
+    count = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
+    return [layer for layer in layers if {count[parameter] for parameter in layer.parameters()} == {1}]
 
 
 def mean_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:

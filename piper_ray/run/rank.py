@@ -288,7 +288,20 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
         return Failure(ClusterError(f"{name}: {words_of(error)}"), own=False)
     where = place_of(cause)
     words = words_of(cause) + (f" ({where})" if where else "")
+    if _is_late(cause):
+        # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
+        of_rank = f"{name}: told in {error}, made there or in an earlier pass of this rank"
+        return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 tells where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
+
+
+_LATE = ("CUDA error", "device-side assert", "CUBLAS_STATUS", "CUDNN_STATUS", "an illegal memory access")
+
+
+def _is_late(error: BaseException) -> bool:
+    """Whether it is a fault of a device, which runs behind the program and tells of it later."""
+    is_devices = isinstance(error, RuntimeError) and any(word in str(error) for word in _LATE)
+    return is_devices and "CUDA_LAUNCH_BLOCKING" not in os.environ
 
 
 def _cause(error: BaseException) -> BaseException:

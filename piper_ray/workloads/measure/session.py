@@ -18,6 +18,7 @@ from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.workloads.estimate.build import links_of
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, find_gpu
+from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.measure.build import Measured, ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel, place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of, signature_of
@@ -248,8 +249,10 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
 
 
 def _memory_bytes(device: torch.device) -> float:
+    """What a plan may use of a device's memory: of a GPU's, what context, communicators and fragments leave."""
     if device.type == "cuda":
-        return float(torch.cuda.get_device_properties(device).total_memory)
+        whole = float(torch.cuda.get_device_properties(device).total_memory)
+        return whole - DEFAULT.reserve_bytes(whole)  # as ``estimate`` has it
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 

@@ -1,0 +1,81 @@
+"""What a GPU does otherwise than a CPU, by stand-ins for it: clocks by events, memory, faults that are told late."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from piper_ray.run.pipeline import PassFailed, _own_layers  # noqa: E402
+from piper_ray.run.rank import told  # noqa: E402
+from piper_ray.simulate.actions import ActionKind  # noqa: E402
+from piper_ray.workloads.estimate.runtimes import DEFAULT  # noqa: E402
+from piper_ray.workloads.measure.passes import EventClock  # noqa: E402
+from piper_ray.workloads.measure.session import _memory_bytes  # noqa: E402
+
+
+class Event:
+    """An event of a device that counts float32 milliseconds, as CUDA's do. waited: those that were waited for."""
+
+    now_s = 0.0
+    waited = 0
+
+    def __init__(self) -> None:
+        self.at_s = Event.now_s
+
+    def synchronize(self) -> None:
+        Event.waited += 1
+
+    def elapsed_time(self, other: Event) -> float:
+        return float(np.float32((other.at_s - self.at_s) * 1e3))
+
+
+def test_short_passes_are_timed_as_finely_after_hours() -> None:
+    Event.now_s, Event.waited = 0.0, 0
+    clock = EventClock(Event)
+    for hours in range(3):
+        Event.now_s = hours * 3600.0 + 1.0
+        start = clock()
+        Event.now_s += 40e-6
+        between = clock()
+        Event.now_s += 25e-6
+        end = clock()
+        assert end() - between() == pytest.approx(25e-6, rel=1e-5)  # out of order, as stretches are read
+        assert between() - start() == pytest.approx(40e-6, rel=1e-5)
+    first = Event()
+    Event.now_s += 7200.0
+    whole, far = first.elapsed_time(Event()), Event.now_s
+    Event.now_s = far + 40e-6
+    assert first.elapsed_time(Event()) - whole == 0.0  # what one first event for all would tell
+    assert Event.waited <= 9
+
+
+def test_a_gpus_memory_is_what_context_communicators_and_fragments_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = 80.0 * 2**30
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=whole))
+    assert _memory_bytes(torch.device("cuda", 0)) == whole - DEFAULT.reserve_bytes(whole) < 0.97 * whole
+
+
+def test_a_fault_that_a_device_tells_late_is_not_laid_on_the_pass_that_hears_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    job = SimpleNamespace(ranks=2, model="models.py:m", name_of=lambda rank: f"rank {rank} (stages 1, 3)")
+    failed = PassFailed(ActionKind.F, 2)
+    failed.__cause__ = RuntimeError("CUDA error: device-side assert triggered")
+    words = str(told(job, 0, failed).error)  # type: ignore[arg-type]
+    assert "told in the forward pass of stage 3, made there or in an earlier pass of this rank" in words
+    assert "CUDA_LAUNCH_BLOCKING=1 tells where" in words
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert "rank 0 (stages 1, 3): the forward pass of stage 3" in str(told(job, 0, failed).error)  # type: ignore[arg-type]
+
+
+def test_layers_are_sharded_one_by_one_unless_they_share_a_weight() -> None:
+    first, second, third = (torch.nn.Linear(2, 2) for _ in range(3))
+    third.weight = second.weight
+    stage = torch.nn.Module()
+    stage.layers = torch.nn.ModuleList([first, torch.nn.ReLU(), second, third])
+    assert _own_layers(stage) == [first]
