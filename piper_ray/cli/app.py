@@ -89,12 +89,26 @@ class Command(FlagsAsFlags, TyperCommand):
         """``INPUT PLAN...``, where typer has ``{INPUT} {PLAN...}...``."""
         return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Under a heading for each group of options, where there are any."""
+        shown = [(one, record) for one in self.get_params(ctx) if (record := one.get_help_record(ctx)) is not None]
+        headings = dict.fromkeys(_heading(one) for one, _ in shown)
+        for heading in sorted(headings, key=lambda name: (name != "Arguments", name == "Options")):
+            with formatter.section(heading):
+                formatter.write_dl([record for one, record in shown if heading == _heading(one)])
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parses as click does, but for texts of several options that are one argument: with a blank in front they are
         none of ours."""
         if self.name in TAKES_OPTIONS_AS_TEXT:
             args = [f" {word}" if _OPTIONS_IN_A_TEXT.match(word) else word for word in args]
         return super().parse_args(ctx, args)
+
+
+def _heading(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return "Arguments"
+    return getattr(parameter, "rich_help_panel", None) or "Options"
 
 
 def as_options(text: str) -> str:

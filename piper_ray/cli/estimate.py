@@ -75,11 +75,17 @@ class ModelOptions:
 
     def calibrated(self, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> EstimateRequest:
         """The request as it is, or with what the file of measurements says; what changed is told."""
+        return self.calibrated_on(self.gpu, model, hardware, request)
+
+    def calibrated_on(
+        self, gpu: str, model: ModelConfig, hardware: Hardware, request: EstimateRequest
+    ) -> EstimateRequest:
+        """The same on a GPU of that name."""
         if self.calibrate is None:
             return request
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
-        found = calibrated(str(self.calibrate), Estimated(model, hardware, self.gpu, request))
+        found = calibrated(str(self.calibrate), Estimated(model, hardware, gpu, request))
         for text in found.calibration.told:
             note(text)
         return found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import MISSING, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
@@ -74,7 +75,8 @@ class Without:
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with a parameter for each field of the dataclasses that it takes, in their order."""
+    """The command with a parameter for each field of the dataclasses that it takes, in their order. A dataclass's
+    ``panel`` is the heading of its options in the help."""
     parameters: list[Parameter] = []
     groups: dict[str, tuple[Callable[..., object], list[str]]] = {}
     hints = get_type_hints(command, include_extras=True)
@@ -106,8 +108,11 @@ def _is_annotated(kind: object) -> bool:
 
 def _declared(kind: Any, left_out: Collection[str]) -> list[Parameter]:
     hints = get_type_hints(kind)
+    declared = {each.name: copy(each.metadata[_DECLARED]) for each in fields(kind)}
     for each in fields(kind):
-        own = each.metadata[_DECLARED]
+        own = declared[each.name]
+        if isinstance(own, OptionInfo):
+            own.rich_help_panel = own.rich_help_panel or getattr(kind, "panel", None)
         if isinstance(own, OptionInfo) and own.default is ... and not own.param_decls:
             own.default = option_name(each.name)  # else typer makes a --no- of each flag, too
     return [
@@ -115,7 +120,7 @@ def _declared(kind: Any, left_out: Collection[str]) -> list[Parameter]:
             each.name,
             Parameter.KEYWORD_ONLY,
             default=Parameter.empty if each.default is REQUIRED else each.default,
-            annotation=Annotated[hints[each.name], each.metadata[_DECLARED]],
+            annotation=Annotated[hints[each.name], declared[each.name]],
         )
         for each in fields(kind)
         if each.name not in left_out

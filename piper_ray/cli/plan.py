@@ -3,189 +3,342 @@
 from __future__ import annotations
 
 import contextlib
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
-import piper_ray
-from piper_ray import ScheduleName, Status, Stop
-from piper_ray.cli.estimate import ModelOptions, OfferOptions, RunningOptions, parse_replicas
+from piper_ray import Stop
 from piper_ray.cli.for_runtime import with_room
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import REQUIRED, of_options, option
-from piper_ray.cli.shared import StepOptions
-from piper_ray.cli.telling import kernels_told, note, working
+from piper_ray.cli.options import of_options
+from piper_ray.cli.plan_files import launch_of, write_candidates, write_page, write_plan, write_search
+from piper_ray.cli.plan_options import (
+    ClusterOptions,
+    MemoryRoomOptions,
+    PlanOfferOptions,
+    PlanRunningOptions,
+    PlanStepOptions,
+    TrainedOptions,
+    WrittenOptions,
+)
+from piper_ray.cli.telling import kernels_told, note, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
-from piper_ray.model.units import parse_count
+from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray import Instance, TrainedModel
+    from pathlib import Path
+
+    from piper_ray import TrainedModel
     from piper_ray.export.files import Export
+    from piper_ray.proposal.against import Theirs
+    from piper_ray.proposal.clusters import ClusterPlan
+    from piper_ray.proposal.demand import PlanDemand
     from piper_ray.proposal.propose import FoundPlans, Help
-
-WORKLOAD, PLAN = "workload.toml", "plan.json"
-
-
-@dataclass(frozen=True)
-class PlanOfferOptions(OfferOptions):
-    """The offered ways with the optimizer's state over all replicas, if nothing else is asked for."""
-
-    zero: int = option(
-        "SHARDS",
-        "Offer sharding the optimizer's state (ZeRO-1) over so many replicas, in stages of as many or more; over "
-        "however many a stage has: all; 1: not.",
-        default="all",  # read as an option's text is, and shown in the help
-        parse=parse_replicas,
-    )
+    from piper_ray.report.proposal import Asked, ProposalLog
+    from piper_ray.workloads.estimate.config import ModelConfig
+    from piper_ray.workloads.estimate.hardware import Hardware
 
 
 @dataclass(frozen=True)
-class ProposalOptions:
-    """What is planned."""
+class _Question:
+    """All options of one call."""
 
-    out: Path = option("DIR", "The folder for workload, plan, report and launch.", "-o", "--out", default=REQUIRED)
-    runtime: RuntimeName = option(
-        None,
-        "The training framework that is to run the plan: the plan keeps to what it can run, and launch files are "
-        "written for it.",
-        default=RuntimeName.MEGATRON,
-    )
-    batch: int | None = option(
-        "SAMPLES",
-        "Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
-        "--global-batch",
-        min=1,
-    )
-    software: str | None = option(
-        "NAME", "The generation of training software that times are of, in place of the runtime's own."
-    )
-    samples: int | None = option("SAMPLES", "This size alone; else 1, 2, 4, 8 and 16.", "--microbatch-size", min=1)
-    schedule: ScheduleName | None = option(
-        "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
-    )
-    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T: tells days.", parse=parse_count)
-    price: float | None = option(
-        "MONEY",
-        "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
-        "is shown.",
-        min=0.0,
-    )
+    modelled: ClusterOptions
+    written: WrittenOptions
+    trained: TrainedOptions
+    room: MemoryRoomOptions
+    offered: PlanOfferOptions
+    running: PlanRunningOptions
+    charged: PlanStepOptions
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it is about several clusters."""
+        return len(self.modelled.gpus) > 1 or len(self.modelled.nodes) > 1
 
     def refuse_mistakes(self) -> None:
-        """Raises UsageError for what does not go together, before any work."""
-        if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"--out {self.out}: is a file; expected a folder")
-        if self.train_tokens is not None and self.train_tokens < 1:
-            raise UsageError(f"--train-tokens must be at least 1, not {self.train_tokens}")
-        if self.price is not None and not math.isfinite(self.price):
-            raise UsageError(f"--price {self.price}: expected an amount of money")
-        if self.price is not None and self.train_tokens is None:
-            raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
+        """Raises UsageError, before any work."""
+        self.written.refuse_mistakes(self.is_table)
+        self.trained.refuse_mistakes(len(self.modelled.gpus), self.is_table)
+        self.offered.refuse_what_cannot_run(RUNTIMES[self.trained.runtime])
+        if self.is_table and self.written.json:
+            raise UsageError("--json is for one cluster; the figures of several are in --out DIR, in clusters.csv")
+        if self.is_table and len(self.running.precision) > 1:
+            raise UsageError("--precision: one for a table of several clusters")
+
+    def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
+        """For one cluster, in the first precision. Raises UsageError."""
+        from piper_ray.proposal.demand import PlanDemand
+        from piper_ray.proposal.plan import schedules_of, with_offers
+        from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+
+        trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
+        schedules = schedules_of(named, trained.schedule)
+        if (chosen := hardware.choice_note(gpu)) is not None:
+            note(chosen)
+        request = of_options(
+            EstimateRequest,
+            self.modelled,
+            trained,
+            self.running,
+            nodes=nodes,
+            precision=self.running.precision[0],
+            software=trained.software or named.software,
+            fused=not trained.unfused_attention,
+            reserve_bytes=self.room.reserve_bytes,
+            offer=offered.offer(),
+            recomputations=tuple(offered.recompute or ()),
+        )
+        node = self.modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
+        contexts = offered.contexts if offered.context_parallel else None
+        experts = offered.experts if offered.expert_parallel else None
+        request = with_offers(request, model, named, node, contexts, experts, trained.software)
+        _require_files(trained_model(model, request, hardware.training), trained.runtime)
+        if nodes == self.modelled.nodes[0] and gpu == self.modelled.gpus[0]:
+            request = self.modelled.calibrated_on(gpu, model, hardware, request)
+        return PlanDemand(
+            model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=self.room.headroom
+        )
 
 
 def plan(
     context: typer.Context,
-    modelled: ModelOptions,
-    training: ProposalOptions,
+    modelled: ClusterOptions,
+    written: WrittenOptions,
+    trained: TrainedOptions,
+    room: MemoryRoomOptions,
     offered: PlanOfferOptions,
-    running: RunningOptions,
-    charged: StepOptions,
+    running: PlanRunningOptions,
+    charged: PlanStepOptions,
 ) -> None:
     """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
 
-    Tries every sensible microbatch size, d, t, p, recomputation and schedule under the runtime's rules, at the
-    times of its software; context parallelism of sequences from 16,384 tokens, and experts over the GPUs of one, two
-    and four nodes, where nothing else is asked for.
+    One search over microbatch sizes, schedules and all that a launch says of parallelism, sharding and recomputation,
+    under the runtime's rules, with one bound for all: no plan is faster by more than the gap that is told.
     """
-    from piper_ray.proposal.demand import PlanDemand
-    from piper_ray.proposal.plan import schedules_of, with_offers
-    from piper_ray.proposal.propose import propose, what_would_help
-    from piper_ray.report.proposal import ProposalLog, figure_lines, help_lines, memory_lines, print_others
-    from piper_ray.report.terminal import console, print_lines
-    from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
-    from piper_ray.workloads.estimate.modes import Offer
-
-    training.refuse_mistakes()
-    out, gpu = training.out, modelled.gpu
-    named = RUNTIMES[training.runtime]
-    schedules = schedules_of(named, training.schedule)
+    asked = _Question(modelled, written, trained, room, offered, running, charged)
+    asked.refuse_mistakes()
     model, hardware = modelled.read()
-    if (chosen := hardware.choice_note(gpu)) is not None:
-        note(chosen)
-    node = modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
-    request = of_options(
-        EstimateRequest,
-        modelled,
-        running,
-        batch=training.batch,
-        samples=training.samples,
-        offer=Offer(zero=offered.zero, expert_tensor=offered.expert_tensor),
-    )
-    contexts = offered.contexts if offered.context_parallel else None
-    experts = offered.experts if offered.expert_parallel else None
-    request = with_offers(request, model, named, node, contexts, experts, training.software)
-    _require_files(trained_model(model, request, hardware.training), training.runtime)
-    request = modelled.calibrated(model, hardware, request)
-    demand = PlanDemand(model, hardware, gpu, request, named, schedules, charged.terms())
+    command = command_text(context, hidden=("json", "verbose"))
+    if asked.is_table:
+        _plan_clusters(asked, model, hardware)
+    else:
+        _plan_one(asked, asked.demand(model, hardware, modelled.gpus[0], modelled.nodes[0]), command)
+
+
+def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
+    from piper_ray.proposal.propose import what_would_help
+    from piper_ray.report.proposal import Asked, ProposalLog
+    from piper_ray.report.terminal import console
+
+    written = asked.written
+    _refuse_at_once(demand)
     helps: list[Help] = []
+    with kernels_told(), ProposalLog(console(stderr=True)) as log:
+        by_precision: dict[str, tuple[FoundPlans, Export]] = {}
+        for name in asked.running.precision:
+            if not _interrupted():
+                request = replace(demand.request, precision=name)
+                by_precision[name] = _found(replace(demand, request=request), written.candidates, log)
+        found, launch = min(by_precision.values(), key=lambda pair: pair[0].best.step_s)
+        others = {name: one.best for name, (one, _) in by_precision.items() if name != found.demand.request.precision}
 
-    def helped(stop: Stop[list[Help]]) -> list[Help]:
-        stop.offer(lambda: helps)
-        for one in what_would_help(found, stop, log):
-            helps.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
-        return helps
+        def helped(stop: Stop[list[Help]]) -> list[Help]:
+            stop.offer(lambda: helps)
+            for one in what_would_help(found, stop, log, () if others else _others(found.demand)):
+                helps.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
+            return helps
 
-    def interrupted() -> bool:
-        return current().number is not None
+        if not _interrupted():
+            log.begin("what would help")
+            current().run(helped)
+        theirs = None if written.against is None else _against(found, written.against)
+        fewer = _with_fewer_nodes(asked, found, log)
+    files = _files(asked, found, launch, command)
+    told = Asked(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
+    _tell(asked, found, helps, told, (theirs, fewer, files))
+    if _interrupted():
+        current().tell("this is the best plan so far")
+        raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _tell(
+    asked: _Question,
+    found: FoundPlans,
+    helps: list[Help],
+    told: Asked,
+    more: tuple[Theirs | None, list[ClusterPlan], list[Path]],
+) -> None:
+    """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
+    from piper_ray.proposal.plan import figures_of
+    from piper_ray.report.clusters import print_spare, spare_document
+    from piper_ray.report.document import to_text
+    from piper_ray.report.proposal import against_lines, print_plan, verbose_lines
+    from piper_ray.report.proposal_document import against_document, planned_document
+    from piper_ray.report.terminal import console, print_lines
+
+    theirs, fewer, files = more
+    if asked.written.verbose:
+        for text in verbose_lines(found):
+            say(text)
+    if asked.written.json:
+        figures = figures_of(found.best, told.tokens, told.price_per_hour)
+        document = planned_document(found, figures, told.others, helps, files)
+        document |= {"against": None if theirs is None else against_document(found, theirs)}
+        document |= {"fewer_nodes": spare_document(fewer)}
+        typer.echo(to_text(document), nl=False)
+        return
+    screen = console()
+    print_plan(screen, found, helps, told)
+    if theirs is not None:
+        print_lines(screen, ["", *against_lines(found, theirs)])
+    if fewer:
+        screen.print()
+        print_spare(screen, fewer)
+    if files:
+        print_lines(screen, ["", *map(str, files)])
+
+
+def _interrupted() -> bool:
+    return current().number is not None
+
+
+def _refuse_at_once(demand: PlanDemand) -> None:
+    """Raises UsageError or InfeasibleError for what the config alone tells, in hundredths of a second."""
+    from piper_ray.proposal.demand import NOTHING_FITS
+    from piper_ray.workloads.estimate.refusals import reasons_against
+
+    reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
+    if reasons:
+        raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
+
+
+def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlans, Export]:
+    """The best plan whose launch fits. Raises InfeasibleError where there is none."""
+    from piper_ray.proposal.cells import LISTED
+    from piper_ray.proposal.propose import propose
 
     before: list[tuple[FoundPlans, Export]] = []
 
     def proposed(set_aside_bytes: float) -> tuple[FoundPlans, Export]:
         asked = replace(demand, set_aside_bytes=set_aside_bytes)
         try:
-            best = current().run(lambda stop: propose(asked, stop, note, log))
+            best = current().run(lambda stop: propose(asked, stop, note, log, max(LISTED, listed)))
         except KeyboardInterrupt:
             if not before:
                 raise
             return before[-1]
-        before.append((best, _launch(best)))
+        before.append((best, launch_of(best, best.best)))
         return before[-1]
 
-    with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        found, launch = with_room(named.title, proposed, lambda one: 0.0 if interrupted() else one[1].missing_bytes)
-        if launch.excess and not interrupted():
-            raise InfeasibleError("\n".join(["the launch takes more memory than the plan's figures:", *launch.excess]))
-        if not interrupted():
-            log.begin("what would help")
-            current().run(helped)
-    written = _write(found, launch, out, command_text(context))
+    found, launch = with_room(
+        demand.runtime.title, proposed, lambda one: 0.0 if _interrupted() else one[1].missing_bytes
+    )
+    if launch.excess and not _interrupted():
+        raise InfeasibleError("\n".join(["the launch takes more memory than the plan's figures:", *launch.excess]))
+    return found, launch
+
+
+def _files(asked: _Question, found: FoundPlans, launch: Export, command: str) -> list[Path]:
+    """Those written; none where nobody wants any."""
+    written, out = asked.written, asked.written.out
+    if out is None:
+        return []
+    if written.candidates > 1 and not _interrupted():
+        return [*write_candidates(found, written.candidates, out, command), write_search(found, out)]
+    files = write_plan(found, found.best, launch, out, command)
+    for text in launch.notes:
+        note(text)
+    files.append(write_search(found, out))
     with contextlib.suppress(KeyboardInterrupt):  # a plan without the page is a plan
-        written += _write_page(found, out)
-    ended = interrupted()
+        files += write_page(found, out)
+    return files
 
-    from piper_ray.proposal.plan import figures_of
-    from piper_ray.report.summary import print_layers
 
-    screen = console()
-    best = found.best
-    print_layers(screen, best.instance, best.plan, best.simulation.schedule)
-    screen.print()
-    print_others(screen, found)
-    screen.print()
-    print_lines(screen, [*help_lines(best, helps), *memory_lines(best), ""])
-    print_lines(screen, figure_lines(found, figures_of(best, training.train_tokens, training.price)))
-    for path in written:
-        typer.echo(str(path))
-    if ended:
-        current().tell("this is the best plan so far")
-        raise typer.Exit(EXIT_INTERRUPTED)
+def _against(found: FoundPlans, layout: str) -> Theirs | None:
+    """A plan of people's own under the same model. Raises UsageError or InputError."""
+    from piper_ray.export.launched import facts_of, import_launched
+    from piper_ray.proposal.against import Theirs, demand_of, priced
+
+    if _interrupted():
+        return None
+    demand, facts = found.demand, facts_of(layout)
+    figures: Mapping[str, object] = {} if facts is None else facts.figures
+
+    def degree(*names: str) -> int:
+        return next((value for name in names if isinstance(value := figures.get(name), int)), 1)
+
+    samples = found.best.samples if facts is None or facts.microbatch_samples is None else facts.microbatch_samples
+    context = degree("context_parallel_size", "context_parallel_degree")
+    expert = degree("expert_model_parallel_size", "expert_parallel_degree")
+    tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree")
+    asked = demand_of(demand, samples, (context,), (expert,) if expert > 1 else (), tensor)
+    estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
+    imported = import_launched(estimate.instance, layout)
+    theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
+    return Theirs(layout, theirs, imported.notes if facts is None else (*facts.notes, *imported.notes))
+
+
+def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog) -> list[ClusterPlan]:
+    """The plan, and those for each number of nodes that is left; their files beside its own."""
+    from piper_ray.proposal.clusters import ClusterPlan, plans_of
+
+    nodes, spare = found.demand.request.nodes, asked.written.spare
+    if not spare or _interrupted():
+        return []
+    fewer = range(nodes - 1, max(0, nodes - 1 - spare), -1)
+    batch = found.best.batch
+    demands = [
+        replace(found.demand, request=replace(found.demand.request, nodes=count, batch=batch)) for count in fewer
+    ]
+    plans = [ClusterPlan(found.demand, found)]
+    log.begin("fewer nodes")
+    plans += current().run(lambda stop: list(plans_of(demands, stop, note, log)))
+    if asked.written.out is not None:
+        for one in plans[1:]:
+            if one.found is not None:
+                folder = asked.written.out / f"nodes-{one.demand.request.nodes}"
+                write_plan(one.found, one.found.best, launch_of(one.found, one.found.best), folder, "piper-ray plan")
+    return plans
+
+
+def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> None:
+    """A table over GPU types and numbers of nodes, each by the same search."""
+    from piper_ray.proposal.clusters import plans_of
+    from piper_ray.report.clusters import clusters_csv, print_clusters
+    from piper_ray.report.proposal import ProposalLog
+    from piper_ray.report.terminal import console
+
+    gpus, counts = asked.modelled.gpus, asked.modelled.nodes
+    demands = [asked.demand(model, hardware, gpu, nodes) for gpu in gpus for nodes in counts]
+    prices = [price for price in asked.trained.prices(len(gpus)) for _ in counts]
+    with kernels_told(), ProposalLog(console(stderr=True)) as log:
+        plans = current().run(lambda stop: list(plans_of(demands, stop, note, log)))
+    tokens = asked.trained.train_tokens
+    text = clusters_csv(plans, prices[: len(plans)], tokens)
+    print_clusters(console(), plans, prices[: len(plans)], tokens)
+    if asked.written.out is not None:
+        asked.written.out.mkdir(parents=True, exist_ok=True)
+        write_atomically(asked.written.out / "clusters.csv", text)
+        typer.echo(str(asked.written.out / "clusters.csv"))
+
+
+def _others(demand: PlanDemand) -> tuple[str, ...]:
+    """fp8, where the GPU has units for it, the plan is in another precision, and the runtime's files can say it."""
+    from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.build import trained_model
+
+    request = replace(demand.request, precision="fp8")
+    if demand.request.precision == "fp8" or demand.hardware.gpu(demand.gpu).matrix_fp8_flop_per_s <= 0.0:
+        return ()
+    trained = trained_model(demand.model, request, demand.hardware.training)
+    return ("fp8",) if exportable(trained, Target(demand.runtime.name.value)) is None else ()
 
 
 def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
@@ -197,59 +350,3 @@ def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
     others = [f"--runtime {name.value}" for name in RuntimeName if exportable(model, Target(name.value)) is None]
     instead = f"{' or '.join(others)} may do; " if others else ""
     raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")
-
-
-def _on_whole_gpus(found: FoundPlans) -> Instance:
-    """The instance with the memory that was set aside."""
-    instance = found.best.instance
-    return instance.replace(memory_bytes=instance.memory_bytes + found.demand.set_aside_bytes)
-
-
-def _launch(found: FoundPlans) -> Export:
-    """What the runtime reads of the best plan."""
-    from piper_ray.export.targets import export_plan
-    from piper_ray.runtimes.runtime import gpus_per_node_of
-
-    best, demand = found.best, found.demand
-    node = gpus_per_node_of(best.instance, demand.request.gpus_per_node)
-    target = Target(demand.runtime.name.value)
-    return export_plan(_on_whole_gpus(found), best.plan, best.solution.schedule, target, node)
-
-
-def _write(found: FoundPlans, launch: Export, out: Path, command: str) -> list[Path]:
-    """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
-    from piper_ray.report.document import plan_document, proof_document, to_text
-    from piper_ray.report.estimate import file_text
-
-    best, demand, solution = found.best, found.demand, found.best.solution
-    instance, schedule = _on_whole_gpus(found), solution.schedule
-    if demand.set_aside_bytes:  # nothing is proved of plans that leave less
-        solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
-    written = launch.write(out)
-    for text in launch.notes:
-        note(text)
-    workload, plan_file = out / WORKLOAD, out / PLAN
-    write_atomically(workload, file_text(replace(best.estimate, instance=instance), command))
-    evaluation = piper_ray.evaluate(instance, best.plan, schedule=schedule, step=demand.step)
-    document = plan_document(instance, best.plan, evaluation, proof_document(solution), schedule)
-    write_atomically(plan_file, to_text(document))
-    return [workload, plan_file, *written]
-
-
-def _write_page(found: FoundPlans, out: Path) -> list[Path]:
-    """The files written; none after an interrupt. Raises KeyboardInterrupt for one meanwhile."""
-    if current().number is not None:
-        return []
-
-    from piper_ray.report.page.render import write_page
-    from piper_ray.report.page.subject import report_subject
-    from piper_ray.workloads.formats.load import plan_claims
-
-    best, page = found.best, out / "report.html"
-    claims = plan_claims(out / PLAN)
-    with working("report.html: other planners") as line:
-        subject = current().run(
-            lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims, line)
-        )
-    write_page(subject, page)
-    return [page]

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Collection
 from enum import Enum
 from functools import partial
+from typing import Any
 
 import typer
 
@@ -30,6 +31,19 @@ class NamedNumber(int):
         found = cls(number)
         found.name = name
         return found
+
+
+class Several(tuple[Any, ...]):  # noqa: SLOT001 - tuples take no slots with values
+    """The values of an option that takes several, with commas between, and the text that they were given as."""
+
+    text: str
+
+
+def several(parse: Callable[[str], Any], text: str) -> Several:
+    """``bf16,fp8``. Raises UsageError."""
+    found = Several(parse(part.strip()) for part in text.split(","))
+    found.text = text.strip()
+    return found
 
 
 def _given(parse: Callable[[str], float], text: str) -> float:
@@ -96,7 +110,7 @@ def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
     for name, value in given(context).items():
         if name in hidden:
             continue
-        for one in value if isinstance(value, (list, tuple)) else (value,):
+        for one in (value,) if isinstance(value, Several) or not isinstance(value, (list, tuple)) else value:
             if parameters[name].param_type_name != "argument":
                 words.append(parameters[name].opts[-1])
             if one is not True:
@@ -107,7 +121,7 @@ def command_text(context: typer.Context, hidden: Collection[str] = ()) -> str:
 def _word(value: object) -> str:
     if isinstance(value, Enum):
         return str(value.value)
-    if isinstance(value, _Given):
+    if isinstance(value, (_Given, Several)):
         return value.text
     if isinstance(value, NamedNumber):
         return value.name

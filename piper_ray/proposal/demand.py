@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import size_text
+from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import divisible_batch, odd_part
@@ -35,7 +36,7 @@ class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
-    runtime holds beside a plan's figures.
+    runtime holds beside a plan's figures. headroom: what is to be left free beside.
     """
 
     model: ModelConfig
@@ -46,6 +47,7 @@ class PlanDemand:
     schedules: tuple[ScheduleName, ...]
     step: StepTerms = StepTerms()
     set_aside_bytes: float = 0.0
+    headroom: Headroom = NO_HEADROOM
 
     @property
     def gpus_per_node(self) -> int:
@@ -55,6 +57,18 @@ class PlanDemand:
     def devices(self) -> int:
         """Of the whole cluster."""
         return self.request.nodes * self.gpus_per_node
+
+    def planned_bytes(self, memory_bytes: float) -> float:
+        """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""
+        found = memory_bytes * (1.0 - self.headroom.share) - self.headroom.size_bytes - self.set_aside_bytes
+        if found <= 0.0:
+            left = size_text(memory_bytes - found)
+            raise UsageError(f"{left} are to be left free, and a GPU has no more than {size_text(memory_bytes)}")
+        return found
+
+    def whole_bytes(self, planned_bytes: float) -> float:
+        """The memory of a GPU of which plans may use so much."""
+        return (planned_bytes + self.headroom.size_bytes + self.set_aside_bytes) / (1.0 - self.headroom.share)
 
     def with_batch(self, tell: Tell) -> PlanDemand:
         """With a batch that the devices divide, where nobody says which one it is to be."""
@@ -72,9 +86,7 @@ class PlanDemand:
         """With microbatches of so many samples. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         made = estimate(self.model, self.hardware, self.gpu, request)
-        memory_bytes = made.instance.memory_bytes - self.set_aside_bytes
-        if memory_bytes <= 0.0:
-            raise UsageError(f"{size_text(self.set_aside_bytes)} are set aside, and a GPU has no more to give")
+        memory_bytes = self.planned_bytes(made.instance.memory_bytes)
         return replace(made, instance=made.instance.replace(memory_bytes=memory_bytes))
 
     def estimates(self) -> tuple[dict[int, Estimate], list[str]]:

@@ -5,8 +5,8 @@ what people ask of a plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
@@ -15,12 +15,14 @@ from piper_ray.model import arguments
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
+from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import Instance, TrainedModel
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
+from piper_ray.model.units import parse_bytes
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName
@@ -146,7 +148,7 @@ class Planned:
     """A plan for one microbatch size and schedule. microbatch: in samples. figures: what people ask of it.
 
     instance: the workload of that microbatch size. solution: of its solve, with what is proved. runners_up: of other
-    microbatch sizes and schedules, the fastest first.
+    microbatch sizes, schedules and modes, the fastest first. by_precision: the best in each precision that was asked.
 
     >>> import piper_ray
     >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
@@ -160,6 +162,7 @@ class Planned:
     simulation: Simulation
     figures: Figures
     runners_up: tuple[Planned, ...] = ()
+    by_precision: Mapping[str, Planned] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def step_s(self) -> float:
@@ -185,7 +188,7 @@ def plan(
     microbatch: int | None = None,
     tokens: int | None = None,
     schedule: str | None = None,
-    precision: str = "bf16",
+    precision: str | Iterable[str] = "bf16",
     software: str | None = None,
     overlap: Iterable[str] = (),
     dispatcher: str | None = None,
@@ -194,6 +197,7 @@ def plan(
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
     expert_imbalance: float | None = None,
+    headroom: str | float = 0.0,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -201,15 +205,16 @@ def plan(
     calibrate: str | os.PathLike[str] | None = None,
     stop: Stop[Any] | None = None,
 ) -> Planned:
-    """The best plan that a runtime can run, over microbatch sizes and schedules, from the name of a model.
+    """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
     model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
-    "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: 1, 2, 4, 8 and
-    16 are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas that
-    may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
+    "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: those that divide
+    the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas
+    that may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
     expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts. software: that
-    times are of; None: the runtime's own. precision, overlap, dispatcher, expert_tensor_parallel, expert_imbalance: as
-    of ``estimate``.
+    times are of; None: the runtime's own. precision: as of ``estimate``; of several the fastest is planned, and
+    ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such as "4GiB".
+    overlap, dispatcher, expert_tensor_parallel, expert_imbalance: as of ``estimate``.
     train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
@@ -233,6 +238,11 @@ def plan(
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
+    names = precision.split(",") if isinstance(precision, str) else list(precision)
+    for name in names:
+        running_arguments(name, (), None, None)
+    if not names:
+        raise UsageError("precision must name one at least, such as 'bf16'")
     request = EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
@@ -243,7 +253,7 @@ def plan(
             zero=shared_replicas(zero),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
         ),
-        **running_arguments(precision, overlap, dispatcher, expert_imbalance),
+        **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
     )
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = (
@@ -258,9 +268,30 @@ def plan(
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
-    found = propose(PlanDemand(read, table, gpu, request, named, schedules_of(named, only), step), stop)
-    best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
-    return replace(best, runners_up=tuple(others))
+    kept = headroom_of(headroom)
+    planned = {}
+    for name in names:
+        asked = replace(request, precision=name)
+        schedules = schedules_of(named, only)
+        found = propose(PlanDemand(read, table, gpu, asked, named, schedules, step, headroom=kept), stop)
+        best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
+        planned[name] = replace(best, runners_up=tuple(others))
+    fastest = min(planned.values(), key=lambda one: one.step_s)
+    return replace(fastest, by_precision=planned)
+
+
+def headroom_of(given: str | float) -> Headroom:
+    """Of a share such as 0.08, or a text such as "8%" or "4GiB". Raises UsageError."""
+    text = given.strip() if isinstance(given, str) else given
+    try:
+        share = float(text[:-1]) / 100.0 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        return Headroom(size_bytes=parse_bytes(str(text), unit_required=True))
+    except TypeError:
+        raise UsageError(f"headroom must be a share, or a size such as '4GiB', not {given!r}") from None
+    if not 0.0 <= share < 1.0:
+        raise UsageError(f"{given!r}: expected a size, such as 4GiB, or a share below 1, such as 8% or 0.08")
+    return Headroom(share=share)
 
 
 def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:

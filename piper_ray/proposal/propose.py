@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.restrictions import divisible_batch
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.cells import Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
+from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import NOTHING_FITS, PlanDemand, Proposed, Tell
 
 _HELP_PASSES = 1_000_000_000
@@ -42,19 +42,29 @@ class FoundPlans:
 
 @dataclass(frozen=True)
 class Help:
-    """What a change of the cluster or the batch would bring: the step with it, or None where no plan was found.
+    """What a change would bring: the best plan with it, or None where none was found.
 
-    samples: of its batch."""
+    what: the change, in words. precision: the one that the change is to; None for other changes."""
 
     what: str
-    step_s: float | None
-    samples: int
+    found: Proposed | None
+    precision: str | None = None
+
+    @property
+    def samples_per_s(self) -> float:
+        """0 without a plan."""
+        return 0.0 if self.found is None else self.found.batch / self.found.step_s
 
 
 def propose(
-    demand: PlanDemand, stop: Stop[Any] | None = None, tell: Tell | None = None, watch: Watch = unwatched
+    demand: PlanDemand,
+    stop: Stop[Any] | None = None,
+    tell: Tell | None = None,
+    watch: Watch = unwatched,
+    listed: int = LISTED,
 ) -> FoundPlans:
-    """Goes through all cells; ``tell`` gets a line for what is not tried. Raises UsageError where nothing can be
+    """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
+    proved. Raises UsageError where nothing can be
     estimated, InfeasibleError where no plan fits, with the reason."""
     began_s = time.perf_counter()
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
@@ -64,7 +74,7 @@ def propose(
     refused += cells.refused
     for one in cells.refused:
         tell(one)
-    search = CellSearch(demand, cells.cells, stop, watch)
+    search = CellSearch(demand, cells.cells, stop, watch, listed)
 
     def so_far() -> FoundPlans | None:
         if not search.found:
@@ -81,15 +91,20 @@ def propose(
     return found
 
 
-def what_would_help(proposal: FoundPlans, stop: Stop[Any] | None = None, watch: Watch = unwatched) -> Iterator[Help]:
-    """The best plan's step with more memory or less, and with faster links. None of what is not known yet when the end
-    is wished for."""
-    best, stop = proposal.best, Stop[Any]() if stop is None else stop
+def what_would_help(
+    proposal: FoundPlans,
+    stop: Stop[Any] | None = None,
+    watch: Watch = unwatched,
+    precisions: Sequence[str] = (),
+) -> Iterator[Help]:
+    """The best plans with less memory or more, with faster links, with a batch that no GPU is idle for, and in these
+    precisions. None of what is not known yet when the end is wished for."""
+    best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     cluster = best.instance.cluster
     faster = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in cluster.links)
     changes = (
-        ("25 % more memory", replace(cluster, memory_bytes=1.25 * cluster.memory_bytes)),
         ("8 % less memory", replace(cluster, memory_bytes=0.92 * cluster.memory_bytes)),
+        ("25 % more memory", replace(cluster, memory_bytes=1.25 * cluster.memory_bytes)),
         ("links of twice the rate", replace(cluster, links=faster)),
     )
     for what, changed in changes:
@@ -97,13 +112,18 @@ def what_would_help(proposal: FoundPlans, stop: Stop[Any] | None = None, watch: 
         found = _best_of(proposal, on_changed, changed, stop, watch)
         if stop.requested:
             return
-        yield Help(what, None if found is None else found.step_s, best.batch)
+        yield Help(what, found)
     batch = divisible_batch(best.batch, best.instance.devices)
     if best.idle_devices and batch % best.samples == 0 and batch != best.batch:
-        of_batch = {best.samples: proposal.demand.estimated(best.samples, batch)}
-        found = _best_of(proposal, cells_of(proposal.demand, of_batch).cells, None, stop, watch)
+        of_batch = {best.samples: demand.estimated(best.samples, batch)}
+        found = _best_of(proposal, cells_of(demand, of_batch).cells, None, stop, watch)
         if found is not None and not stop.requested:
-            yield Help(f"a batch of {batch:,} samples", found.step_s, batch)
+            yield Help(f"a batch of {batch:,}", found)
+    for precision in precisions:
+        other = replace(demand, request=replace(demand.request, precision=precision))
+        found = _best_of(proposal, cells_of(other, other.estimates()[0]).cells, None, stop, watch)
+        if not stop.requested:
+            yield Help(f"{precision} in place of {demand.request.precision}", found, precision)
 
 
 def _best_of(

@@ -93,15 +93,19 @@ def ids_text(instance: Instance, plan: Plan) -> str:
     return ", ".join(printable(tmpc_id) for tmpc_id in sorted(free or every))
 
 
-def reasons(slower: Simulation, faster: Simulation) -> list[str]:
-    """Why the one is faster, as phrases with seconds, the largest part first."""
+def reasons(slower: Simulation, faster: Simulation, digits: int = 6) -> list[str]:
+    """Why the one is faster, as phrases with seconds in so many digits, the largest part first."""
     one, other = parts_of(slower), parts_of(faster)
     gain_s = slower.step_s - faster.step_s
     if gain_s <= _EQUAL * slower.step_s:
         return []
     parts = sorted(((getattr(one, name) - getattr(other, name), name) for name in _WORDS), reverse=True)
-    found = [f"{_WORDS[name][0]} ({time_text(part_s)})" for part_s, name in parts if part_s >= _MATTERS * gain_s]
-    lost = [f"{_WORDS[name][1]} ({time_text(-part_s)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s]
+    found = [
+        f"{_WORDS[name][0]} ({time_text(part_s, digits)})" for part_s, name in parts if part_s >= _MATTERS * gain_s
+    ]
+    lost = [
+        f"{_WORDS[name][1]} ({time_text(-part_s, digits)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s
+    ]
     return [*found, *(f"in spite of {text}" for text in reversed(lost))]
 
 

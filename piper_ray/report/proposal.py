@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.model.constraints import choices_made
 from piper_ray.model.events import (
     Bounds,
     DegreesAdvanced,
@@ -18,53 +21,134 @@ from piper_ray.model.events import (
     IncumbentFound,
     PartBegun,
 )
-from piper_ray.model.figures import memory_text, percent_text, plural, share_text, size_text, time_text
+from piper_ray.model.figures import percent_text, plural, range_text, share_text, size_text, time_text
+from piper_ray.model.mode import Recomputation
+from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
-from piper_ray.proposal.cells import CellBegun
+from piper_ray.proposal.against import Theirs
+from piper_ray.proposal.cells import CellBegun, Closing
 from piper_ray.proposal.demand import Proposed
-from piper_ray.proposal.plan import Figures
+from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
+from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
-from piper_ray.report.comparison import ComparedPlan, print_comparison, reasons, shape_text
-from piper_ray.report.terminal import LiveLog, left_texts, print_lines
+from piper_ray.report.comparison import reasons
+from piper_ray.report.summary import layers_text
+from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 
 _MOST_SHOWN = 5
 _MOST_RANKS = 16
 
 
-def figure_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
-    """Step, speed, utilisation, and what the whole training takes where that is known."""
-    best = proposal.best
-    runtime, simulation = proposal.demand.runtime, best.simulation
+_WIDTH = 100
+"""Of the screen, in columns."""
+
+_LEAST_WRAP, _RUNS_AS_WRAP = 12, 22
+
+_SAME = 5e-4
+"""Relative. What changes a step by less is told as no change."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for beside a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans in
+    other precisions that were asked for, by their names; None where there is none."""
+
+    tokens: float | None = None
+    price_per_hour: float | None = None
+    others: Mapping[str, Proposed | None] = field(default_factory=dict)
+
+
+def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: Asked) -> None:
+    """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
+    print_lines(console, answer_lines(proposal, figures_of(proposal.best, asked.tokens, asked.price_per_hour)))
+    console.print()
+    _print_stages(console, proposal.best, _whole_bytes(proposal))
+    if len(proposal.found) > 1:
+        console.print()
+        _print_others(console, proposal)
+    rows = [*precision_lines(proposal.best, asked.others), *help_lines(proposal.best, helps)]
+    if rows:
+        console.print()
+        print_lines(console, rows)
+
+
+def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
+    """What is planned, step, speed, layout, memory, the whole training where that is known, and the proof."""
+    best, request = proposal.best, proposal.demand.request
+    simulation, instance = best.simulation, best.instance
+    tokens = "" if not instance.batch.tokens_per_sample else f" of {instance.batch.tokens_per_sample:,} tokens"
     yield (
-        f"{runtime.title}, {simulation.schedule.text}: microbatches of {best.samples}, "
-        f"{shape_text(best.plan, simulation.schedule)}, {figures.devices:,} of {best.instance.devices:,} GPUs"
+        f"{proposal.demand.model.name} on {instance.devices:,} {proposal.demand.gpu}, "
+        f"{proposal.demand.runtime.title}, {request.precision}, batches of {plural(best.batch, 'sample')}{tokens}"
     )
-    if idle := best.idle_devices:
-        yield f"{idle:,} of {best.instance.devices:,} GPUs are idle: {_why_idle(best)}"
     doubt = best.estimate.doubt
     least_s, most_s = doubt.range_s(figures.step_s)
-    rates = [f"step {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)})"]
-    if figures.samples_per_s is not None:
-        rates.append(f"{figures.samples_per_s:,.1f} samples/s")
-    if figures.tokens_per_s is not None:
-        rates += [f"{figures.tokens_per_s:,.0f} tokens/s", f"{figures.tokens_per_s_per_device:,.0f} tokens/s/GPU"]
-    yield ", ".join([*rates, f"MFU {share_text(figures.mfu)}", f"HFU {share_text(figures.hfu)}"])
-    yield from doubt.lines
-    yield proof_line(proposal)
+    like = f"as 9 in 10 of {plural(doubt.alike.runs, 'measured run')} like it"
+    yield f"step      {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)}, {like})"
+    rates = []
+    if figures.tokens_per_s is not None and figures.tokens_per_s_per_device is not None:
+        rates += [
+            f"{rounded(figures.tokens_per_s)} tokens/s",
+            f"{rounded(figures.tokens_per_s_per_device)} tokens/s/GPU",
+        ]
+    elif figures.samples_per_s is not None:
+        rates.append(f"{rounded(figures.samples_per_s)} samples/s")
+    hfu = "" if figures.hfu - figures.mfu < _SAME else f", HFU {share_text(figures.hfu)}"
+    yield f"speed     {', '.join(rates)}, MFU {share_text(figures.mfu)} of all {instance.devices:,} GPUs{hfu}"
     if figures.days is not None:
-        cost = "" if figures.cost is None else f", {figures.cost:,.0f} at that price"
-        yield f"the training takes {figures.days:,.1f} days{cost}"
+        cost = "" if figures.cost is None else f", which cost {rounded(figures.cost)} at that price"
+        yield f"training  {rounded(figures.days)} days{cost}"
+    yield from _wrapped("layout", layout_words(best).text)
+    if best.idle_devices:
+        yield from _wrapped("idle", f"{best.idle_devices:,} of {instance.devices:,} GPUs: {_why_idle(best)}")
+    limit_bytes, peak_bytes = _whole_bytes(proposal), simulation.peak_memory_bytes
+    left_bytes, held_bytes = limit_bytes - peak_bytes, proposal.demand.set_aside_bytes
+    held = f", {size_text(held_bytes, 3)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
+    yield (
+        f"memory    {size_text(peak_bytes, 3)} of {size_text(limit_bytes, 3)} on the fullest GPU, "
+        f"{size_text(left_bytes, 3)} ({100.0 * left_bytes / limit_bytes:.0f} %) free{held}"
+    )
+    if doubt.few:
+        backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
+        yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
+    yield from _wrapped("proof", proof_line(proposal))
+
+
+def _whole_bytes(proposal: FoundPlans) -> float:
+    return proposal.demand.whole_bytes(proposal.best.instance.memory_bytes)
+
+
+def _wrapped(head: str, text: str) -> list[str]:
+    indent = " " * 10
+    return textwrap.wrap(text, _WIDTH, initial_indent=f"{head:<10}", subsequent_indent=indent, break_long_words=False)
+
+
+def rounded(number: float) -> str:
+    """``73,000``, ``1,140``, ``8.9``: three digits."""
+    if number >= 999.5:
+        return f"{float(f'{number:.3g}'):,.0f}"
+    return f"{number:.3g}"
 
 
 def proof_line(proposal: FoundPlans) -> str:
     """What is proved, of all plans together."""
-    set_aside_bytes = proposal.demand.set_aside_bytes
-    left = f" that leaves {size_text(set_aside_bytes)} for {proposal.demand.runtime.title}" if set_aside_bytes else ""
+    demand = proposal.demand
+    left = ""
+    if demand.headroom:
+        free_bytes = _whole_bytes(proposal) - proposal.best.instance.memory_bytes
+        left = f" that leaves {size_text(free_bytes, 3)} of each GPU free"
+    elif demand.set_aside_bytes:
+        left = f" that leaves {size_text(demand.set_aside_bytes)} for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
     return (
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes less "
-        f"than {time_text(proposal.lower_s, 4)} under this model: gap {percent_text(max(0.0, proposal.gap))}"
+        f"than {time_text(proposal.lower_s, 3)} under this model: gap {gap_text(proposal.gap)}"
     )
+
+
+def gap_text(gap: float) -> str:
+    """``0.41 %``; a gap that rounds to nothing is ``0 %``."""
+    return "0 %" if gap < 5e-5 else f"{100.0 * gap:.2g} %"
 
 
 def _why_idle(best: Proposed) -> str:
@@ -77,42 +161,156 @@ def _why_idle(best: Proposed) -> str:
     return f"a plan uses d t p of them, d divides the {microbatches:,} microbatches, and none on more of them is faster"
 
 
-def memory_lines(best: Proposed) -> Iterator[str]:
-    """The peak of each rank of a pipeline; the fullest ones alone where there are many."""
-    simulation = best.simulation
-    yield f"memory, of {memory_text(simulation.memory_limit_bytes)} on each GPU:"
-    ranks = list(enumerate(simulation.ranks))
-    shown = ranks if len(ranks) <= _MOST_RANKS else sorted(ranks, key=lambda x: -x[1].peak_memory_bytes)[:_MOST_RANKS]
-    for number, rank in sorted(shown):
-        share = rank.peak_memory_bytes / simulation.memory_limit_bytes
-        yield f"  rank {number}: {size_text(rank.peak_memory_bytes)}, {100.0 * share:.0f} %"
-    if len(shown) < len(ranks):
-        yield f"  {plural(len(ranks) - len(shown), 'other rank')} hold less"
+def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
+    """The layers of each rank of a pipeline, and its memory; of many ranks the fullest ones alone."""
+    simulation, stages = best.simulation, best.plan.stages
+    count, schedule = len(simulation.ranks), simulation.schedule
+    ranks = sorted(range(count), key=lambda rank: -simulation.ranks[rank].peak_memory_bytes)
+    shown = sorted(ranks[:_MOST_RANKS])
+    recomputed = [_recomputed(best, stage) for stage in stages]
+    differ = len(set(recomputed)) > 1
+    columns = [Column("rank", right=True), Column("layers", wrap=56 if differ else 76), Column("memory", right=True)]
+    columns += [Column("recomputed", right=True)] if differ else []
+    rows = []
+    for rank in shown:
+        own = schedule.stages_of_rank(rank, count)
+        layers = " | ".join(layers_text(best.instance, stages[place].layers, 60) for place in own)
+        if schedule.v > 1:
+            layers = " | ".join(range_text(stages[place].layers) for place in own)
+        peak_bytes = simulation.ranks[rank].peak_memory_bytes
+        row = [str(rank), layers, f"{size_text(peak_bytes, 3)}, {100.0 * peak_bytes / whole_bytes:.0f} %"]
+        rows.append([*row, str(sum(recomputed[place] for place in own))] if differ else row)
+    print_table(console, columns, rows)
+    if len(shown) < count:
+        print_lines(console, [f"      {plural(count - len(shown), 'other rank')} hold less"])
 
 
-def print_others(console: Console, proposal: FoundPlans) -> None:
-    """The best plans of other cells, and by how much they lose."""
-    plans = [
-        ComparedPlan(f"{number}: mbs {one.samples}, {one.simulation.schedule.name.value}", one.plan, one.simulation)
-        for number, one in enumerate(proposal.found[:_MOST_SHOWN], start=1)
+def _recomputed(best: Proposed, stage: Stage) -> int:
+    """The layers of a stage that compute anything again."""
+    chosen = choices_made(best.instance, stage)
+    return sum(tmpc.mode.recomputation != Recomputation.NONE for _, _, tmpc in chosen)
+
+
+def _print_others(console: Console, proposal: FoundPlans) -> None:
+    """The best plans of other cells: by how much they lose, and what each is simpler in."""
+    best = layout_words(proposal.best)
+    heads = ("step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in")
+    left = ("schedule", "runs as", "simpler in")
+    rows = [_other_row(one, proposal.best, best) for one in proposal.found[: _MOST_SHOWN + 1]]
+    kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
+    wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
+    taken = sum(
+        2 + min(wraps.get(place, _WIDTH), max(len(row[place]) for row in [heads, *rows])) for place in kept[:-1]
+    )
+    wraps[kept[-1]] = max(_LEAST_WRAP, _WIDTH - taken)
+    columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]
+    print_table(console, columns, [[row[place] for place in kept] for row in rows])
+
+
+def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
+    own = layout_words(one)
+    simpler = own.simpler_in(words)
+    spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
+    if spare_bytes > 0.01 * one.simulation.memory_limit_bytes:
+        simpler.append(f"{size_text(spare_bytes, 3)} more free")
+    schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
+    return [
+        time_text(one.step_s, 3),
+        "" if one is best else change_text(one.step_s / best.step_s - 1.0),
+        *(str(number) for number in (own.microbatch, own.tensor, own.context, own.pipeline, own.data)),
+        "-" if own.expert is None else str(own.expert),
+        schedule.replace(" ", NO_BREAK),
+        ", ".join([own.sharing.replace(" ", NO_BREAK), *["SP"] * own.sequence_parallel, *_recomputes(own)]),
+        size_text(one.simulation.peak_memory_bytes, 3),
+        "the plan" if one is best else ", ".join(simpler),
     ]
-    print_comparison(console, proposal.best.instance, plans, letters=proposal.demand.runtime.letters)
-    first = plans[0]
-    for one in plans[1:]:
-        slower = share_text(one.simulation.step_s / first.simulation.step_s - 1.0)
-        because = ", ".join(reasons(one.simulation, first.simulation)) or "nothing in particular"
-        print_lines(console, [f"{one.name}: {slower} slower; the best plan has {because}"])
+
+
+def _recomputes(words: LayoutWords) -> list[str]:
+    """What a table's cell says of recomputation."""
+    if words.recomputation == Recomputation.NONE:
+        return []
+    if words.recomputation is None:
+        return ["recomputes by stage"]
+    return [f"recomputes {', '.join(words.recomputation.parts)}"]
+
+
+def change_text(change: float) -> str:
+    """``+1.3 %``, ``-0.7 %``, ``+74 %``, ``the same``."""
+    if abs(change) < _SAME:
+        return "the same"
+    digits = 0 if abs(change) >= 0.0995 else 1
+    return f"{100.0 * change:+.{digits}f} %"
+
+
+def precision_lines(best: Proposed, others: Mapping[str, Proposed | None]) -> Iterator[str]:
+    """A row for each further precision that was asked for."""
+    for precision, one in others.items():
+        if one is None:
+            yield f"in {precision}: no plan fits"
+        else:
+            change = change_text(one.step_s / best.step_s - 1.0)
+            text = f"in {precision}: {time_text(one.step_s, 3)} a step, {change}: {layout_words(one).text}"
+            yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
 
 
 def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
-    """What other clusters would bring."""
+    """What other clusters, batches and precisions would bring."""
     for one in found:
-        if one.step_s is None:
-            yield f"with {one.what}: no plan was found"
-            continue
-        gain = 1.0 - one.step_s * best.batch / (one.samples * best.step_s)
-        words = f"{percent_text(gain)} less time a sample" if gain > 1e-4 else "no faster"
-        yield f"with {one.what}: {words.replace('sample', 'step') if one.samples == best.batch else words}"
+        if one.found is None:
+            yield f"with {one.what}: no plan fits" if one.precision is None else f"in {one.precision}: no plan fits"
+        elif one.precision is not None:
+            step = time_text(one.found.step_s, 3)
+            yield f"in {one.precision} {step} a step: not chosen, as it changes training (--precision {one.precision})"
+        elif one.found.batch != best.batch:
+            uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
+            gain = one.samples_per_s * best.step_s / best.batch - 1.0
+            what = "tokens" if best.instance.batch.tokens_per_sample else "samples"
+            yield f"{one.what} {uses}: {change_text(gain)} {what}/s"
+        else:
+            yield f"with {one.what}: {change_text(one.found.step_s / best.step_s - 1.0)}"
+
+
+def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
+    """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
+    best, own = proposal.best, theirs.plan
+    step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
+    held = f"{size_text(own.simulation.peak_memory_bytes, 3)} on the fullest GPU"
+    yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
+    yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
+    yield from _indented(f"why not: {why_not(proposal, theirs)}")
+    yield from (line for text in theirs.notes for line in _indented(f"note: {text}"))
+
+
+def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
+    """Why theirs is not the plan, in words."""
+    best, own = proposal.best, theirs.plan
+    if not theirs.fits:
+        return f"it does not fit: {theirs.plan.simulation.memory_violations[0]}"
+    if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
+        return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
+    if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
+        return "it takes the same"
+    if own.batch != best.batch:
+        return f"it takes longer for each sample, in batches of {own.batch:,}"
+    return f"the plan has {', '.join(reasons(own.simulation, best.simulation, 3)) or 'nothing in particular'}"
+
+
+def _per_sample(one: Proposed) -> float:
+    return one.step_s / one.batch
+
+
+def _indented(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+
+
+def verbose_lines(proposal: FoundPlans) -> Iterator[str]:
+    """What was tried: each cell, the least bound first, and how it was closed; and what was not tried."""
+    yield from proposal.refused
+    for cell in sorted(proposal.cells.cells, key=lambda cell: cell.lower_s):
+        best = "" if cell.found is None else f", best {time_text(cell.found.step_s, 4)}"
+        bound = "" if cell.closing is Closing.NO_PLAN else f", at least {time_text(cell.lower_s, 4)}"
+        yield f"{cell.text}: {cell.closing.value}{bound}{best}"
 
 
 _WITH_BOUNDS = (DegreesAdvanced, DegreesSearched, EvaluationAdvanced, EvaluationFinished, IncumbentFound)

@@ -59,7 +59,12 @@ def _command(name: str, command: TyperCommand, context: typer.Context) -> Iterat
     yield f"\n## {name}\n"
     yield f"{_prose(command.help or '')}\n"
     yield f"```text\npiper-ray {name} {usage}\n```\n"
+    heading = None
     for parameter in command.params:
+        own = getattr(parameter, "rich_help_panel", None)
+        if own != heading and own is not None:
+            yield f"\n{own}:\n"
+        heading = own
         record = parameter.get_help_record(context)
         if record is None:
             continue

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.model.errors import UsageError
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
 
 GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "batch": BATCH}
@@ -70,3 +71,25 @@ def test_chunks_share_the_devices_that_are_told(config: Path) -> None:
 def test_what_makes_no_sense_is_said(config: Path, wrong: dict[str, object], word: str) -> None:
     with pytest.raises(piper_ray.UsageError, match=word):
         piper_ray.plan(config, "A100-80", **{**GPUS, **wrong})  # type: ignore[arg-type]
+
+
+def test_of_several_precisions_the_fastest_is_planned(config: Path) -> None:
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision=["bf16", "fp8"], **GPUS)  # type: ignore[arg-type]
+    assert list(best.by_precision) == ["bf16", "fp8"]
+    assert best.step_s == min(one.step_s for one in best.by_precision.values())
+    alone = piper_ray.plan(config, "H100-SXM", schedule="1f1b", **GPUS)  # type: ignore[arg-type]
+    assert alone.step_s == best.by_precision["bf16"].step_s
+
+
+@pytest.mark.parametrize("headroom", ["97%", 0.97, "72.2GiB"])
+def test_headroom_is_left(config: Path, headroom: str | float) -> None:
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", headroom=headroom, **GPUS)  # type: ignore[arg-type]
+    assert best.simulation.peak_memory_bytes <= 0.03 * 74.5 * 2**30
+    free = piper_ray.plan(config, "H100-SXM", schedule="1f1b", **GPUS)  # type: ignore[arg-type]
+    assert best.step_s >= free.step_s
+
+
+def test_headroom_that_is_none_is_refused(config: Path) -> None:
+    for wrong in (1.0, "120%", "much"):
+        with pytest.raises(UsageError):
+            piper_ray.plan(config, "H100-SXM", headroom=wrong, **GPUS)  # type: ignore[arg-type]

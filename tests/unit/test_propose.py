@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -19,18 +21,19 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.figures import time_text
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.cells import LISTED, CellBegun, CellSearch, Closing, cells_of
-from piper_ray.proposal.demand import PlanDemand
+from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
+from piper_ray.proposal.layout_words import differences, layout_words
 from piper_ray.proposal.plan import figures_of, with_offers
-from piper_ray.proposal.propose import FoundPlans, propose, what_would_help
-from piper_ray.report.proposal import figure_lines, help_lines
-from piper_ray.report.terminal import print_lines
+from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
+from piper_ray.report.proposal import Asked, change_text, gap_text, print_plan, rounded
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
@@ -155,11 +158,11 @@ def test_utilisation_is_of_the_products_of_a_step(proposal: FoundPlans) -> None:
 
 
 def test_more_never_hurts(proposal: FoundPlans) -> None:
-    more, less, faster = what_would_help(proposal)
-    assert more.step_s is not None
-    assert faster.step_s is not None
-    assert less.step_s is None or less.step_s >= proposal.best.step_s * (1.0 - 1e-4)
-    assert max(more.step_s, faster.step_s) <= proposal.best.step_s * (1.0 + 1e-4)
+    less, more, faster = what_would_help(proposal)
+    assert more.found is not None
+    assert faster.found is not None
+    assert less.found is None or less.found.step_s >= proposal.best.step_s * (1.0 - 1e-4)
+    assert max(more.found.step_s, faster.found.step_s) <= proposal.best.step_s * (1.0 + 1e-4)
 
 
 def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> None:
@@ -177,17 +180,61 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
     assert figures.mfu == pytest.approx(found.best.estimate.model_flop / (3 * 312e12 * figures.step_s))
     assert figures.tokens_per_s_per_device == pytest.approx(64 * TOKENS / figures.step_s / 3)
     batch = list(what_would_help(found))[-1]
-    assert (batch.what, batch.samples) == ("a batch of 63 samples", 63)
-    assert batch.step_s is not None
-    assert batch.step_s / 63 < 0.8 * found.best.step_s / 64
-    console = Console(width=200, record=True, file=io.StringIO())
-    print_lines(console, [*figure_lines(found, figures), *help_lines(found.best, [batch])])
-    text = console.export_text()
-    assert (
-        "1 of 3 GPUs are idle: a plan uses d t p of them, and no d that divides the 64 microbatches is a mult" in text
-    )
-    assert "with a batch of 63 samples: 3" in text
-    assert "% less time a sample" in text
+    assert batch.what == "a batch of 63"
+    assert batch.found is not None
+    assert batch.found.step_s / 63 < 0.8 * found.best.step_s / 64
+    text = screen(found, [batch])
+    assert "idle      1 of 3 GPUs: a plan uses d t p of them, and no d that divides the 64 microbatches is" in text
+    gain = change_text(63 / batch.found.step_s * found.best.step_s / 64 - 1.0)
+    assert f"a batch of 63 uses all 3 GPUs: {gain} tokens/s" in text
+    assert gain.startswith("+")
+
+
+def screen(found: FoundPlans, helps: Iterable[Help] = (), others: Mapping[str, Proposed | None] | None = None) -> str:
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_plan(console, found, helps, Asked(others=others or {}))
+    return console.export_text()
+
+
+def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans) -> None:
+    best = proposal.best
+    slower = max(proposal.found, key=lambda one: one.step_s)
+    helps = [Help("8 % less memory", slower), Help("links of twice the rate", best), Help("25 % more memory", None)]
+    helps.append(Help("fp8 in place of bf16", best, "fp8"))
+    text = screen(proposal, helps, {"fp16": slower})
+    lines = text.splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 100
+    change = change_text(slower.step_s / best.step_s - 1.0)
+    assert change.startswith("+")
+    assert f"with 8 % less memory: {change}" in lines
+    assert "with links of twice the rate: the same" in lines
+    assert "with 25 % more memory: no plan fits" in lines
+    assert f"in fp8 {time_text(best.step_s, 3)} a step: not chosen, as it changes training (--precision fp8)" in lines
+    words = layout_words(best)
+    assert f"layout    {words.text}" in lines
+    stage = best.plan.stages[0]
+    assert (words.data, words.tensor * words.context) == (stage.data_parallel_degree, stage.tensor_parallel_degree)
+    assert words.pipeline == len(best.plan.stages)
+    assert f"gap {gap_text(proposal.gap)}" in text
+    assert sum(line.endswith("the plan") for line in lines) == 1
+    assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
+
+
+def test_numbers_have_three_digits() -> None:
+    assert [rounded(x) for x in (73_037.4, 1141.2, 8.916, 999.6)] == ["73,000", "1,140", "8.92", "1,000"]
+    assert [change_text(x) for x in (0.0131, -0.0073, 0.74, 2e-4, 0.0996)] == [
+        "+1.3 %", "-0.7 %", "+74 %", "the same", "+10 %",
+    ]  # fmt: skip
+
+
+def test_a_layout_in_words_says_what_is_simpler(proposal: FoundPlans) -> None:
+    mine = layout_words(proposal.best)
+    wide = replace(mine, context=2, tensor=4, pipeline=4, chunks=2, recomputation=Recomputation.FULL)
+    plain = replace(mine, context=1, tensor=2, pipeline=1, chunks=1, recomputation=Recomputation.NONE)
+    assert plain.simpler_in(wide) == ["no CP", "less TP", "no PP", "no chunks", "no recomputation"]
+    assert wide.simpler_in(plain) == []
+    assert "CP 2, not 1" in differences(wide, plain)
 
 
 def test_a_usual_batch_is_one_that_the_devices_divide(tmp_path: Path) -> None:

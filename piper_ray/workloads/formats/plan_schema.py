@@ -1,4 +1,4 @@
-"""The JSON documents of plans and solutions, field by field; plan.schema.json and solution.schema.json come of this.
+"""The JSON documents of plans, solutions and searches, field by field; the schemas beside this module come of it.
 
 A plan document is Piper's own plan JSON (``stages`` with ``nodes``, ``dataParallelDegree``, ``tensorParallelDegree``
 and ``TMPCids``) and more beside it. Fields with a default need not be there: a plan of Piper's has none of them. Times
@@ -293,7 +293,209 @@ class SolutionDocument(Header):
     """The best plans of different degrees and chunks; null: they were not asked for."""
 
 
-SCHEMAS: dict[str, type[BaseModel]] = {"plan.schema.json": PlanDocument, "solution.schema.json": SolutionDocument}
+class CellDocument(_Documented):
+    """Plans alike in all that a launch says but d, t, p and stages: a part of what plan searches."""
+
+    microbatch: int
+    """The samples of a microbatch."""
+    schedule: ScheduleName
+    """The schedule of its plans."""
+    mode: str
+    """How all layers run: the ids of their TMPCs, the commonest first."""
+    lower_bound_s: float | None
+    """None of its plans takes less a step; null: none fits."""
+    closing: Literal["bound", "searched", "no plan", "left open"]
+    """What is known of it. bound: the bound alone says that no plan of it is of interest; searched: its best plan is
+    known, or that none is fast enough; no plan: none fits; left open: a bound is all that is known."""
+    step_s: float | None
+    """The step of its best plan; null: none is known, or none was sought."""
+
+
+class SearchDocument(_Documented):
+    """What plan searched, and what that proves: the file search.json."""
+
+    model_config = ConfigDict(title="piper-ray/search")
+
+    kind: Literal["piper-ray/search"] = Field(alias="schema")
+    """The name of this kind of document."""
+    schema_version: Annotated[int, Field(ge=1)]
+    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
+    tool_version: str
+    """The version of piper_ray."""
+    model: str
+    """The name of the model."""
+    gpu: str
+    """The name of the GPU."""
+    gpus: int
+    """The number of GPUs of the cluster."""
+    runtime: str
+    """The runtime that plans are for."""
+    precision: str
+    """The precision of matrix products."""
+    batch: int
+    """The samples of a batch, over all replicas."""
+    left_free_bytes: float
+    """The memory of each GPU that all plans leave free."""
+    combinations: int
+    """The number of combinations of microbatch size, schedule and mode, with those that another one never loses to."""
+    step_s: float
+    """The step of the best plan of all."""
+    lower_bound_s: float
+    """No plan takes less a step: the least of step_s and of the bounds of all cells."""
+    gap: float
+    """How far the best plan may be from the best: 1 - lower_bound_s / step_s."""
+    cells: list[CellDocument]
+    """All combinations but those that another one never loses to."""
+    refused: list[str]
+    """What was not tried, and why."""
+
+
+class LayoutDocument(_Documented):
+    """A plan in the words that runtimes have."""
+
+    microbatch: int
+    """The samples of a microbatch."""
+    tensor: int
+    """The degree of tensor parallelism."""
+    context: int
+    """The degree of context parallelism."""
+    pipeline: int
+    """The ranks of a pipeline."""
+    data: int
+    """The replicas."""
+    expert: int | None
+    """The ranks that experts are spread over; null: no experts are spread apart from tensor parallelism."""
+    expert_tensor: int
+    """The GPUs that share an expert."""
+    sequence_parallel: bool
+    """Whether layers divide the sequence where they do not divide their products."""
+    sharing: str
+    """What replicas share out: no sharding, ZeRO-1, ZeRO-2 or FSDP."""
+    recomputation: str
+    """What layers compute again in their backward passes."""
+    offload: bool
+    """Whether activations wait in host memory."""
+    schedule: ScheduleName
+    """The schedule."""
+    chunks: int
+    """The number of stages on each rank."""
+
+
+class PricedLayoutDocument(_Documented):
+    """A layout and what a step of it takes."""
+
+    layout: LayoutDocument
+    """The layout in the words that runtimes have."""
+    step_s: float
+    """The simulated time of a step."""
+    batch: int
+    """The samples of a batch, over all replicas."""
+    gpus: int
+    """The GPUs that it uses."""
+    tokens_per_s: float | None
+    """The tokens trained per second; null: samples have none."""
+    mfu: float
+    """The share of the peak rate of all GPUs of the cluster that the model's products take."""
+    memory_bytes: float
+    """The peak memory of the fullest GPU."""
+    simpler_in: list[str]
+    """What it does without, or has less of, than the best plan."""
+
+
+class ChangeDocument(_Documented):
+    """What a change of cluster, batch or precision would bring."""
+
+    what: str
+    """The change, in words."""
+    plan: PricedLayoutDocument | None
+    """The best plan with it; null: none fits."""
+
+
+class AgainstDocument(_Documented):
+    """A layout of the user's own beside the plan."""
+
+    name: str
+    """The name of its file."""
+    plan: PricedLayoutDocument
+    """The layout under the same model."""
+    fits: bool
+    """Whether it keeps within the devices' memory."""
+    differs_in: str
+    """What it has that the plan has not."""
+    why_not: str
+    """Why it is not the plan."""
+    notes: list[str]
+    """What of the layout was left aside."""
+
+
+class FewerNodesDocument(_Documented):
+    """The plan for so many nodes, and what moving to it from the plan before takes."""
+
+    nodes: int
+    """The number of nodes."""
+    gpus: int
+    """The number of GPUs of these."""
+    step_s: float | None
+    """The step of its plan; null: none fits."""
+    reason: str | None = None
+    """Why there is no plan."""
+    layout: str | None = None
+    """The layout, in words."""
+    weights_bytes: float | None = None
+    """The bytes of weights that GPUs have to get."""
+    state_bytes: float | None = None
+    """The bytes of optimizer's state that GPUs have to get."""
+    all_bytes: float | None = None
+    """The bytes of weights and optimizer's state that all GPUs hold under the plan."""
+
+
+class PlannedDocument(_Documented):
+    """The answer of plan, as plan --json prints it."""
+
+    model_config = ConfigDict(title="piper-ray/planned")
+
+    kind: Literal["piper-ray/planned"] = Field(alias="schema")
+    """The name of this kind of document."""
+    schema_version: Annotated[int, Field(ge=1)]
+    """The version of the schema: it is raised when a field changes its meaning or goes, not for new fields."""
+    tool_version: str
+    """The version of piper_ray."""
+    best: PricedLayoutDocument
+    """The plan."""
+    stages: StagesDocument
+    """The stages of the plan."""
+    ranks_memory_bytes: list[float]
+    """The peak memory of each rank of a pipeline."""
+    memory_limit_bytes: float
+    """The memory of each GPU that is found, of which plans may use all but what they are to leave free."""
+    likely_s: Annotated[list[float], Field(min_length=2, max_length=2)]
+    """Where a measured step lies in 9 of 10 cases."""
+    training_days: float | None
+    """The days of the whole training; null: nobody asked."""
+    training_cost: float | None
+    """The cost of the whole training; null: nobody asked."""
+    alternatives: list[PricedLayoutDocument]
+    """The best plans of other cells, the fastest first."""
+    precisions: dict[str, PricedLayoutDocument | None]
+    """The best plans in the other precisions that were asked for; null: none fits."""
+    changes: list[ChangeDocument]
+    """What other clusters, batches and precisions would bring."""
+    search: SearchDocument
+    """What was searched, and what that proves."""
+    files: list[str]
+    """The files that were written."""
+    against: AgainstDocument | None
+    """The layout that the plan was held against; null: none was given."""
+    fewer_nodes: list[FewerNodesDocument]
+    """The plan and those for fewer nodes; empty: nobody asked."""
+
+
+SCHEMAS: dict[str, type[BaseModel]] = {
+    "plan.schema.json": PlanDocument,
+    "solution.schema.json": SolutionDocument,
+    "search.schema.json": SearchDocument,
+    "planned.schema.json": PlannedDocument,
+}
 """The files in this folder, and what each is made of."""
 
 

@@ -1,0 +1,152 @@
+"""What ``piper-ray plan`` writes: workload, plan, what was searched, what the runtime reads, and a page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import piper_ray
+from piper_ray import Instance, Status
+from piper_ray.cli.interrupts import current
+from piper_ray.cli.telling import note, working
+from piper_ray.export.files import Target
+from piper_ray.storage.files import write_atomically
+
+if TYPE_CHECKING:
+    from piper_ray.export.files import Export
+    from piper_ray.proposal.demand import Proposed
+    from piper_ray.proposal.propose import FoundPlans
+
+WORKLOAD, PLAN, SEARCH, MEASURED = "workload.toml", "plan.json", "search.json", "measured.json"
+
+
+def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
+    """The instance with the memory that was set aside or left free."""
+    return one.instance.replace(memory_bytes=found.demand.whole_bytes(one.instance.memory_bytes))
+
+
+def launch_of(found: FoundPlans, one: Proposed) -> Export:
+    """What the runtime reads of a plan."""
+    from piper_ray.export.targets import export_plan
+    from piper_ray.runtimes.runtime import gpus_per_node_of
+
+    demand = found.demand
+    node = gpus_per_node_of(one.instance, demand.request.gpus_per_node)
+    target = Target(demand.runtime.name.value)
+    return export_plan(on_whole_gpus(found, one), one.plan, one.solution.schedule, target, node)
+
+
+def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, command: str) -> list[Path]:
+    """Workload, plan, and what the runtime reads. Raises UsageError where a file cannot be."""
+    from piper_ray.report.document import plan_document, proof_document, to_text
+    from piper_ray.report.estimate import file_text
+
+    demand, solution = found.demand, one.solution
+    instance, schedule = on_whole_gpus(found, one), solution.schedule
+    if demand.set_aside_bytes or demand.headroom:  # nothing is proved of plans that leave less
+        solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
+    written = launch.write(out)
+    workload, plan_file = out / WORKLOAD, out / PLAN
+    write_atomically(workload, file_text(replace(one.estimate, instance=instance), command))
+    evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
+    document = plan_document(instance, one.plan, evaluation, proof_document(solution), schedule)
+    write_atomically(plan_file, to_text(document))
+    return [workload, plan_file, *written]
+
+
+def write_search(found: FoundPlans, out: Path) -> Path:
+    """Every cell, with how it was closed."""
+    from piper_ray.report.document import to_text
+    from piper_ray.report.proposal_document import search_document
+
+    write_atomically(out / SEARCH, to_text(search_document(found)))
+    return out / SEARCH
+
+
+def write_page(found: FoundPlans, out: Path) -> list[Path]:
+    """The files written; none after an interrupt. Raises KeyboardInterrupt for one meanwhile."""
+    if current().number is not None:
+        return []
+
+    from piper_ray.report.page.render import write_page
+    from piper_ray.report.page.subject import report_subject
+    from piper_ray.workloads.formats.load import plan_claims
+
+    best, page = found.best, out / "report.html"
+    claims = plan_claims(out / PLAN)
+    with working("report.html: other planners") as line:
+        subject = current().run(
+            lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims, line)
+        )
+    write_page(subject, page)
+    return [page]
+
+
+def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> list[Path]:
+    """A job in a folder for each of the best plans whose launch fits, and what is to be done with them."""
+    from piper_ray.model.figures import time_text
+    from piper_ray.proposal.layout_words import layout_words
+
+    written: list[Path] = []
+    rows: list[str] = []
+    runs: list[dict[str, object]] = []
+    for one in found.found:
+        launch = launch_of(found, one)
+        if launch.excess:
+            note(f"no job for {layout_words(one).text}: {launch.excess[0]}")
+            continue
+        folder = out / str(len(rows) + 1)
+        write_plan(found, one, launch, folder, command)
+        written.append(folder)
+        rows.append(f"| {folder.name} | {time_text(one.step_s, 3)} | {layout_words(one).text} | `{launch.command}` |")
+        runs.append({"id": folder.name, **run_document(found, one)})
+        if len(rows) == count:
+            break
+    if len(rows) < count:
+        note(f"{len(rows)} of {count} candidates: no others are proved to be among the best")
+    lines = [
+        f"# {found.demand.model.name}: plans to measure",
+        "",
+        "An estimate is right within some per cent, and these plans are closer to each other than that. Measure a few",
+        "dozen steps of each of these, then plan again with what was measured:",
+        "",
+        "| job | estimated step | layout | command |",
+        "|---|---|---|---|",
+        *rows,
+        "",
+        f"1. Run each job in its folder, and put its mean seconds a step into `step_s` of `{MEASURED}` here.",
+        f"2. `{command} --calibrate {MEASURED}`, with the path of that file, fits the few constants that these steps",
+        "   tell, and ranks all plans anew.",
+        "",
+    ]
+    write_atomically(out / "README.md", "\n".join(lines))
+    write_atomically(out / MEASURED, json.dumps({"runs": runs}, indent=1) + "\n")
+    return [*written, out / "README.md", out / MEASURED]
+
+
+def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
+    """The layout as ``--calibrate`` reads it, with a step that is still to be measured."""
+    from piper_ray.proposal.layout_words import layout_words
+
+    words, batch = layout_words(one), one.instance.batch
+    spread = {} if words.expert is None else {"ep": words.expert, "etp": words.expert_tensor}
+    chunks = {"vpp": words.chunks} if words.chunks > 1 else {}
+    recomputation = words.recomputation
+    return {
+        "tp": words.tensor,
+        "cp": words.context,
+        "pp": words.pipeline,
+        "dp": words.data,
+        **spread,
+        **chunks,
+        "gpus": one.devices,
+        "microbatch": words.microbatch,
+        "global_batch": one.batch,
+        "seq": batch.tokens_per_sample,
+        "sequence_parallel": words.sequence_parallel,
+        "recompute": "selective" if recomputation is None else recomputation.id,
+        "precision": found.demand.request.precision,
+        "step_s": None,
+    }

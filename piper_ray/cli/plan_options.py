@@ -1,0 +1,285 @@
+"""The options of ``piper-ray plan``, in the groups that its help has."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from piper_ray import ScheduleName
+from piper_ray.cli.estimate import EveryOfferOption, ModelOptions, RunningOptions, parse_replicas
+from piper_ray.cli.options import REQUIRED, flag, option
+from piper_ray.cli.shared import StepOptions
+from piper_ray.cli.values import Several, parse_size, several
+from piper_ray.model.errors import UsageError
+from piper_ray.model.headroom import Headroom
+from piper_ray.model.units import parse_count
+from piper_ray.runtimes.runtime import Runtime, RuntimeName
+
+
+def parse_nodes(text: str) -> Several:
+    """``8``, ``8,12``, or ``8..64``: 8, 16, 32 and 64. Raises UsageError."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dots, last = part.partition("..")
+        try:
+            low, high = int(first), int(last) if dots else int(first)
+        except ValueError:
+            low = high = 0
+        if low < 1 or high < low:
+            raise UsageError(f"{part.strip()!r}: expected numbers of nodes, such as 8 or 8,12, or 8..64 for 8,16,32,64")
+        while low < high:
+            found.append(low)
+            low *= 2
+        found.append(high)
+    nodes = Several(sorted(set(found)))
+    nodes.text = text.strip()
+    return nodes
+
+
+def parse_precision(text: str) -> str:
+    """The name of a precision. Raises UsageError."""
+    from piper_ray.workloads.estimate.software import precision_named
+
+    return precision_named(text).value
+
+
+def parse_money(text: str) -> float:
+    """``2.5``. Raises UsageError."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0.0 <= found < math.inf:
+        raise UsageError(f"{text}: expected an amount of money")
+    return found
+
+
+def parse_headroom(text: str) -> Headroom:
+    """``4GiB``, ``8%`` or ``0.08``. Raises UsageError."""
+    number = text.strip()
+    try:
+        share = float(number[:-1]) / 100.0 if number.endswith("%") else float(number)
+    except ValueError:
+        found = _NamedHeadroom(size_bytes=parse_size(text))
+    else:
+        if not 0.0 <= share < 1.0:
+            raise UsageError(f"{text!r}: expected a size, such as 4GiB, or a share below 1, such as 8% or 0.08")
+        found = _NamedHeadroom(share=share)
+    object.__setattr__(found, "text", number)
+    return found
+
+
+@dataclass(frozen=True)
+class _NamedHeadroom(Headroom):
+    """With the text that it was given as."""
+
+    text: str = "0"
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class ClusterOptions(ModelOptions):
+    """MODEL and the cluster."""
+
+    panel: ClassVar[str] = "Model and cluster"
+
+    gpu: str = option(
+        "NAME",
+        "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown.",
+        default=REQUIRED,
+    )
+    nodes: Any = option(
+        "COUNT",
+        "Nodes of the cluster; of several, as 8,12 or 8..64 (8, 16, 32, 64), a table is shown.",
+        default=REQUIRED,
+        parse=parse_nodes,
+    )
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name.strip() for name in self.gpu.split(",")))
+
+
+@dataclass(frozen=True)
+class WrittenOptions:
+    """What is shown and written."""
+
+    panel: ClassVar[str] = "Answer"
+
+    out: Path | None = option("DIR", "The folder for workload, plan, search, report and launch files.", "-o", "--out")
+    dry_run: bool = flag("Show the answer and write no files.")
+    json: bool = flag("Print one JSON document on stdout and nothing else there.")
+    verbose: bool = flag("Show on stderr what was tried, and how each combination was closed.")
+    candidates: int = option(
+        "K",
+        "Write the best K plans that differ in what a launch is told, as jobs to measure, to DIR/1 to DIR/K.",
+        default=1,
+        min=1,
+        max=20,
+    )
+    against: str | None = option(
+        "FILE", "A launch file, or an exported folder, whose layout is to be held against the plan."
+    )
+    spare: int = option(
+        "N", "Also plan for up to N nodes fewer, and say what moving from one plan to the next takes.", default=0, min=0
+    )
+
+    def refuse_mistakes(self, table: bool) -> None:
+        """Raises UsageError for what does not go together, before any work. table: of several clusters."""
+        if self.out is not None and self.out.exists() and not self.out.is_dir():
+            raise UsageError(f"--out {self.out}: is a file; expected a folder")
+        if self.out is None and not (self.dry_run or self.json or table):
+            raise UsageError("expected --out DIR for the files, or --dry-run or --json for the answer alone")
+        if self.out is not None and self.dry_run:
+            raise UsageError("--dry-run writes no files: leave out --out")
+        if self.candidates > 1 and self.out is None:
+            raise UsageError("--candidates needs --out DIR: each is a job in a folder there")
+        others = {"--candidates": self.candidates > 1, "--against": self.against is not None, "--spare": self.spare > 0}
+        if table and any(others.values()):
+            name = next(name for name, given in others.items() if given)
+            raise UsageError(f"{name} is for one GPU and one number of nodes, not for a table of several")
+        if sum(others.values()) > 1:
+            names = [name for name, given in others.items() if given]
+            raise UsageError(f"{names[0]} and {names[1]}: give one of them")
+
+
+@dataclass(frozen=True)
+class TrainedOptions:
+    """What is trained, by what."""
+
+    panel: ClassVar[str] = "Training"
+
+    runtime: RuntimeName = option(
+        None,
+        "The training framework that is to run the plan: the plan keeps to what it can run, and launch files are "
+        "written for it.",
+        default=RuntimeName.MEGATRON,
+    )
+    batch: int | None = option(
+        "SAMPLES",
+        "Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
+        "--global-batch",
+        min=1,
+    )
+    samples: int | None = option(
+        "SAMPLES",
+        "This size alone; else all that divide the batch up to 16, and larger powers of two.",
+        "--microbatch-size",
+        min=1,
+    )
+    schedule: ScheduleName | None = option(
+        "NAME", "This schedule alone; else 1f1b, and interleaved where the runtime has it."
+    )
+    software: str | None = option(
+        "NAME", "The generation of training software that times are of, in place of the runtime's own."
+    )
+    lora: int = option(
+        "RANK",
+        "Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        default=0,
+        min=0,
+    )
+    unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
+    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T: tells days.", parse=parse_count)
+    price: Any = option(
+        "MONEY",
+        "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
+        "is shown. Of several GPUs one price each, as 2.10,3.50.",
+        parse=partial(several, parse_money),
+    )
+
+    def refuse_mistakes(self, gpus: int, table: bool) -> None:
+        """Raises UsageError, before any work."""
+        if self.train_tokens is not None and self.train_tokens < 1:
+            raise UsageError(f"--train-tokens must be at least 1, not {self.train_tokens}")
+        if self.price is None:
+            return
+        if not table and self.train_tokens is None:
+            raise UsageError("--price needs --train-tokens: of how long a training is the cost asked")
+        if len(self.price) not in (1, gpus):
+            raise UsageError(f"--price has {len(self.price)} prices for {gpus} GPUs; expected one each, or one for all")
+
+    def prices(self, gpus: int) -> tuple[float | None, ...]:
+        """Of each GPU; None where none is given."""
+        if self.price is None:
+            return (None,) * gpus
+        return tuple(self.price) * (gpus if len(self.price) == 1 else 1)
+
+
+@dataclass(frozen=True)
+class MemoryRoomOptions:
+    """What of a GPU's memory is left."""
+
+    panel: ClassVar[str] = "Memory"
+
+    headroom: Any = option(
+        "SIZE|SHARE",
+        "Leave so much of each GPU's memory free, as 4GiB, or 8% of what there is.",
+        default="0",
+        parse=parse_headroom,
+    )
+    reserve_bytes: float | None = option(
+        "SIZE",
+        "Leave so much of each GPU for CUDA's context, communicators and what is stuck in the allocator, as 5GiB, in "
+        "place of what is usual.",
+        parse=parse_size,
+    )
+
+
+@dataclass(frozen=True)
+class PlanOfferOptions(EveryOfferOption):
+    """The offered ways with the optimizer's state over all replicas, if nothing else is asked for."""
+
+    panel: ClassVar[str] = "Parallelism"
+
+    zero: int = option(
+        "SHARDS",
+        "Offer sharding the optimizer's state (ZeRO-1) over so many replicas, in stages of as many or more; over "
+        "however many a stage has: all; 1: not.",
+        default="all",  # read as an option's text is, and shown in the help
+        parse=parse_replicas,
+    )
+
+    def refuse_what_cannot_run(self, runtime: Runtime) -> None:
+        """Raises UsageError for what the runtime's launch files cannot say, by name."""
+        setting = runtime.setting
+        most, title = setting.most_sharding, runtime.title
+        if self.zero2 > 1 and most < 2:
+            raise UsageError(f"--zero-2: {title} runs no plan whose replicas share gradients")
+        if self.fsdp > 1 and most < 3:
+            raise UsageError(f"--fsdp: {title} runs no plan whose replicas share weights; --runtime torchtitan does")
+        if self.offload and not setting.offload:
+            raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
+        if self.gathered and not setting.gathered:
+            raise UsageError(f"--keep-gathered: {title} gathers again what sequence parallelism divides")
+        for recomputation in self.recompute or ():
+            if not setting.may_recompute(recomputation):
+                raise UsageError(f"--recompute: {title} has no {recomputation.text}")
+        if self.expert_tensor > 1 and not setting.experts:
+            raise UsageError(f"--expert-tensor-parallel: {title} spreads no experts")
+
+
+@dataclass(frozen=True)
+class PlanRunningOptions(RunningOptions):
+    """How software runs the model, in one precision or several."""
+
+    panel: ClassVar[str] = "Software"
+
+    precision: Any = option(
+        "NAMES",
+        "Of matrix products: bf16, fp16 or fp8; of several, as bf16,fp8, the fastest is planned and all are told.",
+        default="bf16",
+        parse=partial(several, parse_precision),
+    )
+
+
+@dataclass(frozen=True)
+class PlanStepOptions(StepOptions):
+    """What a step takes beside its passes."""
+
+    panel: ClassVar[str] = "Step"

@@ -1,0 +1,49 @@
+"""A plan of people's own beside the one that was found: valued under the same model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
+from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.propose import FoundPlans
+from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.workloads.estimate.build import Estimate
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A plan of people's own, priced. name: of its file. plan: with the best plan's solution, as nothing is proved of
+    it. notes: what of the layout it does not hold."""
+
+    name: str
+    plan: Proposed
+    notes: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether it keeps within the devices' memory."""
+        return not self.plan.simulation.memory_violations
+
+
+def demand_of(
+    demand: PlanDemand, samples: int | None, contexts: tuple[int, ...], experts: tuple[int, ...], expert_tensor: int
+) -> PlanDemand:
+    """The demand with the ways to run layers that a layout may use. samples: of its microbatches; None: any."""
+    offer = demand.request.offer
+    offer = replace(
+        offer,
+        contexts=tuple(sorted({*offer.contexts, *contexts})),
+        experts=tuple(sorted({*offer.experts, *experts})),
+        expert_tensor=expert_tensor if expert_tensor > 1 else offer.expert_tensor,
+    )
+    return replace(demand, request=replace(demand.request, offer=offer, samples=samples))
+
+
+def priced(proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule) -> Proposed:
+    """Their plan under the model of the estimate, on GPUs with all their memory."""
+    instance: Instance = estimate.instance
+    simulation = simulate(instance, plan, schedule, options=SimulationOptions.of(proposal.demand.step))
+    return replace(proposal.best, samples=samples, estimate=estimate, plan=plan, simulation=simulation)

@@ -1,0 +1,133 @@
+"""What a launch is told of a plan, in the words that runtimes have: ``mbs 1, TP 4, CP 1, PP 4, DP 4, ZeRO-1, 1f1b``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from piper_ray.model.constraints import choices_made
+from piper_ray.model.mode import Mode, Recomputation, Sharding
+from piper_ray.proposal.demand import Proposed
+
+_SHARING = {
+    Sharding.NONE: "no sharding",
+    Sharding.OPTIMIZER: "ZeRO-1",
+    Sharding.GRADIENTS: "ZeRO-2",
+    Sharding.WEIGHTS: "FSDP",
+}
+
+
+@dataclass(frozen=True)
+class LayoutWords:
+    """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
+    for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over; None where no
+    layer has experts spread apart from t. sharding: of most layers. recomputation: None where layers differ."""
+
+    microbatch: int
+    tensor: int
+    context: int
+    pipeline: int
+    data: int
+    expert: int | None
+    expert_tensor: int
+    sequence_parallel: bool
+    sharding: Sharding
+    shards: int
+    recomputation: Recomputation | None
+    offload: bool
+    schedule: str
+    chunks: int
+
+    @property
+    def sharing(self) -> str:
+        """``ZeRO-1``, ``FSDP over 8``, ``no sharding``."""
+        over = f" over {self.shards}" if self.shards > 1 and self.shards < self.data * self.context else ""
+        return _SHARING[self.sharding] + over
+
+    @property
+    def recomputed(self) -> str:
+        """``no recomputation``, ``full recomputation``."""
+        return "recomputation by stage" if self.recomputation is None else self.recomputation.text
+
+    @property
+    def scheduled(self) -> str:
+        """``1f1b``, ``interleaved, 5 chunks``."""
+        return self.schedule if self.chunks == 1 else f"{self.schedule}, {self.chunks} chunks"
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        degrees = [f"mbs {self.microbatch}", f"TP {self.tensor}", f"CP {self.context}", f"PP {self.pipeline}"]
+        degrees.append(f"DP {self.data}")
+        if self.expert is not None:
+            degrees.append(f"EP {self.expert}")
+        if self.expert_tensor > 1:
+            degrees.append(f"ETP {self.expert_tensor}")
+        more = [self.sharing, *["SP"] * self.sequence_parallel, self.scheduled, self.recomputed]
+        return ", ".join([*degrees, *more, *["activations offloaded"] * self.offload])
+
+    def simpler_in(self, best: LayoutWords) -> list[str]:
+        """What this plan does without, or has less of, than the other one."""
+        found = []
+        for name, mine, theirs in (
+            ("CP", self.context, best.context),
+            ("TP", self.tensor, best.tensor),
+            ("PP", self.pipeline, best.pipeline),
+            ("EP", self.expert or 1, best.expert or 1),
+            ("chunks", self.chunks, best.chunks),
+        ):
+            if mine < theirs:
+                found.append(f"no {name}" if mine == 1 else f"{'fewer' if name == 'chunks' else 'less'} {name}")
+        if self.recomputation == Recomputation.NONE != best.recomputation:
+            found.append("no recomputation")
+        if self.sharding < best.sharding:
+            found.append(self.sharing)
+        if best.offload and not self.offload:
+            found.append("no offload")
+        return found
+
+
+def layout_words(one: Proposed) -> LayoutWords:
+    """Of a plan that a search found."""
+    modes: Counter[Mode] = Counter()
+    for stage in one.plan.stages:
+        modes.update(tmpc.mode for _, _, tmpc in choices_made(one.instance, stage))
+    first, schedule = one.plan.stages[0], one.simulation.schedule
+    context = max(mode.context for mode in modes)
+    spread = max((mode for mode in modes if mode.experts is not None), key=lambda mode: mode.experts or 0, default=None)
+    usual = max(modes, key=lambda mode: (modes[mode], mode.id))
+    recomputed = {mode.recomputation for mode in modes if mode.recomputation != Recomputation.NONE}
+    return LayoutWords(
+        microbatch=one.samples,
+        tensor=first.tensor_parallel_degree // context,
+        context=context,
+        pipeline=len(one.plan.stages) // schedule.v,
+        data=first.data_parallel_degree,
+        expert=None if spread is None else spread.experts,
+        expert_tensor=max(mode.expert_tensor for mode in modes),
+        sequence_parallel=any(mode.sequence_parallel for mode in modes),
+        sharding=usual.sharding,
+        shards=usual.optimizer_shards,
+        recomputation=Recomputation.NONE if not recomputed else usual.recomputation if len(recomputed) == 1 else None,
+        offload=any(mode.offload for mode in modes),
+        schedule=schedule.name.value,
+        chunks=schedule.v,
+    )
+
+
+def differences(one: LayoutWords, other: LayoutWords) -> str:
+    """``PP 8, not 4; CP 2, not 1``: what the first has and the second has not."""
+    words = {"microbatch": "mbs", "tensor": "TP", "context": "CP", "pipeline": "PP", "data": "DP", "expert": "EP"}
+    found = [
+        f"{word} {getattr(one, name) or 1}, not {getattr(other, name) or 1}"
+        for name, word in words.items()
+        if getattr(one, name) != getattr(other, name)
+    ]
+    found += [
+        f"{getattr(one, name)}, not {getattr(other, name)}"
+        for name in ("sharing", "scheduled", "recomputed")
+        if getattr(one, name) != getattr(other, name)
+    ]
+    if one.offload != other.offload:
+        found.append("activations offloaded" if one.offload else "nothing offloaded")
+    return "; ".join(found) or "nothing but which layers a stage has"

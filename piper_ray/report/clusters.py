@@ -1,0 +1,126 @@
+"""Plans of several clusters as a table and as a CSV, and those for a cluster that loses nodes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from rich.console import Console
+
+from piper_ray.model.figures import size_text, time_text
+from piper_ray.proposal.clusters import ClusterPlan, moved_between
+from piper_ray.proposal.layout_words import layout_words
+from piper_ray.proposal.plan import Figures, figures_of
+from piper_ray.report.proposal import change_text, gap_text, rounded
+from piper_ray.report.terminal import Column, print_lines, print_table
+
+_BILLION = 1e9
+_S_PER_HOUR = 3600.0
+
+CSV_COLUMNS = (
+    "gpu", "nodes", "gpus", "used_gpus", "global_batch", "step_s", "lower_bound_s", "tokens_per_s",
+    "tokens_per_s_per_gpu", "mfu", "memory_bytes", "price_per_gpu_hour", "cost_per_billion_tokens", "days", "cost",
+    "layout", "reason",
+)  # fmt: skip
+"""Of ``clusters.csv``. reason: why there is no plan. days, cost: of the whole training, where it is known."""
+
+
+def cost_per_billion(one: ClusterPlan, figures: Figures, price_per_hour: float | None) -> float | None:
+    """Of a billion tokens, in the currency of the price."""
+    if price_per_hour is None or figures.tokens_per_s is None:
+        return None
+    return _BILLION / figures.tokens_per_s / _S_PER_HOUR * one.demand.devices * price_per_hour
+
+
+def clusters_csv(plans: Sequence[ClusterPlan], prices: Sequence[float | None], tokens: float | None) -> str:
+    """A line for each cluster."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for one, price in zip(plans, prices, strict=True):
+        request = one.demand.request
+        first = [one.demand.gpu, request.nodes, one.demand.devices]
+        if one.found is None:
+            writer.writerow([*first, *[""] * (len(CSV_COLUMNS) - 4), one.reason])
+            continue
+        best, figures = one.found.best, figures_of(one.found.best, tokens, price if tokens is not None else None)
+        row = [
+            *first, best.devices, best.batch, best.step_s, one.found.lower_s, figures.tokens_per_s,
+            figures.tokens_per_s_per_device, figures.mfu, best.simulation.peak_memory_bytes, price,
+            cost_per_billion(one, figures, price), figures.days, figures.cost, layout_words(best).text, "",
+        ]  # fmt: skip
+        writer.writerow(["" if cell is None else cell for cell in row])
+    return text.getvalue()
+
+
+def print_clusters(
+    console: Console, plans: Sequence[ClusterPlan], prices: Sequence[float | None], tokens: float | None
+) -> None:
+    """A row for each cluster; what has no plan says why."""
+    heads = ["GPU", "nodes", "GPUs", "step", "gap", "tokens/s", "per GPU", "MFU"]
+    heads += [] if tokens is None else ["days"]
+    priced = any(price is not None for price in prices)
+    heads += ["cost"] if priced and tokens is not None else ["cost/1e9"] if priced else []
+    columns = [Column(head, right=head != "GPU") for head in heads] + [Column("layout", wrap=44)]
+    rows = []
+    for one, price in zip(plans, prices, strict=True):
+        first = [one.demand.gpu, str(one.demand.request.nodes), f"{one.demand.devices:,}"]
+        if one.found is None:
+            rows.append([*first, *["-"] * (len(heads) - 3), one.reason])
+            continue
+        best, figures = one.found.best, figures_of(one.found.best, tokens, price if tokens is not None else None)
+        row = [*first, time_text(best.step_s, 3), gap_text(one.found.gap), _number(figures.tokens_per_s)]
+        row += [_number(figures.tokens_per_s_per_device), f"{100.0 * figures.mfu:.1f} %"]
+        row += [] if tokens is None else [_number(figures.days)]
+        cost = figures.cost if tokens is not None else cost_per_billion(one, figures, price)
+        rows.append([*row, *([_number(cost)] if priced else []), layout_words(best).text])
+    print_table(console, columns, rows)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else rounded(value)
+
+
+def print_spare(console: Console, plans: Sequence[ClusterPlan]) -> None:
+    """A row for each number of nodes that is left, and what moving to its plan from the one before takes."""
+    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state moved")
+    columns = [*(Column(head, right=True) for head in heads), Column("layout", wrap=40)]
+    print_table(console, columns, list(_spare_rows(plans)))
+    lacking = [one for one in plans if one.found is None]
+    print_lines(console, [f"{one.demand.request.nodes} nodes: {one.reason}" for one in lacking])
+
+
+def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
+    planned = [one for one in plans if one.found is not None]
+    for before, one in pairwise([None, *planned]):
+        assert one is not None
+        assert one.found is not None
+        best = one.found.best
+        row = [str(one.demand.request.nodes), f"{one.demand.devices:,}", f"{best.devices:,}", time_text(best.step_s, 3)]
+        if before is None or before.found is None:
+            row += ["", "", ""]
+        else:
+            first = plans[0].found or before.found
+            moved = moved_between(before.found.best, best)
+            row.append(change_text(best.step_s / first.best.step_s - 1.0))
+            row += [size_text(moved.weights_bytes, 3), size_text(moved.state_bytes, 3)]
+        yield [*row, layout_words(best).text]
+
+
+def spare_document(plans: Sequence[ClusterPlan]) -> list[dict[str, object]]:
+    """The same for programs, in s and bytes."""
+    found: list[dict[str, object]] = []
+    before: ClusterPlan | None = None
+    for one in plans:
+        document: dict[str, object] = {"nodes": one.demand.request.nodes, "gpus": one.demand.devices}
+        if one.found is None:
+            found.append(document | {"step_s": None, "reason": one.reason})
+            continue
+        document |= {"step_s": one.found.best.step_s, "layout": layout_words(one.found.best).text}
+        if before is not None and before.found is not None:
+            document |= vars(moved_between(before.found.best, one.found.best))
+        found.append(document)
+        before = one
+    return found

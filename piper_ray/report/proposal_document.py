@@ -1,0 +1,123 @@
+"""What ``piper-ray plan`` found, as documents: ``search.json``, and the whole answer for ``--json``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from piper_ray.proposal.against import Theirs
+from piper_ray.proposal.cells import Cell
+from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
+from piper_ray.proposal.plan import Figures, figures_of
+from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.report.proposal import why_not
+from piper_ray.version import __version__
+from piper_ray.workloads.formats.plans import stage_documents
+
+_VERSION = 1
+_LISTED = 5
+
+
+def _header(kind: str) -> dict[str, object]:
+    return {"schema": f"piper-ray/{kind}", "schema_version": _VERSION, "tool_version": __version__}
+
+
+def search_document(proposal: FoundPlans) -> dict[str, object]:
+    """The cells with how each was closed, and the bound of all."""
+    demand, best = proposal.demand, proposal.best
+    return {
+        **_header("search"),
+        "model": demand.model.name,
+        "gpu": demand.gpu,
+        "gpus": best.instance.devices,
+        "runtime": demand.runtime.name.value,
+        "precision": demand.request.precision,
+        "batch": best.batch,
+        "left_free_bytes": demand.whole_bytes(best.instance.memory_bytes) - best.instance.memory_bytes,
+        "combinations": proposal.cells.count,
+        "step_s": best.step_s,
+        "lower_bound_s": proposal.lower_s,
+        "gap": proposal.gap,
+        "cells": [_cell_document(cell) for cell in proposal.cells.cells],
+        "refused": list(proposal.refused),
+    }
+
+
+def _cell_document(cell: Cell) -> dict[str, object]:
+    return {
+        "microbatch": cell.samples,
+        "schedule": cell.schedule.value,
+        "mode": cell.setting.text,
+        "lower_bound_s": cell.lower_s if math.isfinite(cell.lower_s) else None,
+        "closing": cell.closing.value,
+        "step_s": None if cell.found is None else cell.found.step_s,
+    }
+
+
+def planned_document(
+    proposal: FoundPlans,
+    figures: Figures,
+    others: Mapping[str, Proposed | None],
+    helps: Iterable[Help],
+    files: Sequence[Path],
+) -> dict[str, object]:
+    """All that ``plan`` has to say. others: the best plans in other precisions that were asked for."""
+    best = proposal.best
+    words = layout_words(best)
+    schedule = best.simulation.schedule
+    return {
+        **_header("planned"),
+        "best": priced_document(best, words),
+        "stages": {"stages": stage_documents(best.instance, best.plan, schedule), **best.plan.rule_dict()},
+        "ranks_memory_bytes": [rank.peak_memory_bytes for rank in best.simulation.ranks],
+        "memory_limit_bytes": proposal.demand.whole_bytes(best.instance.memory_bytes),
+        "likely_s": list(best.estimate.doubt.range_s(best.step_s)),
+        "training_days": figures.days,
+        "training_cost": figures.cost,
+        "alternatives": [priced_document(one, words) for one in proposal.found[1 : 1 + _LISTED]],
+        "precisions": {name: _or_none(one, words) for name, one in others.items()},
+        "changes": [{"what": one.what, "plan": _or_none(one.found, words)} for one in helps],
+        "search": search_document(proposal),
+        "files": [str(path) for path in files],
+        "against": None,
+        "fewer_nodes": [],
+    }
+
+
+def _or_none(one: Proposed | None, best: LayoutWords) -> dict[str, object] | None:
+    return None if one is None else priced_document(one, best)
+
+
+def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
+    """A layout with what a step of it takes, and what it is simpler in than the best one."""
+    words, figures = layout_words(one), figures_of(one)
+    plain = ("microbatch", "tensor", "context", "pipeline", "data", "expert", "expert_tensor", "sequence_parallel")
+    return {
+        "layout": {
+            **{name: getattr(words, name) for name in (*plain, "offload", "schedule", "chunks")},
+            "sharing": words.sharing,
+            "recomputation": words.recomputed,
+        },
+        "step_s": one.step_s,
+        "batch": one.batch,
+        "gpus": one.devices,
+        "tokens_per_s": figures.tokens_per_s,
+        "mfu": figures.mfu,
+        "memory_bytes": one.simulation.peak_memory_bytes,
+        "simpler_in": words.simpler_in(best),
+    }
+
+
+def against_document(proposal: FoundPlans, theirs: Theirs) -> dict[str, object]:
+    """A plan of people's own beside the best one."""
+    words = layout_words(proposal.best)
+    return {
+        "name": theirs.name,
+        "plan": priced_document(theirs.plan, words),
+        "fits": theirs.fits,
+        "differs_in": differences(layout_words(theirs.plan), words),
+        "why_not": why_not(proposal, theirs),
+        "notes": list(theirs.notes),
+    }
