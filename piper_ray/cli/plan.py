@@ -138,7 +138,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     from piper_ray.report.terminal import console
 
     written = asked.written
-    _refuse_at_once(demand)
+    _refuse_at_once(demand, written.against)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
         by_precision: dict[str, tuple[FoundPlans, Export]] = {}
@@ -209,14 +209,18 @@ def _interrupted() -> bool:
     return current().number is not None
 
 
-def _refuse_at_once(demand: PlanDemand) -> None:
-    """Raises UsageError or InfeasibleError for what the config alone tells, in hundredths of a second."""
+def _refuse_at_once(demand: PlanDemand, against: str | None) -> None:
+    """Raises UsageError or InfeasibleError for what the config and a launch file alone tell, in hundredths of a
+    second."""
+    from piper_ray.export.launched import facts_of
     from piper_ray.proposal.demand import NOTHING_FITS
     from piper_ray.workloads.estimate.refusals import reasons_against
 
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
     if reasons:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
+    if against is not None:
+        facts_of(against)
 
 
 def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlans, Export]:

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 from rich.console import Console
 
-from piper_ray.model.figures import size_text, time_text
+from piper_ray.model.figures import time_text
 from piper_ray.proposal.clusters import ClusterPlan, moved_between
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.plan import Figures, figures_of
-from piper_ray.report.proposal import change_text, gap_text, rounded
+from piper_ray.report.proposal import change_text, gap_text, held_text, rounded
 from piper_ray.report.terminal import Column, print_lines, print_table
 
 _BILLION = 1e9
@@ -105,7 +105,7 @@ def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
             first = plans[0].found or before.found
             moved = moved_between(before.found.best, best)
             row.append(change_text(best.step_s / first.best.step_s - 1.0))
-            row += [size_text(moved.weights_bytes, 3), size_text(moved.state_bytes, 3)]
+            row += [held_text(moved.weights_bytes), held_text(moved.state_bytes)]
         yield [*row, layout_words(best).text]
 
 

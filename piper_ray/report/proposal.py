@@ -35,6 +35,7 @@ from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 
+_LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_SHOWN = 5
 _MOST_RANKS = 16
 
@@ -103,10 +104,10 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         yield from _wrapped("idle", f"{best.idle_devices:,} of {instance.devices:,} GPUs: {_why_idle(best)}")
     limit_bytes, peak_bytes = _whole_bytes(proposal), simulation.peak_memory_bytes
     left_bytes, held_bytes = limit_bytes - peak_bytes, proposal.demand.set_aside_bytes
-    held = f", {size_text(held_bytes, 3)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
+    held = f", {held_text(held_bytes)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
     yield (
-        f"memory    {size_text(peak_bytes, 3)} of {size_text(limit_bytes, 3)} on the fullest GPU, "
-        f"{size_text(left_bytes, 3)} ({100.0 * left_bytes / limit_bytes:.0f} %) free{held}"
+        f"memory    {held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU, "
+        f"{held_text(left_bytes)} ({100.0 * left_bytes / limit_bytes:.0f} %) free{held}"
     )
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
@@ -130,13 +131,21 @@ def rounded(number: float) -> str:
     return f"{number:.3g}"
 
 
+def held_text(size_bytes: float) -> str:
+    """``72.2 GiB``, ``0.995 GiB``: memory in three digits."""
+    number, unit = size_text(size_bytes, 3).split(" ")
+    if float(number) < 1000.0:
+        return f"{number} {unit}"
+    return f"{float(number) / 1024.0:.3g} {_LARGER[unit]}"
+
+
 def proof_line(proposal: FoundPlans) -> str:
     """What is proved, of all plans together."""
     demand = proposal.demand
     left = ""
     if demand.headroom:
         free_bytes = _whole_bytes(proposal) - proposal.best.instance.memory_bytes
-        left = f" that leaves {size_text(free_bytes, 3)} of each GPU free"
+        left = f" that leaves {held_text(free_bytes)} of each GPU free"
     elif demand.set_aside_bytes:
         left = f" that leaves {size_text(demand.set_aside_bytes)} for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
@@ -178,7 +187,7 @@ def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
         if schedule.v > 1:
             layers = " | ".join(range_text(stages[place].layers) for place in own)
         peak_bytes = simulation.ranks[rank].peak_memory_bytes
-        row = [str(rank), layers, f"{size_text(peak_bytes, 3)}, {100.0 * peak_bytes / whole_bytes:.0f} %"]
+        row = [str(rank), layers, f"{held_text(peak_bytes)}, {100.0 * peak_bytes / whole_bytes:.0f} %"]
         rows.append([*row, str(sum(recomputed[place] for place in own))] if differ else row)
     print_table(console, columns, rows)
     if len(shown) < count:
@@ -212,7 +221,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     simpler = own.simpler_in(words)
     spare_bytes = best.simulation.peak_memory_bytes - one.simulation.peak_memory_bytes
     if spare_bytes > 0.01 * one.simulation.memory_limit_bytes:
-        simpler.append(f"{size_text(spare_bytes, 3)} more free")
+        simpler.append(f"{held_text(spare_bytes)} more free")
     schedule = own.schedule if own.chunks == 1 else f"{own.schedule} x{own.chunks}"
     return [
         time_text(one.step_s, 3),
@@ -221,7 +230,7 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
         "-" if own.expert is None else str(own.expert),
         schedule.replace(" ", NO_BREAK),
         ", ".join([own.sharing.replace(" ", NO_BREAK), *["SP"] * own.sequence_parallel, *_recomputes(own)]),
-        size_text(one.simulation.peak_memory_bytes, 3),
+        held_text(one.simulation.peak_memory_bytes),
         "the plan" if one is best else ", ".join(simpler),
     ]
 
@@ -275,7 +284,7 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
     """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
     best, own = proposal.best, theirs.plan
     step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
-    held = f"{size_text(own.simulation.peak_memory_bytes, 3)} on the fullest GPU"
+    held = f"{held_text(own.simulation.peak_memory_bytes)} on the fullest GPU"
     yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
     yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
     yield from _indented(f"why not: {why_not(proposal, theirs)}")

@@ -258,3 +258,18 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, words: tup
     finished = small(tmp_path, "--nodes", "1", *words)
     assert finished.returncode == 2
     assert complaint in finished.stderr
+
+
+def test_help_has_its_options_in_groups() -> None:
+    lines = run("plan", "--help").stdout.splitlines()
+    heads = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    expected = "Arguments, Model and cluster, Answer, Training, Memory, Parallelism, Software, Step, Options"
+    assert heads == [f"{name}:" for name in expected.split(", ")]
+    estimated = run("estimate", "--help").stdout.splitlines()
+    assert [line for line in estimated if line.endswith(":") and not line.startswith(" ")] == ["Arguments:", "Options:"]
+
+
+def test_a_launch_file_that_is_none_is_refused_before_the_search(tmp_path: Path) -> None:
+    finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(tmp_path / "none.sh"))
+    assert finished.returncode == 2
+    assert "there is no such file" in finished.stderr

@@ -33,7 +33,7 @@ from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.layout_words import differences, layout_words
 from piper_ray.proposal.plan import figures_of, with_offers
 from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
-from piper_ray.report.proposal import Asked, change_text, gap_text, print_plan, rounded
+from piper_ray.report.proposal import Asked, change_text, gap_text, held_text, print_plan, rounded, verbose_lines
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
@@ -221,8 +221,30 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
 
 
+def test_a_rank_s_chunks_share_its_row(tmp_path: Path) -> None:
+    asked = replace(demand(tmp_path, samples=1), schedules=(ScheduleName.INTERLEAVED,))
+    found = propose(asked)
+    chunked = max(found.found, key=lambda one: layout_words(one).chunks)
+    words = layout_words(chunked)
+    assert words.chunks > 1
+    lines = screen(replace(found, found=(chunked,))).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert f"interleaved, {words.chunks} chunks" in lines[3]
+    rows = [line for line in lines if " | " in line]
+    assert [line.count(" | ") for line in rows] == [words.chunks - 1] * words.pipeline
+
+
+def test_what_was_tried_has_a_line_for_each_cell(proposal: FoundPlans) -> None:
+    lines = list(verbose_lines(proposal))
+    assert len(lines) == len(proposal.cells.cells) + len(proposal.refused)
+    assert sum(": searched, at least" in line for line in lines) == sum(
+        cell.closing is Closing.SEARCHED for cell in proposal.cells.cells
+    )
+
+
 def test_numbers_have_three_digits() -> None:
     assert [rounded(x) for x in (73_037.4, 1141.2, 8.916, 999.6)] == ["73,000", "1,140", "8.92", "1,000"]
+    assert [held_text(x * 2**20) for x in (1019, 72.2 * 1024, 15.26)] == ["0.995 GiB", "72.2 GiB", "15.3 MiB"]
     assert [change_text(x) for x in (0.0131, -0.0073, 0.74, 2e-4, 0.0996)] == [
         "+1.3 %", "-0.7 %", "+74 %", "the same", "+10 %",
     ]  # fmt: skip
