@@ -36,7 +36,7 @@ class Worth(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setting:
+class ModeSetting:
     """One mode for all layers. instance: with its TMPCs alone; tables: by tensor-parallel degree, their figures."""
 
     instance: Instance
@@ -48,7 +48,7 @@ class Setting:
         counts = Counter(tmpc.id for layer in self.instance.layers for row in layer.tmpcs.values() for tmpc in row)
         return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
 
-    def on(self, cluster: Cluster) -> Setting:
+    def on(self, cluster: Cluster) -> ModeSetting:
         """The same on another cluster."""
         return replace(self, instance=self.instance.replace(cluster=cluster))
 
@@ -56,7 +56,7 @@ class Setting:
         """What may be had of it. restrictions: the others."""
         return _worth(self.tables, self.instance, restrictions, _Terms(schedule, step))
 
-    def never_loses(self, other: Setting) -> bool:
+    def never_loses(self, other: ModeSetting) -> bool:
         """Whether each plan of the other one is one of this, at no more cost, with some TMPCs changed for others."""
         for t, theirs in other.tables.items():
             if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
@@ -67,7 +67,7 @@ class Setting:
 class Settings(NamedTuple):
     """worth_a_solve: but for those that another one never loses to. listed: how many have a TMPC for each layer."""
 
-    worth_a_solve: tuple[Setting, ...]
+    worth_a_solve: tuple[ModeSetting, ...]
     listed: int
 
 
@@ -88,13 +88,13 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
 
 def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
     """The plainest first. restrictions: with their ``OneMode``."""
-    figures, listed = _LayerFigures(instance), list[Setting]()
+    figures, listed = _LayerFigures(instance), list[ModeSetting]()
     for constraint in restrictions.constraints:
         if isinstance(constraint, OneMode):
             for narrowed in constraint.under_each(instance, constraint.modes(instance)):
                 by_rule = narrowed if constraint.by_layer else _under_rule(restrictions.recompute, instance, narrowed)
-                listed.append(Setting(by_rule, figures.tables(by_rule)))
-    return Settings(unbeaten(listed, Setting.never_loses), sum(bool(one.tables) for one in listed))
+                listed.append(ModeSetting(by_rule, figures.tables(by_rule)))
+    return Settings(unbeaten(listed, ModeSetting.never_loses), sum(bool(one.tables) for one in listed))
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:

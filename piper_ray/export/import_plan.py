@@ -87,7 +87,7 @@ def _read(
     raise UsageError(f"layout: {_no_layout(text, document)}; expected {FORMS}")
 
 
-_LETTERS = re.compile(r"[^\s=\[{-]*")
+_LETTERS = re.compile(r"[^\s=\[{-]*|[EtLm\d|*(), ]*")
 """What a layout string may be, right or wrong."""
 
 

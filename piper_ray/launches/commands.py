@@ -11,7 +11,7 @@ import yaml
 
 from piper_ray.launches.deepspeed import with_deepspeed_config, with_older_names
 from piper_ray.launches.launch import Asked, Dialect, Launch, Source
-from piper_ray.launches.shell import Command, follow
+from piper_ray.launches.shell import ShellCommand, follow
 from piper_ray.launches.shell_state import Outside
 from piper_ray.launches.titan_config import with_titan_base
 from piper_ray.launches.unseen import causes, is_wholly_unseen, readable
@@ -162,7 +162,7 @@ def _ranks(starts: Mapping[str, object]) -> int | None:
     return None
 
 
-def _of_slurm(text: str, commands: Sequence[Command]) -> int | None:
+def _of_slurm(text: str, commands: Sequence[ShellCommand]) -> int | None:
     """Ranks by the lines that Slurm reads, and by what a launcher starts on each node."""
     said: dict[str, int] = {}
     for match in _SBATCH.finditer(text):

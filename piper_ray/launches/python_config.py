@@ -37,7 +37,7 @@ _ORDERED: dict[type[ast.cmpop], Callable[[int | float, int | float], bool]] = {
 
 
 @dataclass
-class _Module:
+class _ReadModule:
     """A file's functions, the names that it imports, and its constants."""
 
     path: Path | None
@@ -104,7 +104,7 @@ def read_python(text: str, path: Path | None, recipe: str | None, wanted: Callab
     return PythonConfig(document, notes)
 
 
-def _named(reader: _Reader, module: _Module, name: str) -> object:
+def _named(reader: _Reader, module: _ReadModule, name: str) -> object:
     if name in module.variables:
         return as_document(module.variables[name])
     function = module.functions[name]
@@ -119,17 +119,17 @@ def _named(reader: _Reader, module: _Module, name: str) -> object:
 
 class _Reader:
     def __init__(self) -> None:
-        self.modules: dict[Path, _Module] = {}
+        self.modules: dict[Path, _ReadModule] = {}
         self.notes: list[str] = []
         self.statements = 0
 
-    def module(self, text: str, path: Path | None) -> _Module:
+    def module(self, text: str, path: Path | None) -> _ReadModule:
         try:
             tree = ast.parse(text)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             raise UsageError(f"{path or 'launch'}: not Python{f' (line {line})' if line else ''}") from None
-        module = _Module(path)
+        module = _ReadModule(path)
         if path is not None:
             self.modules[path] = module
         for one in tree.body:
@@ -140,7 +140,7 @@ class _Reader:
         return module
 
     def call(
-        self, function: ast.FunctionDef, module: _Module, given: list[object], named: dict[str, object], depth: int
+        self, function: ast.FunctionDef, module: _ReadModule, given: list[object], named: dict[str, object], depth: int
     ) -> object:
         """What a function of a file returns; None if nothing."""
         arguments = [one.arg for one in (*function.args.posonlyargs, *function.args.args)]
@@ -163,11 +163,11 @@ class _Reader:
             return ending.value
         return None
 
-    def all(self, body: list[ast.stmt], module: _Module, variables: dict[str, object], depth: int) -> None:
+    def all(self, body: list[ast.stmt], module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         for one in body:
             self.statement(one, module, variables, depth)
 
-    def statement(self, one: ast.stmt, module: _Module, variables: dict[str, object], depth: int) -> None:
+    def statement(self, one: ast.stmt, module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         self.statements += 1
         if self.statements > _MOST_STATEMENTS or depth > _MOST_NESTED:
             raise UsageError("the configuration goes round too often to be followed")
@@ -197,7 +197,7 @@ class _Reader:
         elif isinstance(one, ast.FunctionDef) and depth:
             variables[one.name] = one
 
-    def branch(self, one: ast.If, module: _Module, variables: dict[str, object], depth: int) -> None:
+    def branch(self, one: ast.If, module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         test = self.value(one.test, module, variables, depth)
         if not causes(test) and not isinstance(test, Made):
             self.all(one.body if test else one.orelse, module, variables, depth + 1)
@@ -212,7 +212,9 @@ class _Reader:
         for name in dict.fromkeys((*variables, *other)):
             variables[name] = either(variables.get(name), other.get(name), one.lineno)
 
-    def returned(self, body: list[ast.stmt], module: _Module, variables: dict[str, object], depth: int) -> list[object]:
+    def returned(
+        self, body: list[ast.stmt], module: _ReadModule, variables: dict[str, object], depth: int
+    ) -> list[object]:
         """What these statements return; empty where they come to their end."""
         try:
             self.all(body, module, variables, depth)
@@ -220,7 +222,7 @@ class _Reader:
             return [ending.value]
         return []
 
-    def loop(self, one: ast.For, module: _Module, variables: dict[str, object], depth: int) -> None:
+    def loop(self, one: ast.For, module: _ReadModule, variables: dict[str, object], depth: int) -> None:
         values = self.value(one.iter, module, variables, depth)
         turns = list(values) if isinstance(values, list | tuple | dict) else [unseen("each of a list")]
         for value in turns:
@@ -228,7 +230,7 @@ class _Reader:
             self.all(one.body, module, variables, depth + 1)
 
     def assign(
-        self, target: ast.expr, value: object, module: _Module, variables: dict[str, object], depth: int
+        self, target: ast.expr, value: object, module: _ReadModule, variables: dict[str, object], depth: int
     ) -> None:
         if isinstance(target, ast.Name):
             variables[target.id] = value
@@ -258,7 +260,7 @@ class _Reader:
                     own = Made(part.id)
                 self.assign(part, own, module, variables, depth)
 
-    def value(self, one: ast.expr, module: _Module, variables: Mapping[str, object], depth: int) -> object:
+    def value(self, one: ast.expr, module: _ReadModule, variables: Mapping[str, object], depth: int) -> object:
         def inner(part: ast.expr) -> object:
             return self.value(part, module, variables, depth)
 
@@ -311,7 +313,7 @@ class _Reader:
         return unseen(_text(one))
 
     def each(
-        self, one: ast.ListComp, turns: list[object], module: _Module, variables: Mapping[str, object], depth: int
+        self, one: ast.ListComp, turns: list[object], module: _ReadModule, variables: Mapping[str, object], depth: int
     ) -> Iterator[object]:
         for turn in turns:
             own = dict(variables)
@@ -338,7 +340,7 @@ class _Reader:
                 return value
         return value
 
-    def name(self, name: str, module: _Module, variables: Mapping[str, object]) -> object:
+    def name(self, name: str, module: _ReadModule, variables: Mapping[str, object]) -> object:
         if name in variables:
             return variables[name]
         if name in module.variables:
@@ -349,7 +351,7 @@ class _Reader:
                 return other.variables[module.imported[name][1]]
         return Made(name, is_called=False)
 
-    def imported(self, name: str, module: _Module) -> _Module | None:
+    def imported(self, name: str, module: _ReadModule) -> _ReadModule | None:
         """The file that a name is imported from, if it is there."""
         source, _ = module.imported[name]
         level = len(source) - len(source.lstrip("."))
@@ -366,7 +368,7 @@ class _Reader:
                     return self.modules[path] if path in self.modules else self.module(text, path)
         return None
 
-    def called(self, one: ast.Call, module: _Module, variables: Mapping[str, object], depth: int) -> object:
+    def called(self, one: ast.Call, module: _ReadModule, variables: Mapping[str, object], depth: int) -> object:
         given = [*self.elements(one.args, lambda part: self.value(part, module, variables, depth))]
         named: dict[str, object] = {}
         for keyword in one.keywords:
@@ -416,8 +418,8 @@ class _Reader:
         return Made(name, tuple(given), named)
 
     def function(
-        self, name: str, module: _Module, variables: Mapping[str, object]
-    ) -> tuple[ast.FunctionDef, _Module] | None:
+        self, name: str, module: _ReadModule, variables: Mapping[str, object]
+    ) -> tuple[ast.FunctionDef, _ReadModule] | None:
         own = variables.get(name)
         if isinstance(own, ast.FunctionDef):
             return own, module

@@ -17,7 +17,7 @@ from tree_sitter import Language, Node, Parser
 
 from piper_ray.launches.files import text_beside
 from piper_ray.launches.shell_state import Outside, State, Variable
-from piper_ray.launches.shell_words import Words, command_parts, line_of, text_of
+from piper_ray.launches.shell_words import ShellWords, command_parts, line_of, text_of
 from piper_ray.launches.unseen import after_unseen, causes, unseen
 from piper_ray.model.errors import UsageError
 
@@ -35,7 +35,7 @@ _PRINTING = frozenset(
 
 
 @dataclass(frozen=True)
-class Command:
+class ShellCommand:
     """A command that the script comes to. line: where it stands. is_certain: whether the script surely gets there."""
 
     words: tuple[str, ...]
@@ -47,7 +47,7 @@ class Command:
 class Followed:
     """What a script comes to. files: those that it writes, by name."""
 
-    commands: tuple[Command, ...]
+    commands: tuple[ShellCommand, ...]
     files: Mapping[str, str]
     outside: Outside
 
@@ -65,8 +65,8 @@ def follow(text: str, outside: Outside) -> Followed:
 
 class _Script:
     def __init__(self, outside: Outside) -> None:
-        self.words = Words(State(), outside)
-        self.commands: list[Command] = []
+        self.words = ShellWords(State(), outside)
+        self.commands: list[ShellCommand] = []
         self.statements = 0
         self.is_certain = True
 
@@ -325,7 +325,7 @@ class _Script:
         elif document is not None and (name in _SHELLS or name in ("sbatch", "srun")):
             self.run_text(document, depth + 1, line)
         elif name not in _PRINTING:
-            self.commands.append(Command(tuple(words), line, self.is_certain))
+            self.commands.append(ShellCommand(tuple(words), line, self.is_certain))
 
     def _function(self, body: Node, arguments: list[str], depth: int, line: int) -> None:
         before, self.state.arguments = self.state.arguments, arguments
@@ -340,7 +340,7 @@ class _Script:
         if text is None:
             outside.not_found.append(after_unseen(name))
             if arguments is not None:
-                self.commands.append(Command((name, *arguments), line, self.is_certain))
+                self.commands.append(ShellCommand((name, *arguments), line, self.is_certain))
             return
         before, here = self.state, outside.path
         if arguments is not None:

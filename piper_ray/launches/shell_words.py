@@ -52,7 +52,7 @@ def _gap(node: Node, begin: int) -> str:
     return above.text[begin - above.start_byte : node.start_byte - above.start_byte].decode()
 
 
-class Words:
+class ShellWords:
     """Expands nodes of the syntax tree by what a script has set so far."""
 
     def __init__(self, state: State, outside: Outside) -> None:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from piper_ray.engine.ledger import Ledger, Limits, preference
-from piper_ray.engine.one_setting import Setting, settings_of
+from piper_ray.engine.one_setting import ModeSetting, settings_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -68,7 +68,7 @@ class Cell:
     samples: int
     schedule: ScheduleName
     estimate: Estimate
-    setting: Setting
+    setting: ModeSetting
     restrictions: Restrictions
     step: StepTerms
     lower_s: float = field(init=False)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from piper_ray.engine.one_setting import Setting
+from piper_ray.engine.one_setting import ModeSetting
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import Constraint, DataParallelDegrees, StageCount, choices_made
 from piper_ray.model.instance import Instance
@@ -45,7 +45,7 @@ def _has_weights(instance: Instance, layer: int) -> bool:
 
 
 def solve_each_pass(
-    setting: Setting, restrictions: Restrictions, under: tuple[Schedule, StepTerms], solve: Solve, within_s: float
+    setting: ModeSetting, restrictions: Restrictions, under: tuple[Schedule, StepTerms], solve: Solve, within_s: float
 ) -> Solution:
     """The best plan of those that the runtime runs as they are priced, and what all of these take at least."""
     free = solve((), _limit(within_s))

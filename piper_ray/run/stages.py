@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.job import LayerJob
 from piper_ray.workloads.measure.factory import place_of, words_of
-from piper_ray.workloads.measure.graph import Source, TracedLayer, TracedModel
+from piper_ray.workloads.measure.graph import TensorSource, TracedLayer, TracedModel
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Cut:
 
     layers: tuple[int, ...]
     recompute: frozenset[int]
-    received: tuple[Source, ...]
-    sent: tuple[Source, ...]
+    received: tuple[TensorSource, ...]
+    sent: tuple[TensorSource, ...]
 
 
 def cuts_of(spec: str, stages: Sequence[Sequence[LayerJob]], traced: TracedModel) -> list[Cut]:
@@ -46,7 +46,7 @@ def cuts_of(spec: str, stages: Sequence[Sequence[LayerJob]], traced: TracedModel
     readers += [(source, len(stages) - 1) for source in outputs]
     _check_order(spec, traced.layers, stage_of)
     _check_ties(spec, traced.layers, stage_of)
-    last: dict[Source, int] = {}
+    last: dict[TensorSource, int] = {}
     for source, stage in readers:
         if source.layer is not None:
             last[source] = max(last.get(source, 0), stage)
@@ -103,7 +103,7 @@ def _missing_text(layer: LayerJob, calls: Mapping[str, int]) -> str:
     return f"is in the plan {layer.call + 1} times, and called {calls[layer.path] + 1} times; expected its own plan"
 
 
-def _outputs(spec: str, traced: TracedModel) -> tuple[Source, ...]:
+def _outputs(spec: str, traced: TracedModel) -> tuple[TensorSource, ...]:
     found = tuple(source for source in traced.outputs if source is not None)
     if len(found) < len(traced.outputs):
         what = "the model returns what no layer has computed, from its inputs alone; expected outputs of layers"
@@ -185,7 +185,7 @@ class StageModule(nn.Module):
             else:
                 outputs = module(*given)
             for index, output in enumerate(outputs):
-                there[Source(number, index)] = output
+                there[TensorSource(number, index)] = output
         return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
 
     def on(self, device: torch.device) -> StageModule:
@@ -210,7 +210,9 @@ def input_name(number: int) -> str:
     return f"input_{number}"
 
 
-def _found(source: Source, there: Mapping[Source, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _found(
+    source: TensorSource, there: Mapping[TensorSource, torch.Tensor], inputs: Mapping[str, torch.Tensor]
+) -> torch.Tensor:
     return inputs[input_name(source.output)] if source.layer is None else there[source]
 
 

@@ -199,7 +199,10 @@ def test_hostile_lists_are_told_where_they_are_wrong(at: tuple[int, int], value:
             '{"parallelism": {"tensor_parallel_degree": 0}}',
             "tensor_parallel_degree: 0 is no whole number of at least 1",
         ),
-        ('{"parallelism": {"pipeline_parallel_schedule": "1F2B"}}', "'1F2B'; expected one of"),
+        (
+            '{"parallelism": {"pipeline_parallel_degree": 2, "pipeline_parallel_schedule": "1F2B"}}',
+            "'1F2B'; expected one of",
+        ),
         ('{"parallelism": {}, "activation_checkpoint": "some"}', "expected none, selective, full"),
     ],
 )

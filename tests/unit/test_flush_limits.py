@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise, product
 from random import Random
 from typing import NamedTuple
@@ -21,7 +22,7 @@ from piper_ray.engine.flush.task_search import TaskEffort, run_task
 from piper_ray.engine.flush.tasks import DegreePair
 from piper_ray.engine.kernels.flush_choices import stage_items
 from piper_ray.engine.kernels.flush_paths import simulate_step
-from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, priced_time_s
+from piper_ray.engine.kernels.flush_stages import in_flight, least_figures, look_ahead, priced_time_s
 from piper_ray.engine.kernels.flush_states import FINISHED, tails
 from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, ORIGIN, TailArrays
 from piper_ray.engine.kernels.types import IndexArray, StageKey
@@ -117,7 +118,7 @@ def test_a_task_searched_by_dual_prices_has_the_same_plan(
         for share in (0.97, 1.001, 1.2):
             plain = run_task(SearchSpace(workload.arrays), task, np.array([batch_s * share, 0.0]))
             for space in (SearchSpace(workload.arrays, True, paths), listed_when_wanted(workload, paths)):
-                priced = run_task(space, task, np.array([batch_s * share, 0.0]))
+                priced = run_task(space, of_space(space, task), np.array([batch_s * share, 0.0]))
                 assert (priced.found is None) is (plain.found is None), (seed, task.degrees, share)
                 assert value_s(priced) == (plain.found and pytest.approx(plain.found.value_s, rel=1e-9)), seed
             compared += 1
@@ -129,7 +130,7 @@ def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule
     found = best = 0
     for _, workload, paths, task, batch_s in searched(schedule):
         beams = listed_when_wanted(workload, paths).along_beams()
-        result = run_task(beams, task, np.array([1.5 * batch_s, 0.0]), TaskEffort.PLAN)
+        result = run_task(beams, of_space(beams, task), np.array([1.5 * batch_s, 0.0]), TaskEffort.PLAN)
         assert result.proved_s <= batch_s * (1.0 + 1e-9)
         if result.found is not None:
             found += 1
@@ -144,6 +145,11 @@ def listed_when_wanted(workload: FlushWorkload, paths: PathArrays) -> SearchSpac
     graph = workload.lattice.graph
     chain = tables_on(chain_lattice(graph, range(graph.size)), workload.arrays, workload.values)
     return SearchSpace(chain, True, paths, graph, workload.values)
+
+
+def of_space(space: SearchSpace, task: DegreePair) -> DegreePair:
+    """With what is left in front of each downset of the space's own tables."""
+    return replace(task, ahead=look_ahead(space.tables, task.arrays))
 
 
 def states_within(one: Searched, limits: IndexArray) -> TailArrays:

@@ -18,7 +18,7 @@ from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, FlushTables
 from piper_ray.model.instance import Instance
 from tests.flush_schedules import FlushSchedule
 from tests.instances import two_towers
-from tests.unit.test_flush_limits import listed_when_wanted, searched, tables, value_s
+from tests.unit.test_flush_limits import listed_when_wanted, of_space, searched, tables, value_s
 from tests.unit.test_kernels_flush import random_pipelines, tasks_of
 
 
@@ -72,7 +72,9 @@ def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> No
             for share in (0.97, 1.001, 1.2):
                 plain = run_task(SearchSpace(workload.arrays), task, np.array([batch_s * share, 0.0]))
                 for space in (SearchSpace(workload.arrays, True, paths), listed_when_wanted(workload, paths)):
-                    priced = run_task(space, replace(task, prices=prices), np.array([batch_s * share, 0.0]))
+                    priced = run_task(
+                        space, of_space(space, replace(task, prices=prices)), np.array([batch_s * share, 0.0])
+                    )
                     assert (priced.found is None) is (plain.found is None), (seed, task.degrees, share)
                     assert value_s(priced) == (plain.found and pytest.approx(plain.found.value_s, rel=1e-9)), seed
                 compared += 1

@@ -10,7 +10,7 @@ import torch
 
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.workloads.measure.factory import TrainableModel, find_factory
-from piper_ray.workloads.measure.graph import Source, TracedLayer, chosen, layers_of, signature_of
+from piper_ray.workloads.measure.graph import TensorSource, TracedLayer, chosen, layers_of, signature_of
 from tests.profile_models import GPT, HERE
 
 CPU = torch.device("cpu")
@@ -41,7 +41,7 @@ def test_a_gpt_is_embeddings_blocks_and_head() -> None:
     ]  # fmt: skip
     assert edges(layers) == {(i, i + 1) for i in range(8)}
     assert kinds(layers) == [0, 1, 2, 2, 2, 2, 2, 7, 8]
-    assert layers[0].sources == (Source(None, 0),)
+    assert layers[0].sources == (TensorSource(None, 0),)
 
 
 def test_a_resnet_is_its_blocks_and_what_stands_beside_them() -> None:

@@ -24,7 +24,7 @@ _COUNT = re.compile(r" (x\d)")
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """text: what is read. value: the figure itself (s, bytes, a share, a count); None of a text, and of several that
     differ. bar: its share of the longest bar, 0 to 1."""
 
@@ -43,7 +43,7 @@ class PageColumn(Generic[Row]):
 
     name: str
     head: str
-    cell: Callable[[Row], Cell]
+    cell: Callable[[Row], TableCell]
     numeric: bool = True
     help: str = ""
 
@@ -53,7 +53,7 @@ class PageTable(Generic[Row]):
     """Each row has a cell for each column."""
 
     columns: tuple[PageColumn[Row], ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
 
     @classmethod
     def of(cls, columns: Iterable[PageColumn[Row]], rows: Iterable[Row]) -> PageTable[Row]:
@@ -99,22 +99,22 @@ def _spreads(
     text: Callable[[float], str],
     largest: float | None = None,
     over: frozenset[int] = frozenset(),
-) -> Callable[[Group], Cell]:
+) -> Callable[[Group], TableCell]:
     """Cells of a figure: one, or from the least to the largest of a group.
 
     largest: the largest figure of the column, where its figures are drawn as bars. over: the numbers of those that
     warn.
     """
 
-    def cell(group: Group) -> Cell:
+    def cell(group: Group) -> TableCell:
         of_group = [values[number] for number in group]
         low, high = min(of_group), max(of_group)
         share = high / largest if largest else None
         warns = not over.isdisjoint(group)
         from_text, to_text = (_unbroken(text(value)) for value in (low, high))
         if from_text == to_text:
-            return Cell(to_text, high if low == high else None, share, warns)
-        return Cell(f"{from_text} to {to_text}", None, share, warns)
+            return TableCell(to_text, high if low == high else None, share, warns)
+        return TableCell(f"{from_text} to {to_text}", None, share, warns)
 
     return cell
 
@@ -126,14 +126,14 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
         *((stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages), strict=True
     )
 
-    def layers(group: Group) -> Cell:
+    def layers(group: Group) -> TableCell:
         text = layers_text(found.instance, tuple(chain(*(stages[n].layers for n in group))), _LAYERS_WIDTH)
         # Names may be longer than the column is wide: only a count stays with the word in front of it.
-        return Cell(_COUNT.sub(rf"{NO_BREAK}\1", text.replace(NO_BREAK, " ")))
+        return TableCell(_COUNT.sub(rf"{NO_BREAK}\1", text.replace(NO_BREAK, " ")))
 
-    def tmpcs(group: Group) -> Cell:
+    def tmpcs(group: Group) -> TableCell:
         kinds = Counter(printable(stages[n].tmpc_ids[layer]) for n in group for layer in stages[n].layers)
-        return Cell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items()))
+        return TableCell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items()))
 
     costs = _forecast_columns(found) if found.evaluation is None else _valued_columns(found, found.evaluation)
     columns = [
@@ -174,12 +174,12 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
     memory = [stage.memory_bytes for stage in stages]
     sizes = size_scale(max(limit_bytes, *memory)).with_unit
 
-    def seconds(name: str, largest_s: float | None = None) -> Callable[[Group], Cell]:
+    def seconds(name: str, largest_s: float | None = None) -> Callable[[Group], TableCell]:
         return _spreads([getattr(stage, name) for stage in stages], time_scale(slowest_s).with_unit, largest_s)
 
-    def binds(group: Group) -> Cell:
+    def binds(group: Group) -> TableCell:
         names = sorted({name for number in group for name in stages[number].binding})
-        return Cell(", ".join(names), warns=bool(names))
+        return TableCell(", ".join(names), warns=bool(names))
 
     in_flight = _spreads([stage.in_flight_microbatches for stage in stages], _whole)
     shares = _spreads([x / limit_bytes for x in memory], share_text)
@@ -208,13 +208,13 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
     ranks, limit_bytes = simulation.ranks, simulation.memory_limit_bytes
     length_s = simulation.length_s
 
-    def stages(group: Group) -> Cell:
-        return Cell(_shortened(range_text({stage + 1 for number in group for stage in ranks[number].stages})))
+    def stages(group: Group) -> TableCell:
+        return TableCell(_shortened(range_text({stage + 1 for number in group for stage in ranks[number].stages})))
 
     def share(value: float) -> str:
         return share_text(value / length_s) if length_s > 0 else "-"
 
-    def shares(name: str, largest_s: float | None = None) -> Callable[[Group], Cell]:
+    def shares(name: str, largest_s: float | None = None) -> Callable[[Group], TableCell]:
         return _spreads([getattr(rank, name) for rank in ranks], share, largest_s)
 
     peak = [rank.peak_memory_bytes for rank in ranks]
@@ -249,26 +249,26 @@ def comparison_table(subject: Subject) -> PageTable[Compared]:
     times = time_scale(longest_s).with_unit
     sizes = size_scale(max(run.peak_memory_bytes for run in runs)).with_unit
 
-    def figures(of: Callable[[Simulation], Cell]) -> Callable[[Compared], Cell]:
-        return lambda one: Cell("-") if one.simulation is None else of(one.simulation)
+    def figures(of: Callable[[Simulation], TableCell]) -> Callable[[Compared], TableCell]:
+        return lambda one: TableCell("-") if one.simulation is None else of(one.simulation)
 
-    def step(run: Simulation) -> Cell:
+    def step(run: Simulation) -> TableCell:
         share = run.step_s / longest_s if longest_s > 0 else None
-        return Cell(_unbroken(times(run.step_s)), run.step_s, share)
+        return TableCell(_unbroken(times(run.step_s)), run.step_s, share)
 
-    def relative(run: Simulation) -> Cell:
-        return Cell(f"{run.step_s / own_s:.3f}", run.step_s / own_s) if own_s > 0 else Cell("-")
+    def relative(run: Simulation) -> TableCell:
+        return TableCell(f"{run.step_s / own_s:.3f}", run.step_s / own_s) if own_s > 0 else TableCell("-")
 
-    def peak(run: Simulation) -> Cell:
+    def peak(run: Simulation) -> TableCell:
         peak_bytes = run.peak_memory_bytes
-        return Cell(_unbroken(sizes(peak_bytes)), peak_bytes, warns=bool(run.memory_violations))
+        return TableCell(_unbroken(sizes(peak_bytes)), peak_bytes, warns=bool(run.memory_violations))
 
-    stages = figures(lambda run: Cell(f"{len(run.stages):,}", len(run.stages)))
-    devices = figures(lambda run: Cell(f"{run.devices:,}", run.devices))
-    idle = figures(lambda run: Cell(_unbroken(share_text(run.bubble_share)), run.bubble_share))
+    stages = figures(lambda run: TableCell(f"{len(run.stages):,}", len(run.stages)))
+    devices = figures(lambda run: TableCell(f"{run.devices:,}", run.devices))
+    idle = figures(lambda run: TableCell(_unbroken(share_text(run.bubble_share)), run.bubble_share))
     of_peak = "Of the rank that holds most, on each device"
     columns: list[PageColumn[Compared]] = [
-        PageColumn("planner", "planner", lambda one: Cell(one.planner), numeric=False),
+        PageColumn("planner", "planner", lambda one: TableCell(one.planner), numeric=False),
         PageColumn("step_s", "simulated step", figures(step)),
         PageColumn("relative", "relative", figures(relative), help="Its step over this plan's"),
         PageColumn("stages", "stages", stages),
@@ -276,29 +276,29 @@ def comparison_table(subject: Subject) -> PageTable[Compared]:
         PageColumn("bubble_share", "idle", idle),
         PageColumn("peak_memory_bytes", "peak memory", figures(peak), help=of_peak),
         PageColumn(
-            "note", "its plan", lambda one: Cell(printable(one.note), warns=one.simulation is None), numeric=False
+            "note", "its plan", lambda one: TableCell(printable(one.note), warns=one.simulation is None), numeric=False
         ),
     ]
     return PageTable.of(columns, plans)
 
 
-def _numbers(first: int) -> Callable[[Group], Cell]:
-    def cell(group: Group) -> Cell:
+def _numbers(first: int) -> Callable[[Group], TableCell]:
+    def cell(group: Group) -> TableCell:
         text = _shortened(range_text(number + first for number in group))
-        return Cell(text, group[0] + first if len(group) == 1 else None)
+        return TableCell(text, group[0] + first if len(group) == 1 else None)
 
     return cell
 
 
-def _sums(values: Sequence[int]) -> Callable[[Group], Cell]:
+def _sums(values: Sequence[int]) -> Callable[[Group], TableCell]:
     """Cells of one count, or of what a group has together."""
 
-    def cell(group: Group) -> Cell:
+    def cell(group: Group) -> TableCell:
         of_group = [values[number] for number in group]
         if len(of_group) == 1:
-            return Cell(f"{of_group[0]:,}", of_group[0])
+            return TableCell(f"{of_group[0]:,}", of_group[0])
         alike = f"{len(of_group)}{NO_BREAK}x{NO_BREAK}{of_group[0]:,}"
-        return Cell(alike if len(set(of_group)) == 1 else f"{sum(of_group):,} of all", sum(of_group))
+        return TableCell(alike if len(set(of_group)) == 1 else f"{sum(of_group):,} of all", sum(of_group))
 
     return cell
 

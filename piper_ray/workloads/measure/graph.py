@@ -105,7 +105,7 @@ def _of_torch(module: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """Where an input of a layer comes from: output number ``output`` of a layer, or the model's inputs (None)."""
 
     layer: int | None
@@ -122,7 +122,7 @@ class TracedLayer:
     path: str
     name: str
     module: fx.GraphModule
-    sources: tuple[Source, ...]
+    sources: tuple[TensorSource, ...]
     inputs: tuple[torch.Tensor, ...]
     outputs: int
 
@@ -136,7 +136,7 @@ class TracedModel:
     """
 
     layers: list[TracedLayer]
-    outputs: tuple[Source | None, ...]
+    outputs: tuple[TensorSource | None, ...]
     result: object
 
 
@@ -155,8 +155,10 @@ def traced_model(spec: str, model: TrainableModel, patterns: Sequence[str]) -> T
                          "several modules (--layers names them)")  # fmt: skip
     heads = [node for node in graph.nodes if _is_layer(node, choice)]
     outputs = _outputs(number, len(heads))
-    place = {node: Source(layer, index) for layer, nodes in enumerate(outputs) for index, node in enumerate(nodes)}
-    place |= {node: Source(None, i) for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
+    place = {
+        node: TensorSource(layer, index) for layer, nodes in enumerate(outputs) for index, node in enumerate(nodes)
+    }
+    place |= {node: TensorSource(None, i) for i, node in enumerate(n for n in graph.nodes if n.op == "placeholder")}
     layers = []
     for layer, head in enumerate(heads):
         for node in outputs[layer]:
