@@ -66,6 +66,15 @@ class LayoutWords:
         more = [self.sharing, *["SP"] * self.sequence_parallel, self.scheduled, self.recomputed]
         return ", ".join([*degrees, *more, *["activations offloaded"] * self.offload])
 
+    @property
+    def short(self) -> str:
+        """``mbs 1, TP 4, PP 4, DP 4, ZeRO-1, 1f1b``: without degrees of 1, and what is not done."""
+        degrees = {"TP": self.tensor, "CP": self.context, "PP": self.pipeline, "DP": self.data, "EP": self.expert or 1}
+        said = [f"mbs {self.microbatch}", *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)]
+        said += [self.sharing] * (self.sharding is not Sharding.NONE) + [self.scheduled]
+        said += [self.recomputed] * (self.recomputation != Recomputation.NONE)
+        return ", ".join([*said, *["offload"] * self.offload])
+
     def simpler_in(self, best: LayoutWords) -> list[str]:
         """What this plan does without, or has less of, than the other one."""
         found = []

@@ -11,10 +11,11 @@ from rich.console import Console
 
 from piper_ray.model.figures import time_text
 from piper_ray.proposal.clusters import ClusterPlan, moved_between
+from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.plan import Figures, figures_of
-from piper_ray.report.proposal import change_text, gap_text, held_text, rounded
-from piper_ray.report.terminal import Column, print_lines, print_table
+from piper_ray.report.proposal import change_text, gap_text, held_text, print_fitting, rounded
+from piper_ray.report.terminal import NO_BREAK, Column, print_lines
 
 _BILLION = 1e9
 _S_PER_HOUR = 3600.0
@@ -63,7 +64,7 @@ def print_clusters(
     heads += [] if tokens is None else ["days"]
     priced = any(price is not None for price in prices)
     heads += ["cost"] if priced and tokens is not None else ["cost/1e9"] if priced else []
-    columns = [Column(head, right=head != "GPU") for head in heads] + [Column("layout", wrap=44)]
+    columns = [Column(head, right=head != "GPU") for head in heads] + [Column("layout")]
     rows = []
     for one, price in zip(plans, prices, strict=True):
         first = [one.demand.gpu, str(one.demand.request.nodes), f"{one.demand.devices:,}"]
@@ -75,8 +76,13 @@ def print_clusters(
         row += [_number(figures.tokens_per_s_per_device), f"{100.0 * figures.mfu:.1f} %"]
         row += [] if tokens is None else [_number(figures.days)]
         cost = figures.cost if tokens is not None else cost_per_billion(one, figures, price)
-        rows.append([*row, *([_number(cost)] if priced else []), layout_words(best).text])
-    print_table(console, columns, rows)
+        rows.append([*row, *([_number(cost)] if priced else []), _layout(best)])
+    print_fitting(console, columns, rows)
+
+
+def _layout(best: Proposed) -> str:
+    """In few words, broken between them alone."""
+    return layout_words(best).short.replace(" ", NO_BREAK).replace(f",{NO_BREAK}", ", ")
 
 
 def _number(value: float | None) -> str:
@@ -85,9 +91,9 @@ def _number(value: float | None) -> str:
 
 def print_spare(console: Console, plans: Sequence[ClusterPlan]) -> None:
     """A row for each number of nodes that is left, and what moving to its plan from the one before takes."""
-    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state moved")
-    columns = [*(Column(head, right=True) for head in heads), Column("layout", wrap=40)]
-    print_table(console, columns, list(_spare_rows(plans)))
+    heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state")
+    columns = [*(Column(head, right=True) for head in heads), Column("layout")]
+    print_fitting(console, columns, list(_spare_rows(plans)))
     lacking = [one for one in plans if one.found is None]
     print_lines(console, [f"{one.demand.request.nodes} nodes: {one.reason}" for one in lacking])
 
@@ -106,7 +112,7 @@ def _spare_rows(plans: Sequence[ClusterPlan]) -> Iterator[list[str]]:
             moved = moved_between(before.found.best, best)
             row.append(change_text(best.step_s / first.best.step_s - 1.0))
             row += [held_text(moved.weights_bytes), held_text(moved.state_bytes)]
-        yield [*row, layout_words(best).text]
+        yield [*row, _layout(best)]
 
 
 def spare_document(plans: Sequence[ClusterPlan]) -> list[dict[str, object]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from rich.console import Console
 from rich.text import Text
@@ -177,7 +177,7 @@ def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
     ranks = sorted(range(count), key=lambda rank: -simulation.ranks[rank].peak_memory_bytes)
     shown = sorted(ranks[:_MOST_RANKS])
     recomputed = [_recomputed(best, stage) for stage in stages]
-    differ = len(set(recomputed)) > 1
+    differ = _recomputes_some(best)
     columns = [Column("rank", right=True), Column("layers", wrap=56 if differ else 76), Column("memory", right=True)]
     columns += [Column("recomputed", right=True)] if differ else []
     rows = []
@@ -200,6 +200,16 @@ def _recomputed(best: Proposed, stage: Stage) -> int:
     return sum(tmpc.mode.recomputation != Recomputation.NONE for _, _, tmpc in chosen)
 
 
+def _recomputes_some(best: Proposed) -> bool:
+    """Whether of layers of one kind some compute something again and others do not."""
+    found: dict[str, set[bool]] = {}
+    for stage in best.plan.stages:
+        for layer, _, tmpc in choices_made(best.instance, stage):
+            kind = best.estimate.architecture.nodes[layer].kind.key
+            found.setdefault(kind, set()).add(tmpc.mode.recomputation != Recomputation.NONE)
+    return any(len(both) > 1 for both in found.values())
+
+
 def _print_others(console: Console, proposal: FoundPlans) -> None:
     """The best plans of other cells: by how much they lose, and what each is simpler in."""
     best = layout_words(proposal.best)
@@ -208,12 +218,18 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     rows = [_other_row(one, proposal.best, best) for one in proposal.found[: _MOST_SHOWN + 1]]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
-    taken = sum(
-        2 + min(wraps.get(place, _WIDTH), max(len(row[place]) for row in [heads, *rows])) for place in kept[:-1]
-    )
-    wraps[kept[-1]] = max(_LEAST_WRAP, _WIDTH - taken)
     columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]
-    print_table(console, columns, [[row[place] for place in kept] for row in rows])
+    print_fitting(console, columns, [[row[place] for place in kept] for row in rows])
+
+
+def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose last column is wrapped so that it fits the screen."""
+    *most, last = columns
+    taken = 0
+    for place, column in enumerate(most):
+        longest = max(len(text) for text in (column.head, *(row[place] for row in rows)))
+        taken += 2 + (longest if column.wrap is None else min(longest, column.wrap))
+    print_table(console, [*most, replace(last, wrap=max(_LEAST_WRAP, _WIDTH - taken))], rows)
 
 
 def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:

@@ -203,11 +203,14 @@ def test_candidates_are_jobs_that_calibrate_reads_back(tmp_path: Path) -> None:
     (out / "measured.json").write_text(json.dumps(measured))
     again = small(tmp_path, "--nodes", "1", "--dry-run", "--calibrate", str(out / "measured.json"))
     assert again.returncode == 0, again.stderr
-    own = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(out / "2"))
+    own = small(tmp_path, "--nodes", "1", "--dry-run", "--json", "--against", str(out / "2"))
     assert own.returncode == 0, own.stderr
-    theirs = " ".join(own.stdout[own.stdout.index(str(out / "2")) :].split())
-    assert f"{steps_s[1] * 1e3:.3g} ms a step, +" in theirs
-    assert "why not: the plan has" in own.stdout
+    document = json.loads(own.stdout)
+    assert_described(document, "planned.schema.json")
+    theirs = document["against"]
+    assert theirs["plan"]["step_s"] == pytest.approx(steps_s[1], rel=1e-9)
+    assert (theirs["name"], theirs["fits"], theirs["notes"]) == (str(out / "2"), True, [])
+    assert theirs["why_not"].startswith("the plan has")
 
 
 def test_several_clusters_are_a_table(tmp_path: Path) -> None:
@@ -232,7 +235,9 @@ def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished = small(tmp_path, "--nodes", "2", "-o", str(out), "--spare", "1", "--json")
     assert finished.returncode == 0, finished.stderr
-    two, one = json.loads(finished.stdout)["fewer_nodes"]
+    document = json.loads(finished.stdout)
+    assert_described(document, "planned.schema.json")
+    two, one = document["fewer_nodes"]
     assert (two["nodes"], one["nodes"]) == (2, 1)
     assert one["step_s"] >= two["step_s"]
     assert 0.0 <= one["weights_bytes"] + one["state_bytes"] <= one["all_bytes"]

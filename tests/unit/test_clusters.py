@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.stop import Stop
@@ -13,7 +15,8 @@ from piper_ray.proposal.clusters import moved_between, plans_of
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import propose
-from piper_ray.report.clusters import CSV_COLUMNS, clusters_csv
+from piper_ray.report.clusters import CSV_COLUMNS, clusters_csv, print_clusters, print_spare, spare_document
+from piper_ray.report.proposal import change_text
 from piper_ray.workloads.estimate.modes import Offer
 from tests.unit.test_propose import demand
 
@@ -63,6 +66,23 @@ def test_what_moves_is_what_was_not_there(plans: list[Proposed]) -> None:
                 assert got == pytest.approx(counted, abs=1.0)
     assert moved_between(plans[0], plans[0]).weights_bytes == moved_between(plans[0], plans[0]).state_bytes == 0.0
     assert any(moved_between(plans[0], one).weights_bytes > 0.0 for one in plans)
+
+
+def test_the_table_for_fewer_nodes_fits(tmp_path: Path) -> None:
+    asked = demand(tmp_path)
+    counts = [replace(asked, request=replace(asked.request, nodes=nodes, samples=2)) for nodes in (2, 1)]
+    plans = list(plans_of(counts, Stop()))
+    console = Console(width=100, record=True, file=io.StringIO())
+    print_spare(console, plans)
+    print_clusters(console, plans, [2.0, 2.0], 1e12)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert [line.split()[:2] for line in lines[1:3]] == [["2", "8"], ["1", "4"]]
+    steps = [one.found.best.step_s for one in plans if one.found is not None]
+    assert change_text(steps[1] / steps[0] - 1.0) in lines[2]
+    first, second = spare_document(plans)
+    assert first["step_s"] == steps[0]
+    assert second["all_bytes"] == moved_between(*(one.found.best for one in plans if one.found is not None)).all_bytes
 
 
 def test_a_cluster_without_a_plan_has_a_reason(tmp_path: Path) -> None:

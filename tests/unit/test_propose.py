@@ -27,13 +27,23 @@ from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
+from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.layout_words import differences, layout_words
 from piper_ray.proposal.plan import figures_of, with_offers
 from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
-from piper_ray.report.proposal import Asked, change_text, gap_text, held_text, print_plan, rounded, verbose_lines
+from piper_ray.report.proposal import (
+    Asked,
+    against_lines,
+    change_text,
+    gap_text,
+    held_text,
+    print_plan,
+    rounded,
+    verbose_lines,
+)
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
@@ -221,6 +231,19 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
 
 
+def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
+    best, slower = proposal.best, proposal.found[-1]
+    lines = " ".join(" ".join(against_lines(proposal, Theirs("mine.sh", slower, ("a flag is left aside",)))).split())
+    change = change_text(slower.step_s / best.step_s - 1.0)
+    assert f"mine.sh: {time_text(slower.step_s, 3)} a step, {change}, " in lines
+    assert f"it has {differences(layout_words(slower), layout_words(best))}" in lines
+    assert "why not: the plan has" in lines
+    assert "note: a flag is left aside" in lines
+    full = replace(slower, simulation=replace(slower.simulation, memory_limit_bytes=1.0))
+    assert "why not: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
+    assert "why not: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", best, ())))
+
+
 def test_a_rank_s_chunks_share_its_row(tmp_path: Path) -> None:
     asked = replace(demand(tmp_path, samples=1), schedules=(ScheduleName.INTERLEAVED,))
     found = propose(asked)
@@ -257,6 +280,9 @@ def test_a_layout_in_words_says_what_is_simpler(proposal: FoundPlans) -> None:
     assert plain.simpler_in(wide) == ["no CP", "less TP", "no PP", "no chunks", "no recomputation"]
     assert wide.simpler_in(plain) == []
     assert "CP 2, not 1" in differences(wide, plain)
+    assert replace(plain, microbatch=3, data=2).short == "mbs 3, TP 2, DP 2, 1f1b"
+    assert "CP 2, PP 4" in wide.short
+    assert wide.short.endswith("full recomputation")
 
 
 def test_a_usual_batch_is_one_that_the_devices_divide(tmp_path: Path) -> None:
