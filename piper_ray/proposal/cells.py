@@ -157,7 +157,8 @@ class CellSearch:
 
     listed: plans of so many cells are sought. known: plans found before, of these cells or others. passes: that
     searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
-    each once, as at t = 1 sequence parallelism changes nothing.
+    each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
+    cell with chunks gets one even where passes are used up.
     """
 
     left_open: StoppedBy | None = None
@@ -171,9 +172,12 @@ class CellSearch:
         listed: int = LISTED,
         known: Iterable[Proposed] = (),
         passes: int = CHUNKED_PASSES,
+        *,
+        bounded: bool = True,
     ) -> None:
         self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
         self._demand, self._watch, self._listed, self._passes_left = demand, watch, listed, passes
+        self._bounded = bounded
         self._stop = Stop[Any]() if stop is None else stop
         self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
         self.found = tuple(sorted(known, key=preference))
@@ -207,6 +211,8 @@ class CellSearch:
 
     def _is_of_interest(self, cell: Cell) -> bool:
         within_s = self.within_s(cell)
+        if cell.schedule in CHUNKED and self._passes_left <= 0 and not self._bounded:
+            return False
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:

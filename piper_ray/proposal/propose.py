@@ -135,6 +135,6 @@ def _best_of(
         same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
         if same.simulation.peak_memory_bytes <= same.simulation.memory_limit_bytes:
             known.append(same)
-    search = CellSearch(proposal.demand, cells, stop.part(), watch, listed=1, known=known, passes=_HELP_PASSES)
+    search = CellSearch(proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False)
     search.run()
     return search.ledger.best
