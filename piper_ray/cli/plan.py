@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from piper_ray.export.files import Export
     from piper_ray.proposal.against import Theirs
     from piper_ray.proposal.clusters import ClusterPlan
-    from piper_ray.proposal.demand import PlanDemand
+    from piper_ray.proposal.demand import PlanDemand, Proposed
     from piper_ray.proposal.propose import FoundPlans, Help
     from piper_ray.report.proposal import Asked, ProposalLog
     from piper_ray.workloads.estimate.config import ModelConfig
@@ -69,6 +69,8 @@ class _Question:
         self.offered.refuse_what_cannot_run(RUNTIMES[self.trained.runtime])
         if self.is_table and self.written.json:
             raise UsageError("--json is for one cluster; the figures of several are in --out DIR, in clusters.csv")
+        if len(self.modelled.gpus) > 1 and self.modelled.calibrate is not None:
+            raise UsageError("--calibrate: measurements are of one GPU, and the table is of several")
         if self.is_table and len(self.running.precision) > 1:
             raise UsageError("--precision: one for a table of several clusters")
 
@@ -100,11 +102,15 @@ class _Question:
         experts = offered.experts if offered.expert_parallel else None
         request = with_offers(request, model, named, node, contexts, experts, trained.software)
         _require_files(trained_model(model, request, hardware.training), trained.runtime)
-        if nodes == self.modelled.nodes[0] and gpu == self.modelled.gpus[0]:
-            request = self.modelled.calibrated_on(gpu, model, hardware, request)
         return PlanDemand(
             model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=self.room.headroom
         )
+
+    def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
+        """With what the file of measurements says of the GPU, which is told once."""
+        first = demands[0]
+        found = self.modelled.calibrated_on(first.gpu, first.model, first.hardware, first.request)
+        return [replace(one, request=replace(one.request, calibration=found.calibration)) for one in demands]
 
 
 def plan(
@@ -129,7 +135,8 @@ def plan(
     if asked.is_table:
         _plan_clusters(asked, model, hardware)
     else:
-        _plan_one(asked, asked.demand(model, hardware, modelled.gpus[0], modelled.nodes[0]), command)
+        demand = asked.demand(model, hardware, modelled.gpus[0], modelled.nodes[0])
+        _plan_one(asked, asked.calibrated([demand])[0], command)
 
 
 def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
@@ -141,13 +148,10 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     _refuse_at_once(demand, written.against)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        by_precision: dict[str, tuple[FoundPlans, Export]] = {}
-        for name in asked.running.precision:
-            if not _interrupted():
-                request = replace(demand.request, precision=name)
-                by_precision[name] = _found(replace(demand, request=request), written.candidates, log)
+        by_precision, unfit = _by_precision(asked, demand, log)
         found, launch = min(by_precision.values(), key=lambda pair: pair[0].best.step_s)
-        others = {name: one.best for name, (one, _) in by_precision.items() if name != found.demand.request.precision}
+        own = found.demand.request.precision
+        others = {name: one.best for name, (one, _) in by_precision.items() if name != own} | unfit
 
         def helped(stop: Stop[list[Help]]) -> list[Help]:
             stop.offer(lambda: helps)
@@ -159,7 +163,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
             log.begin("what would help")
             current().run(helped)
         theirs = None if written.against is None else _against(found, written.against)
-        fewer = _with_fewer_nodes(asked, found, log)
+        fewer = _with_fewer_nodes(asked, found, log, command)
     files = _files(asked, found, launch, command)
     told = Asked(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
     _tell(asked, found, helps, told, (theirs, fewer, files))
@@ -221,6 +225,26 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> None:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
     if against is not None:
         facts_of(against)
+
+
+def _by_precision(
+    asked: _Question, demand: PlanDemand, log: ProposalLog
+) -> tuple[dict[str, tuple[FoundPlans, Export]], dict[str, Proposed | None]]:
+    """The best plan in each precision, and those in which none fits. Raises InfeasibleError where none fits in any."""
+    found: dict[str, tuple[FoundPlans, Export]] = {}
+    unfit: dict[str, Proposed | None] = {}
+    for name in asked.running.precision:
+        if _interrupted():
+            break
+        request = replace(demand.request, precision=name)
+        try:
+            found[name] = _found(replace(demand, request=request), asked.written.candidates, log)
+        except InfeasibleError as error:
+            if len(asked.running.precision) == 1 + len(unfit):
+                raise
+            note(f"{name}: {error}")
+            unfit[name] = None
+    return found, unfit
 
 
 def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlans, Export]:
@@ -289,7 +313,7 @@ def _against(found: FoundPlans, layout: str) -> Theirs | None:
     return Theirs(layout, theirs, imported.notes if facts is None else (*facts.notes, *imported.notes))
 
 
-def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog) -> list[ClusterPlan]:
+def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:
     """The plan, and those for each number of nodes that is left; their files beside its own."""
     from piper_ray.proposal.clusters import ClusterPlan, plans_of
 
@@ -308,7 +332,11 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog) -> 
         for one in plans[1:]:
             if one.found is not None:
                 folder = asked.written.out / f"nodes-{one.demand.request.nodes}"
-                write_plan(one.found, one.found.best, launch_of(one.found, one.found.best), folder, "piper-ray plan")
+                launch = launch_of(one.found, one.found.best)
+                if launch.excess:
+                    note(f"{folder} is not written: {launch.excess[0]}")
+                else:
+                    write_plan(one.found, one.found.best, launch, folder, command)
     return plans
 
 
@@ -320,7 +348,7 @@ def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> 
     from piper_ray.report.terminal import console
 
     gpus, counts = asked.modelled.gpus, asked.modelled.nodes
-    demands = [asked.demand(model, hardware, gpu, nodes) for gpu in gpus for nodes in counts]
+    demands = asked.calibrated([asked.demand(model, hardware, gpu, nodes) for gpu in gpus for nodes in counts])
     prices = [price for price in asked.trained.prices(len(gpus)) for _ in counts]
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
         plans = current().run(lambda stop: list(plans_of(demands, stop, note, log)))

@@ -278,3 +278,22 @@ def test_a_launch_file_that_is_none_is_refused_before_the_search(tmp_path: Path)
     finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(tmp_path / "none.sh"))
     assert finished.returncode == 2
     assert "there is no such file" in finished.stderr
+
+
+def test_calibration_holds_for_all_numbers_of_nodes_of_one_gpu(tmp_path: Path) -> None:
+    runs = {
+        "tp": 1, "pp": 1, "dp": 4, "gpus": 4, "microbatch": 4, "global_batch": 16, "seq": 512,
+        "sequence_parallel": False, "recompute": "none", "step_s": 0.012,
+    }  # fmt: skip
+    measured = tmp_path / "run.json"
+    measured.write_text(json.dumps(runs))
+    several = small(tmp_path, "--nodes", "1", "--gpu", "H100-SXM,A100-80", "--calibrate", str(measured))
+    assert several.returncode == 2
+    assert "--calibrate: measurements are of one GPU" in several.stderr
+    out = tmp_path / "out"
+    words = ("--calibrate", str(measured), "--microbatch-size", "4")
+    table = small(tmp_path, "--nodes", "1..2", "-o", str(out), *words)
+    assert table.returncode == 0, table.stderr
+    alone = small(tmp_path, "--nodes", "2", "--dry-run", "--json", *words)
+    (row,) = (row for row in csv.DictReader((out / "clusters.csv").read_text().splitlines()) if row["nodes"] == "2")
+    assert float(row["step_s"]) == json.loads(alone.stdout)["best"]["step_s"]
