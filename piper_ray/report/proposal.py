@@ -43,7 +43,7 @@ _MOST_RANKS = 16
 _WIDTH = 100
 """Of the screen, in columns."""
 
-_LEAST_WRAP, _RUNS_AS_WRAP = 12, 22
+_LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
 
 _SAME = 5e-4
 """Relative. What changes a step by less is told as no change."""
