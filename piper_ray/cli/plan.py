@@ -15,8 +15,8 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import of_options
 from piper_ray.cli.plan_files import launch_of, write_candidates, write_page, write_plan, write_search
 from piper_ray.cli.plan_options import (
-    ClusterOptions,
     MemoryRoomOptions,
+    PlanClusterOptions,
     PlanOfferOptions,
     PlanRunningOptions,
     PlanStepOptions,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
     from piper_ray.proposal.propose import FoundPlans, Help
-    from piper_ray.report.proposal import Asked, ProposalLog
+    from piper_ray.report.proposal import AskedOfPlan, ProposalLog
     from piper_ray.workloads.estimate.config import ModelConfig
     from piper_ray.workloads.estimate.hardware import Hardware
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 class _Question:
     """All options of one call."""
 
-    modelled: ClusterOptions
+    modelled: PlanClusterOptions
     written: WrittenOptions
     trained: TrainedOptions
     room: MemoryRoomOptions
@@ -115,7 +115,7 @@ class _Question:
 
 def plan(
     context: typer.Context,
-    modelled: ClusterOptions,
+    modelled: PlanClusterOptions,
     written: WrittenOptions,
     trained: TrainedOptions,
     room: MemoryRoomOptions,
@@ -141,7 +141,7 @@ def plan(
 
 def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     from piper_ray.proposal.propose import what_would_help
-    from piper_ray.report.proposal import Asked, ProposalLog
+    from piper_ray.report.proposal import AskedOfPlan, ProposalLog
     from piper_ray.report.terminal import console
 
     written = asked.written
@@ -165,7 +165,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         theirs = None if written.against is None else _against(found, written.against)
         fewer = _with_fewer_nodes(asked, found, log, command)
     files = _files(asked, found, launch, command)
-    told = Asked(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
+    told = AskedOfPlan(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if _interrupted():
         current().tell("this is the best plan so far")
@@ -176,7 +176,7 @@ def _tell(
     asked: _Question,
     found: FoundPlans,
     helps: list[Help],
-    told: Asked,
+    told: AskedOfPlan,
     more: tuple[Theirs | None, list[ClusterPlan], list[Path]],
 ) -> None:
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""

@@ -23,7 +23,7 @@ def parse_nodes(text: str) -> Several:
     """``8``, ``8,12``, or ``8..64``: 8, 16, 32 and 64. Raises UsageError."""
     found: list[int] = []
     for part in text.split(","):
-        first, dots, last = part.partition("..")
+        first, dots, last = part.partition(2 * ".")
         try:
             low, high = int(first), int(last) if dots else int(first)
         except ValueError:
@@ -83,7 +83,7 @@ class _NamedHeadroom(Headroom):
 
 
 @dataclass(frozen=True)
-class ClusterOptions(ModelOptions):
+class PlanClusterOptions(ModelOptions):
     """MODEL and the cluster."""
 
     panel: ClassVar[str] = "Model and cluster"

@@ -51,7 +51,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class _Held:
+class _MovedState:
     """Intervals of layers' parameters that a GPU holds, from 0 to 1, by layer: of weights, and of optimizer's state."""
 
     weights: dict[int, tuple[float, float]]
@@ -69,7 +69,7 @@ def moved_between(before: Proposed, after: Proposed) -> Moved:
     training = after.estimate.setting.training
     weights_bytes = state_bytes = all_bytes = 0.0
     for number, own in enumerate(new):
-        had = old[number] if number < len(old) else _Held({}, {})
+        had = old[number] if number < len(old) else _MovedState({}, {})
         for each_bytes, held, known in (
             (training.weight_bytes, own.weights, had.weights),
             (training.optimizer_bytes, own.state, had.state),
@@ -86,7 +86,7 @@ def moved_between(before: Proposed, after: Proposed) -> Moved:
     return Moved(weights_bytes, state_bytes, all_bytes)
 
 
-def _held(one: Proposed) -> Iterator[_Held]:
+def _held(one: Proposed) -> Iterator[_MovedState]:
     """What each GPU holds, in the order of ranks: shards, groups of a sequence, replicas, then ranks of a pipeline."""
     words, schedule = layout_words(one), one.simulation.schedule
     for rank in range(words.pipeline):
@@ -103,4 +103,4 @@ def _held(one: Proposed) -> Iterator[_Held]:
                         shards = tmpc.mode.optimizer_shards or sharers
                         place, width = (replica * words.context + group) % shards, (high - low) / shards
                         state[layer] = (low + place * width, low + (place + 1) * width)
-                    yield _Held(weights, state)
+                    yield _MovedState(weights, state)

@@ -50,7 +50,7 @@ _SAME = 5e-4
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedOfPlan:
     """What was asked for beside a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans in
     other precisions that were asked for, by their names; None where there is none."""
 
@@ -59,7 +59,7 @@ class Asked:
     others: Mapping[str, Proposed | None] = field(default_factory=dict)
 
 
-def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: Asked) -> None:
+def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], asked: AskedOfPlan) -> None:
     """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
     print_lines(console, answer_lines(proposal, figures_of(proposal.best, asked.tokens, asked.price_per_hour)))
     console.print()

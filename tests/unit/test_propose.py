@@ -35,7 +35,7 @@ from piper_ray.proposal.layout_words import differences, layout_words
 from piper_ray.proposal.plan import figures_of, with_offers
 from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
 from piper_ray.report.proposal import (
-    Asked,
+    AskedOfPlan,
     against_lines,
     change_text,
     gap_text,
@@ -202,7 +202,7 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
 
 def screen(found: FoundPlans, helps: Iterable[Help] = (), others: Mapping[str, Proposed | None] | None = None) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    print_plan(console, found, helps, Asked(others=others or {}))
+    print_plan(console, found, helps, AskedOfPlan(others=others or {}))
     return console.export_text()
 
 

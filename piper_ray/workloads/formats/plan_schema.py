@@ -449,7 +449,7 @@ class FewerNodesDocument(_Documented):
     """The bytes of weights and optimizer's state that all GPUs hold under the plan."""
 
 
-class PlannedDocument(_Documented):
+class PlannedAnswer(_Documented):
     """The answer of plan, as plan --json prints it."""
 
     model_config = ConfigDict(title="piper-ray/planned")
@@ -494,7 +494,7 @@ SCHEMAS: dict[str, type[BaseModel]] = {
     "plan.schema.json": PlanDocument,
     "solution.schema.json": SolutionDocument,
     "search.schema.json": SearchDocument,
-    "planned.schema.json": PlannedDocument,
+    "planned.schema.json": PlannedAnswer,
 }
 """The files in this folder, and what each is made of."""
 
