@@ -343,8 +343,8 @@ class FilledPipeline(Constraint):
 
 @dataclass(frozen=True)
 class PipelinedChunks(Constraint):
-    """Several chunks of a rank are for pipelines of two ranks at least. A plan alone does not say its chunks: who knows
-    its schedule tells that it breaks this."""
+    """Several chunks of a rank are for pipelines of two ranks at least, and interleaving them there for several chunks.
+    A plan alone does not say its chunks: who knows its schedule tells that it breaks this."""
 
     scope = Scope.PLAN
 

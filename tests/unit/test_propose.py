@@ -359,6 +359,16 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
         propose(demand(tmp_path), stop)
 
 
+@pytest.mark.parametrize("name", [RuntimeName.MEGATRON, RuntimeName.TORCHTITAN])
+def test_what_is_interleaved_has_several_chunks(tmp_path: Path, name: RuntimeName) -> None:
+    """With one on each rank Megatron runs 1f1b, and torchtitan refuses it."""
+    asked = replace(demand(tmp_path, 4), schedules=(ScheduleName.INTERLEAVED,), runtime=RUNTIMES[name])
+    found = propose(asked)
+    assert any(one.solution.schedule.v > 1 for one in found.found)
+    for one in found.found:
+        assert one.solution.schedule.v > 1 or len(one.plan.stages) == 1
+
+
 def test_a_tied_model_has_one_rank_under_torchtitan(tmp_path: Path) -> None:
     config = tmp_path / "tied.json"
     config.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))

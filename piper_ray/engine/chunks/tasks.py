@@ -205,7 +205,7 @@ class ChunkProblem:
                 shape = PipelineShape(schedule, p, m)
                 if shape.stages > tables.order.size or not shape.runs or schedule.v > most_chunks:
                     continue
-                if p == 1 < schedule.v and restrictions.has(PipelinedChunks):
+                if restrictions.has(PipelinedChunks) and _is_run_otherwise(schedule, p):
                     continue
                 # The ranks' work and synchronisation on average; and one microbatch there and back.
                 lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
@@ -214,6 +214,13 @@ class ChunkProblem:
                 about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
                 found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
         return found
+
+
+def _is_run_otherwise(schedule: Schedule, ranks: int) -> bool:
+    """Whether runtimes have another schedule for it: several chunks on one rank, or one on each rank, interleaved."""
+    if ranks == 1:
+        return schedule.v > 1
+    return schedule.v == 1 and schedule.name is ScheduleName.INTERLEAVED
 
 
 def least_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> FloatArray:
