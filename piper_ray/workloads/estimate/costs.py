@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.workloads.estimate import memory, synchronisation
-from piper_ray.workloads.estimate.exchanges import all_gather_s, exchanges_of
+from piper_ray.workloads.estimate.exchanges import ExchangeSeconds, all_gather_s, exchanges_of
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import Gpu, Training
 from piper_ray.workloads.estimate.modes import LayerMode
@@ -130,33 +130,68 @@ class LayerCosts:
         return self.state_bytes + self.excess_bytes
 
 
-def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
-    """The figures of one layer in one mode."""
-    stack = setting.stack
+class _Passes(NamedTuple):
+    """What a layer's passes take for a microbatch, but for what is moved beside them. forward_s, backward_s, again_s:
+    on the GPU; weight_s: of the backward pass, gradients of weights; idle_forward_s, idle_backward_s: what the GPU
+    waits for the host."""
+
+    forward_s: float
+    backward_s: float
+    again_s: float
+    talk: ExchangeSeconds
+    idle_forward_s: float
+    idle_backward_s: float
+    weight_s: float
+
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of the forward and of the backward pass."""
+        back_s = self.backward_s + self.talk.backward_s + self.again_s + self.talk.again_s + self.idle_backward_s
+        return self.forward_s + self.talk.forward_s + self.idle_forward_s, back_s
+
+
+def _passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
+    """Worked out once for all modes that divide the layer alike on the same stack."""
+    known_for, found = kind.known.get(mode.divided, (None, None))
+    if known_for is not stack:
+        found = _work_out_passes(kind, mode, stack)
+        kind.known[mode.divided] = stack, found
+    assert isinstance(found, _Passes)
+    return found
+
+
+def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
     launch_s = stack.launch_s(mode.degree)
     forward = [forward_s(operator, kind, mode, stack) / stack.efficiency for operator in kind.operators]
     backward = sum(backward_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency
     again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
-    talk_again = talk.again_s
     launched = [operator for operator in kind.operators if not is_captured(operator, stack)]
     forward_launches = sum(launches(operator)[0] for operator in launched)
     backward_launches = sum(launches(operator)[1] for operator in launched) + again_launches
     experts_host = experts_host_s(kind, mode, stack)
-    idle_forward = idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0])
-    idle_backward = idle_s(
-        backward + again + talk.backward_s + talk_again, launch_s * backward_launches + experts_host[1]
+    return _Passes(
+        sum(forward),
+        backward,
+        again,
+        talk,
+        idle_s(sum(forward) + talk.forward_s, launch_s * forward_launches + experts_host[0]),
+        idle_s(backward + again + talk.backward_s + talk.again_s, launch_s * backward_launches + experts_host[1]),
+        sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
     )
+
+
+def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
+    """The figures of one layer in one mode."""
+    stack = setting.stack
+    passes = _passes(kind, mode, stack)
+    talk, passes_s = passes.talk, passes.seconds
     parameters = memory.parameters_on_device(kind, mode)
     trained = memory.trained_on_device(kind, mode)
     transient = memory.working_bytes(kind, mode, stack.traits) + memory.gathered_bytes(kind, mode, setting.training)
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
     charged = not kind.recomputable or memory.transient_bytes(kind, mode, stack.traits) > 0.0
-    passes_s = (
-        sum(forward) + talk.forward_s + idle_forward,
-        backward + talk.backward_s + again + talk_again + idle_backward,
-    )
     kept = memory.kept_bytes(kind, mode, stack.traits)
     offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [
@@ -164,14 +199,14 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         for moved_s, pass_s in zip(synchronisation.passes_s(kind, mode, stack, setting.training), passes_s, strict=True)
     ]
     return LayerCosts(
-        forward_s=sum(forward),
-        backward_s=backward,
-        recompute_s=again,
+        forward_s=passes.forward_s,
+        backward_s=passes.backward_s,
+        recompute_s=passes.again_s,
         exchange_forward_s=talk.forward_s,
         exchange_backward_s=talk.backward_s,
-        exchange_recompute_s=talk_again,
-        idle_forward_s=idle_forward,
-        idle_backward_s=idle_backward,
+        exchange_recompute_s=talk.again_s,
+        idle_forward_s=passes.idle_forward_s,
+        idle_backward_s=passes.idle_backward_s,
         offload_s=sum(offload),
         gather_forward_s=gathers[0],
         gather_backward_s=gathers[1],
@@ -184,7 +219,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
         transient_bytes=transient,
         excess_bytes=max(0.0, transient - setting.workspace_bytes) if charged else 0.0,
         offload_forward_s=offload[0],
-        weight_s=sum(weight_gradients_s(operator, kind, mode, stack) for operator in kind.operators) / stack.efficiency,
+        weight_s=passes.weight_s,
         shared_bytes=memory.shared_bytes(kind, mode, setting.training),
         updated=sum(x.trained / mode.state_parts(x.routed) for x in memory.numbers_on_device(kind, mode)),
         unsaid_s=synchronisation.unsaid_s(kind, mode, stack, setting.training, setting.microbatches),

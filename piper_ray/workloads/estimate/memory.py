@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputation, Sharding
 from piper_ray.workloads.estimate.hardware import Training
-from piper_ray.workloads.estimate.modes import LayerMode
+from piper_ray.workloads.estimate.modes import LayerMode, worked_out_once
 from piper_ray.workloads.estimate.operators import LOSS, KeptBytes, LayerKind, Operator, Product, Split
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits
 
@@ -24,6 +24,7 @@ _INNER_COPIES = 6.0
 weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
 
 
+@worked_out_once
 def backward_bytes(kind: LayerKind, mode: LayerMode, loss: Loss = Loss.IN_PLACE) -> float:
     """The most that the backward pass of a layer holds beyond all that the layer had kept when it began."""
     residual = kind.value(kind.output) / mode.parts(Split.SEQUENCE)
@@ -176,6 +177,7 @@ def gathered_bytes(kind: LayerKind, mode: LayerMode, training: Training) -> floa
     return 2.0 * training.weight_bytes * held + (training.weight_bytes + training.gradient_bytes) * trained
 
 
+@worked_out_once
 def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> float:
     """What a microbatch keeps between its forward and its backward pass, wherever that is.
 
@@ -190,6 +192,7 @@ def kept_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT) -> f
     return needed_bytes(kind, mode, runtime, made_again=False)
 
 
+@worked_out_once
 def needed_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT, made_again: bool = True) -> float:
     """All that a microbatch's backward pass through the layer reads: what is kept and, if that counts, made again."""
     kept = sum(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property, wraps
+from typing import TypeVar
 
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Mode, Recomputation, Sharding
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Split
+
+_Figure = TypeVar("_Figure")
 
 
 @dataclass(frozen=True)
@@ -14,6 +18,12 @@ class LayerMode(Mode):
     """A mode on ``degree * context`` devices, and what it divides there. degree: t of tensor parallelism."""
 
     degree: int = 1
+
+    @cached_property
+    def divided(self) -> Hashable:
+        """All that passes depend on: not what replicas share, nor where activations wait."""
+        spread = self.degree, self.context, self.experts, self.expert_tensor
+        return (*spread, self.sequence_parallel, self.recomputation, self.gathered)
 
     @property
     def beside_degree(self) -> Mode:
@@ -69,6 +79,21 @@ class LayerMode(Mode):
         if operator.routed:
             return self.expert_ranks * self.expert_tensor
         return operator.parameters_split.parts(self.degree, self.sequence_parallel)
+
+
+def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
+    """A figure of a kind in a mode, and of few further things that can be told apart, for all modes that divide it
+    alike."""
+
+    @wraps(function)
+    def found(kind: LayerKind, mode: LayerMode, *others: Hashable, **named: Hashable) -> _Figure:
+        key = function.__name__, mode.divided, others, tuple(named.items())
+        if key not in kind.known:
+            kind.known[key] = function(kind, mode, *others, **named)
+        value: _Figure = kind.known[key]
+        return value
+
+    return found
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ that may be the best choice somewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -132,11 +132,19 @@ _figures = attrgetter(
 
 def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerCosts]:
     """The modes of a kind that may be the best choice somewhere; and all modes of one further option, or of none."""
+    alike: dict[Hashable, list[LayerMode]] = {}  # whose layers are divided in the same way
+    for mode in costs:
+        alike.setdefault(_division(mode), []).append(mode)
     return {
         mode: found
         for mode, found in costs.items()
-        if _options(mode) < 2 or not any(_never_loses(other, costs[other], mode, found) for other in costs)
+        if _options(mode) < 2
+        or not any(_never_loses(other, costs[other], mode, found) for other in alike[_division(mode)])
     }
+
+
+def _division(mode: LayerMode) -> Hashable:
+    return mode.degree, mode.context, mode.experts, mode.expert_tensor
 
 
 def _options(mode: LayerMode) -> int:
@@ -145,10 +153,9 @@ def _options(mode: LayerMode) -> int:
 
 
 def _never_loses(one: LayerMode, of_one: LayerCosts, other: LayerMode, of_other: LayerCosts) -> bool:
-    """Whether one mode is at least as good in any stage whose layers are divided in the same way; the earlier of equals
-    stays."""
-    divided = (one.degree, one.context, one.experts, one.expert_tensor)
-    if one == other or divided != (other.degree, other.context, other.experts, other.expert_tensor):
+    """Whether one mode is at least as good in any stage, of modes that divide layers in the same way; the earlier of
+    equals stays."""
+    if one is other:
         return False
     if one.least_data_parallel_degree > other.least_data_parallel_degree:
         return False

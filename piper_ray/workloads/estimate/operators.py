@@ -235,6 +235,11 @@ class LayerKind:
     def _divided(self) -> dict[int, LayerKind]:
         return {}
 
+    @cached_property
+    def known(self) -> dict[Any, Any]:
+        """Figures that were worked out, by what they are of."""
+        return {}
+
     def value(self, formula: str) -> float:
         """Of a formula, worked out once: each mode of a layer asks for the same ones."""
         found = self._values.get(formula)
