@@ -24,6 +24,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.runtime import RUNTIMES, RankPlace, Runtime, RuntimeName, rank_lines, rank_places
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import simulate
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 
 _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,
@@ -94,9 +95,19 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     excess = (*simulation.memory_violations, *_violations_beyond(written, simulation))
     too_much = (f"more memory is needed than there is: {text}" for text in excess)
     of_all = noted("notes.jinja", job=job, groups=form.groups, plural=plural)
-    notes = (*too_much, *written.notes, *of_all)
+    notes = (*too_much, *written.notes, *of_all, *_assumed(instance.model, form))
     found = replace(written, notes=notes, excess=excess)
     return replace(found, files={**found.files, RANKS: _ranks_csv(job), "README.md": _readme(job, target, found)})
+
+
+def _assumed(model: TrainedModel | None, form: _Form) -> Iterator[str]:
+    """A sentence on figures of the model that its config does not say, in forms that say the model."""
+    shape = None if model is None or form.require is _any_model else decoder_shape(model)
+    if shape is not None and shape.assumed:
+        yield (
+            f"the model's config does not say {', '.join(shape.assumed)}: usual figures are launched, perhaps not the "
+            "model's own; take its own config.json, or change them"
+        )
 
 
 _MIB = 2.0**20

@@ -25,8 +25,10 @@ from piper_ray.model.errors import InputError, InvalidPlan, PiperRayError, Unsup
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Mode, Recomputation
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from tests.export_support import llama, mixture, plan_in, plan_of
 from tests.report_cases import small_instance
 
@@ -439,3 +441,20 @@ def test_experts_are_in_every_form() -> None:
         "--expert"
         not in export_plan(llama(), plan_of(llama(), [7, 7]), ONE_F_ONE_B, Target.MEGATRON, 8).files["megatron.args"]
     )
+
+
+def test_figures_that_a_config_does_not_say_are_told() -> None:
+    """A launch with another base of its rotary positions trains another model."""
+    instance = piper_ray.estimate("llama3-8b", "H100-SXM", nodes=1, batch=16)
+    assert instance.model is not None
+    plan = piper_ray.solve(
+        instance,
+        schedule="1f1b",
+        restrictions=RUNTIMES[RuntimeName.MEGATRON].restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, 8),
+    ).plan
+    assert plan is not None
+    unsaid = {key: value for key, value in instance.model.config.items() if key not in ("rope_theta", "rms_norm_eps")}
+    without = replace(instance, model=replace(instance.model, config=unsaid))
+    for given, told in ((instance, False), (without, True)):
+        notes = export_plan(given, plan, Schedule(ScheduleName.ONE_F_ONE_B), Target.MEGATRON, 8).notes
+        assert any("does not say rope_theta, rms_norm_eps: usual" in note for note in notes) is told

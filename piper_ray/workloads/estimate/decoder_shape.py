@@ -12,6 +12,7 @@ from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Described, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
 
+_ROTARY_BASES = ("rope_theta", "rotary_emb_base")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
 _ACTIVATIONS = ("hidden_act", "activation_function", "hidden_activation")
 _DROPOUTS = ("hidden_dropout", "resid_pdrop", "attention_dropout", "attn_pdrop")
@@ -115,6 +116,19 @@ class DecoderShape:
         return self._number(*_EPSILONS)
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """Keys of figures that the model has and its config does not say, so that usual ones are taken."""
+        own = self.document.get("rope_parameters")
+        has_base = self._number(*_ROTARY_BASES) or (isinstance(own, Mapping) and _number(own.get(_ROTARY_BASES[0])))
+        says_sum = isinstance(self.said("norm_topk_prob"), bool) or self.renormalised_router
+        missing = {
+            _ROTARY_BASES[0]: self.rules.rotary and not has_base,
+            _EPSILONS[0]: self.norm_epsilon is None,
+            "norm_topk_prob": self.experts is not None and not self.sigmoid_router and not says_sum,
+        }
+        return tuple(key for key, is_missing in missing.items() if is_missing)
+
+    @property
     def activation(self) -> str:
         """The activation function in Hugging Face's words; where the config does not say it, that of its family."""
         said = next((self.document[name] for name in _ACTIVATIONS if isinstance(self.document.get(name), str)), None)
@@ -137,7 +151,7 @@ class DecoderShape:
         own: Mapping[str, object] = parameters if isinstance(parameters, Mapping) else {}
         scaling = self.document.get("rope_scaling") or own
         share = self._number("partial_rotary_factor", "rotary_pct") or _number(own.get("partial_rotary_factor")) or 1.0
-        base = self._number("rope_theta", "rotary_emb_base") or _number(own.get("rope_theta")) or 10000.0
+        base = self._number(*_ROTARY_BASES) or _number(own.get("rope_theta")) or 10000.0
         return Rotary(base, share, scaling if isinstance(scaling, Mapping) else {})
 
     def said(self, key: str) -> object:
