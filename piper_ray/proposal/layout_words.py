@@ -20,8 +20,9 @@ _SHARING = {
 @dataclass(frozen=True)
 class LayoutWords:
     """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
-    for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over; None where no
-    layer has experts spread apart from t. sharding: of most layers. recomputation: None where layers differ."""
+    for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over, t of them
+    where nothing else is chosen; None where no layer has experts. sharding: of most layers. recomputation: None where
+    layers differ."""
 
     microbatch: int
     tensor: int
@@ -105,6 +106,8 @@ def layout_words(one: Proposed) -> LayoutWords:
     context = max(mode.context for mode in modes)
     spread = max((mode for mode in modes if mode.experts is not None), key=lambda mode: mode.experts or 0, default=None)
     usual = max(modes, key=lambda mode: (modes[mode], mode.id))
+    over = first.tensor_parallel_degree // context if any(layer.experts for layer in one.instance.layers) else None
+    alone = first.data_parallel_degree * context == 1  # with whom there is nobody to share
     recomputed = {mode.recomputation for mode in modes if mode.recomputation != Recomputation.NONE}
     return LayoutWords(
         microbatch=one.samples,
@@ -112,10 +115,10 @@ def layout_words(one: Proposed) -> LayoutWords:
         context=context,
         pipeline=len(one.plan.stages) // schedule.v,
         data=first.data_parallel_degree,
-        expert=None if spread is None else spread.experts,
+        expert=over if spread is None else spread.experts,
         expert_tensor=max(mode.expert_tensor for mode in modes),
         sequence_parallel=any(mode.sequence_parallel for mode in modes),
-        sharding=usual.sharding,
+        sharding=Sharding.NONE if alone else usual.sharding,
         shards=usual.optimizer_shards,
         recomputation=Recomputation.NONE if not recomputed else usual.recomputation if len(recomputed) == 1 else None,
         offload=any(mode.offload for mode in modes),

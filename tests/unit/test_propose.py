@@ -432,8 +432,8 @@ def test_what_torchtitan_reduces_in_every_pass_is_not_taken_for_once(tmp_path: P
     assert counts_on_one_sum(instance, alone)
     once = replace(instance, batch=replace(instance.batch, microbatches=4))
     assert not counts_on_one_sum(once, alone)  # with one microbatch for each replica
-    (note,) = export_plan(instance, alone, Schedule(ScheduleName.ONE_F_ONE_B), Target.TORCHTITAN, 4).notes
-    assert "reduces gradients for every microbatch" in note
+    notes = export_plan(instance, alone, Schedule(ScheduleName.ONE_F_ONE_B), Target.TORCHTITAN, 4).notes
+    assert any("reduces gradients for every microbatch" in note for note in notes)
     ids = list(row)
     halves = [Stage(tuple(part), 2, 1, {x: row[x] for x in part}) for part in (ids[:4], ids[4:])]
     assert not counts_on_one_sum(instance, Plan(tuple(halves), True))
