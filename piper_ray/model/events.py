@@ -145,7 +145,7 @@ class DegreesSearched:
 
 @dataclass(frozen=True)
 class IncumbentFound:
-    """A better plan. ``origin``: what found it ("blocks", "chain", "near", "evaluation", "search").
+    """A better plan. ``origin``: what found it ("borders", "chain", "near", "evaluation", "search").
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
     >>> IncumbentFound("search", 0.0118, stages=2, devices=3, bounds=bounds).time_per_sample_s

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from piper_ray.engine.flush import border_bound
-from piper_ray.engine.flush.border_bound import BorderBound, border_labelling
+from piper_ray.engine.flush.border_bound import BorderBound, border_labelling, downsets_with_cheap_borders
 from piper_ray.engine.flush.path_prices import LayerChoices, in_flight_at
 from piper_ray.engine.flush.position_program import path_prices
 from piper_ray.engine.flush.tables import FlushWorkload
-from piper_ray.engine.kernels.flush_borders import GROUP
+from piper_ray.engine.kernels.flush_borders import GROUP, cheapest_downsets
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+from piper_ray.engine.lattice.bits import members
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 from tests.lengths import long_after
@@ -125,6 +126,35 @@ def test_pieces_of_a_chain_give_prices_that_bound(schedule: FlushSchedule, monke
             assert _least(pieces, pieces.forward_s + pieces.backward_s) == pytest.approx(quickest)
         compared += 1
     assert compared > 100
+
+
+def test_the_cheapest_border_of_each_cell_is_found() -> None:
+    """Cells: by how many layers are in front."""
+    rng, compared = Random(4), 0
+    for seed in range(40):
+        workload, _ = tables(random_instance(seed, most_layers=7))
+        if workload is None:
+            continue
+        graph = workload.lattice.graph
+        labelling = border_labelling(graph)
+        assert labelling is not None
+        paid_s = np.array([rng.uniform(0.0, 1.0) for _ in graph.edges])
+        charge_s, in_front = labelling.front_charges.seconds(np.zeros_like(paid_s), paid_s), labelling.label // 2
+        least_s, bits = cheapest_downsets(labelling.moves, in_front, np.ones(graph.size, np.int64), charge_s)
+        crossing_s = {}
+        for inside in _inside(workload):
+            crossing = [e for e, (tail, head, _) in enumerate(graph.edges) if tail not in inside and head in inside]
+            crossing_s[frozenset(inside)] = paid_s[crossing].sum()
+        for cell, row in enumerate(bits):
+            sizes = [paid for inside, paid in crossing_s.items() if graph.size - len(inside) == cell]
+            assert least_s[cell] == pytest.approx(min(sizes)), seed
+            assert crossing_s[frozenset(members(row))] == pytest.approx(least_s[cell]), seed
+            compared += len(sizes) > 1
+        every = downsets_with_cheap_borders(graph, labelling, workload.arrays, 5)
+        if every is not None:
+            assert {frozenset(members(row)) for row in every} <= crossing_s.keys()
+            assert {0, graph.size} <= {len(members(row)) for row in every}
+    assert compared > 20
 
 
 def _least(choices: LayerChoices, figures: IndexArray | FloatArray) -> float:

@@ -231,17 +231,20 @@ def test_a_layer_without_any_choice_is_named() -> None:
     assert first.name in solution.infeasibility.reason
 
 
+@pytest.mark.parametrize("many_layers", [0, 1000])
 @pytest.mark.parametrize("schedule", FlushSchedule.flushed())
 def test_too_many_downsets_are_listed_as_tasks_want_them(
-    schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
+    schedule: FlushSchedule, many_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is that of all of them."""
+    """The answer is that of all of them. Where layers are many, borders bound plans, and cheap ones give the first."""
     compared = 0
     for seed in range(40):
         instance = random_instance(seed, most_layers=7)
         with monkeypatch.context() as patch:
             whole = solve_flush(instance, schedule)
             patch.setattr("piper_ray.engine.flush.solve._MOST_DOWNSETS", 0)
+            patch.setattr("piper_ray.engine.flush.solve._MANY_DOWNSETS", many_layers)
+            patch.setattr("piper_ray.engine.flush.solve.MANY_LAYERS", many_layers)
             listed = solve_flush(instance, schedule)
         assert listed.status is whole.status, seed
         if whole.time_per_sample_s is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.engine.lattice.bits import bit_rows, members, offsets
 from piper_ray.engine.lattice.contraction import without_contraction
-from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, block_lattice, build_lattice, chain_lattice
+from piper_ray.engine.lattice.downsets import GrownLattice, Lattice, build_lattice, chain_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph, descendants
 from piper_ray.model.errors import LimitError
 from piper_ray.model.instance import Instance, Tmpc
@@ -74,21 +74,6 @@ def test_every_downset_once_and_in_order() -> None:
         for level, (first, last) in enumerate(pairwise(starts)):
             assert all(len(row) == level for row in found[first:last])
         assert (starts[0], starts[-1]) == (0, lattice.size)
-
-
-def test_downsets_of_whole_blocks_are_those_that_cut_none() -> None:
-    """Blocks: runs of layers in an order in which every edge runs forwards."""
-    for instance in small_graphs():
-        graph = build_graph(instance, without_contraction())
-        order = [graph.layer_ids[v] for v in reversed(range(graph.size))]
-        for length in (1, 2, 3):
-            blocks = [order[first : first + length] for first in range(0, len(order), length)]
-            found = block_lattice(graph, blocks).arrays.bits
-            vertex = {layer_id: v for v, layer_id in enumerate(graph.layer_ids)}
-            masks = [{vertex[layer_id] for layer_id in block} for block in blocks]
-            every = [set(members(row)) for row in lattice_of(instance).arrays.bits]
-            expected = [inside for inside in every if all(mask <= inside or not mask & inside for mask in masks)]
-            assert [set(members(row)) for row in found] == expected
 
 
 def test_parent_and_added_vertex() -> None:

@@ -161,7 +161,7 @@ class _Problem:
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
         workload = build_workload(instance, lattice, variants)
-        if is_wide or graph.size > MANY_LAYERS:
+        if graph.size > MANY_LAYERS or (is_wide and labelling is None):
             workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
         return cls(

@@ -11,11 +11,10 @@ import numpy.typing as npt
 from piper_ray.engine.kernels import downsets
 from piper_ray.engine.kernels.types import BitArray, FloatArray, IndexArray, LatticeArrays, frozen
 from piper_ray.engine.lattice.bits import bit_rows, offsets, runs
-from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants, number_graph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, descendants
 from piper_ray.model.errors import LimitError
 
 _FIRST_ROOM = 4096
-_MOST_OF_BLOCKS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -134,20 +133,6 @@ def listed_lattice(graph: LayerGraph, bits: BitArray) -> Lattice:
     arrays = _arrays(graph, bits, np.append(first, bits.shape[0]).astype(np.int64), across)
     vertex_level = np.searchsorted(level_size, arrays.vertex_level).astype(np.int64)
     return Lattice(graph, frozen(arrays._replace(vertex_level=vertex_level)))
-
-
-def block_lattice(graph: LayerGraph, members: Sequence[Sequence[int]]) -> Lattice:
-    """The downsets of whole blocks. members: layer ids of each block, front to back."""
-    vertex = {layer_id: v for v, layer_id in enumerate(graph.layer_ids)}
-    block_of = {vertex[layer_id]: block for block, of_block in enumerate(members) for layer_id in of_block}
-    between = {(block_of[tail], block_of[head]) for tail, head, _ in graph.edges}
-    blocks = number_graph(range(len(members)), [(*pair, 0) for pair in sorted(between) if pair[0] != pair[1]])
-    masks = bit_rows([[vertex[layer_id] for layer_id in members[block]] for block in blocks.layer_ids], graph.size)
-    found = build_lattice(blocks, _MOST_OF_BLOCKS)
-    bits = np.zeros((found.size, masks.shape[1]), np.uint64)
-    for i in range(1, found.size):
-        bits[i] = bits[found.parent[i]] | masks[found.added[i]]
-    return listed_lattice(graph, bits)
 
 
 def downset_order(bits: BitArray) -> IndexArray:
