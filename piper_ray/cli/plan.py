@@ -181,10 +181,10 @@ def _tell(
 ) -> None:
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
     from piper_ray.proposal.plan import figures_of
-    from piper_ray.report.clusters import print_spare, spare_document
+    from piper_ray.report.clusters import print_spare
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal import against_lines, print_plan, verbose_lines
-    from piper_ray.report.proposal_document import against_document, planned_document
+    from piper_ray.report.proposal_document import planned_document
     from piper_ray.report.terminal import console, print_lines
 
     theirs, fewer, files = more
@@ -193,9 +193,7 @@ def _tell(
             say(text)
     if asked.written.json:
         figures = figures_of(found.best, told.tokens, told.price_per_hour)
-        document = planned_document(found, figures, told.others, helps, files)
-        document |= {"against": None if theirs is None else against_document(found, theirs)}
-        document |= {"fewer_nodes": spare_document(fewer)}
+        document = planned_document(found, figures, told.others, helps, theirs, fewer, files)
         typer.echo(to_text(document), nl=False)
         return
     screen = console()

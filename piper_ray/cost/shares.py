@@ -8,7 +8,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from piper_ray.model.schedule import Schedule, ScheduleName
+
 _FloatArray = npt.NDArray[np.float64]
+
+
+def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _FloatArray:
+    """float64[p], from the first rank to the last: so many microbatches are in flight at least in each of its chunks
+    when it begins its first backward pass.
+
+    Of interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, and no more than
+    the batch or a group has, which has p at least. 1 where nothing more is known.
+    """
+    from_end, found = np.arange(ranks, 0, -1.0), np.ones(ranks)
+    if schedule.name is ScheduleName.GPIPE:
+        found *= microbatches
+    elif schedule.name is ScheduleName.ONE_F_ONE_B:
+        found = np.minimum(microbatches, from_end)
+    elif schedule.name is ScheduleName.INTERLEAVED:
+        found = np.minimum(min(ranks, microbatches), 2.0 * from_end - 1.0)
+    return found
 
 
 @dataclass(frozen=True)

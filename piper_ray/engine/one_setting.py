@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.schedules import sync_s_per_byte
-from piper_ray.cost.shares import HeldLayers
+from piper_ray.cost.schedules import rank_counts, sync_s_per_byte
+from piper_ray.cost.shares import HeldLayers, surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.kernels.types import FloatArray
@@ -204,28 +204,24 @@ class _LayerFigures:
 
 def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Restrictions, under: _Terms) -> Worth:
     """Of plans with that t in all stages."""
-    memory_bytes, batch, schedule = (
-        instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
-        instance.microbatches,
-        under.schedule,
-    )
-    layers = int(table.counts.sum())
+    memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+    batch, schedule = instance.microbatches, under.schedule
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
     about_s = least_s = math.inf
     for d in restrictions.data_parallel_degrees(instance):
-        most_ranks = min(instance.devices // (d * t), restrictions.stage_count or layers, layers)
-        if most_ranks == 0:
+        counts = rank_counts(instance, restrictions, d * t)
+        if not counts:
             continue
         of_d, m = _OfReplicas.of(table, d), batch // d
         if not of_d.held_bytes.max() <= memory_bytes:
             continue
         work_s = of_d.total(_TIME)
         sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t)
-        batch_s = of_d.least_batch_s(most_ranks, m, schedule, sum_s, memory_bytes)
+        batch_s = of_d.least_batch_s(counts[-1], m, schedule, sum_s, memory_bytes)
         least_s = min(least_s, batch_s / batch)
         if batch_s == math.inf:
             continue
-        ranks = np.arange(1, most_ranks + 1)
+        ranks = np.array(counts)
         kept_bytes = of_d.total(_FIXED) / ranks
         in_flight_bytes = of_d.total(_ACTIVATION) * np.minimum(m, in_flight * ranks) / ranks
         sums_s = 4.0 * (d - 1) / d * of_d.total(_WEIGHTS) / ranks / instance.bandwidth_bytes_per_s
@@ -285,11 +281,9 @@ class _OfReplicas:
         return max(shared_out_s, work_s if schedule.name is ScheduleName.INTERLEAVED else 0.0)
 
     def _shared_out_s(self, ranks: int, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> float:
-        flight = np.ones(ranks)
-        if schedule.name in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED):
-            flight = np.minimum(m, np.arange(ranks, 0, -1.0))
-        elif schedule.name is ScheduleName.GPIPE:
-            flight = np.full(ranks, float(m))
+        flight = surely_in_flight(schedule, ranks, m)
+        if schedule.name is ScheduleName.INTERLEAVED:  # with fewer ranks it may be less, but no less than this
+            flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
         seconds = m * self.least[:, _TIME] + sum_s * self.least[:, _WEIGHTS]
         held = HeldLayers(self.counts, seconds, self.rows[:, :, _FIXED], self.rows[:, :, _ACTIVATION])
         return held.least_s(flight, memory_bytes)

@@ -16,6 +16,7 @@ from piper_ray.launches.launch import Asked, Dialect, Launch, Source
 from piper_ray.launches.titan_config import is_titan, titan_launch
 from piper_ray.launches.unseen import unseen
 from piper_ray.model.errors import UsageError
+from piper_ray.workloads.formats.documents import merged
 
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<sign>:-?)?(?P<usual>[^}]*)\}|\$(?P<plain>[A-Z_]\w*)")
 _ANOTHER = re.compile(r"\$\{(?P<path>[a-z_]\w*(?:\.\w+)+)\}")
@@ -49,9 +50,9 @@ def _of_kind(document: Mapping[str, object], source: Source, asked: Asked, taken
     if any(str(name).startswith("--") for name in document):
         return Launch(Dialect.MEGATRON, _dashed(document))
     if isinstance(defaults := document.get("defaults"), list) and (train := _hydra(defaults, source)) is not None:
-        merged = _filled({**train, **document}, asked, taken, {**train, **document})
-        assert isinstance(merged, Mapping)
-        return _flat_launch(merged)
+        filled = _filled({**train, **document}, asked, taken, {**train, **document})
+        assert isinstance(filled, Mapping)
+        return _flat_launch(filled)
     if is_titan(document):
         return titan_launch(document, None)
     if _DEEPSPEED & document.keys():
@@ -175,8 +176,8 @@ def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: 
     usual = _part(f"primus/configs/modules/{framework}/{trainer.get('config')}", source.path, notes)
     model = _part(f"primus/configs/models/{framework}/{trainer.get('model')}", source.path, notes)
     overrides = trainer.get("overrides")
-    merged = _merged(_merged(usual, model), overrides if isinstance(overrides, Mapping) else {})
-    filled = _filled(merged, asked, taken, merged)
+    whole = merged(merged(usual, model), overrides if isinstance(overrides, Mapping) else {})
+    filled = _filled(whole, asked, taken, whole)
     assert isinstance(filled, dict)
     name = str(trainer.get("model", "")).removesuffix(".yaml").removesuffix(".yml")
     if framework == "torchtitan":
@@ -200,21 +201,13 @@ def _part(name: str, beside: Path | None, notes: list[str], depth: int = 0) -> d
     document = _yaml(name, text)
     found: dict[str, object] = {}
     for above in _names(document.pop("extends", None)) if depth < _DEEP else ():
-        found = _merged(found, _part(above, path, notes, depth + 1))
+        found = merged(found, _part(above, path, notes, depth + 1))
     for above in _names(document.pop("bases", None)) if depth < _DEEP else ():
-        found = _merged(found, _part(above, path, notes, depth + 1))
-    return _merged(found, document)
+        found = merged(found, _part(above, path, notes, depth + 1))
+    return merged(found, document)
 
 
 def _names(value: object) -> Iterator[str]:
     for one in value if isinstance(value, list) else [value]:
         if isinstance(one, str):
             yield one
-
-
-def _merged(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
-    found = dict(under)
-    for name, value in over.items():
-        below = found.get(name)
-        found[name] = _merged(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
-    return found

@@ -48,8 +48,8 @@ _CHUNKED_GAP = 0.005
 
 
 class Closing(str, Enum):
-    """What is known of a cell. BOUND: its bound alone says that no plan of it is of interest. SEARCHED: its best plan
-    is known, or that none is fast enough. NO_PLAN: none fits. LEFT_OPEN: a bound is all that is known."""
+    """How a cell was closed. BOUND: its bound alone says that no plan of it is of interest. SEARCHED: a search has gone
+    through it, which left its bound where it is. NO_PLAN: none fits. LEFT_OPEN: no search has gone through it."""
 
     BOUND = "bound"
     SEARCHED = "searched"
@@ -118,8 +118,7 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
     found, count = list[Cell](), 0
     for samples, of_size in estimates.items():
         instance = of_size.instance
-        node = min(demand.gpus_per_node, instance.devices)
-        rules = {name: demand.runtime.restricted(Restrictions(), instance, name, node) for name in schedules}
+        rules = {name: demand.restrictions(instance, name) for name in schedules}
         if not rules:
             continue
         settings = settings_of(instance, next(iter(rules.values())))
@@ -272,9 +271,8 @@ def why_none(demand: PlanDemand, estimates: Mapping[int, Estimate], stop: Stop[A
     """Where no cell has a plan, why the smallest microbatches have none under any of the schedules."""
     samples, of_size = next(iter(estimates.items()))
     instance, said = of_size.instance, list[str]()
-    node = min(demand.gpus_per_node, instance.devices)
     for name in demand.schedules:
-        rules = demand.runtime.restricted(Restrictions(), instance, name, node)
+        rules = demand.restrictions(instance, name)
         found = solve(instance, restrictions=rules, schedule=name, step=demand.step, stop=stop.part())
         if found.status is Status.INFEASIBLE and found.infeasibility is not None:
             least_bytes = found.infeasibility.least_memory_bytes

@@ -14,6 +14,7 @@ from piper_ray.proposal.cells import Watch, unwatched
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.propose import FoundPlans, propose
+from piper_ray.runtimes.runtime import gpus_per_node_of, rank_places
 
 
 @dataclass(frozen=True)
@@ -87,20 +88,15 @@ def moved_between(before: Proposed, after: Proposed) -> Moved:
 
 
 def _held(one: Proposed) -> Iterator[_MovedState]:
-    """What each GPU holds, in the order of ranks: shards, groups of a sequence, replicas, then ranks of a pipeline."""
-    words, schedule = layout_words(one), one.simulation.schedule
-    for rank in range(words.pipeline):
-        stages = [one.plan.stages[place] for place in schedule.stages_of_rank(rank, words.pipeline)]
-        chosen = [(layer, tmpc) for stage in stages for layer, _, tmpc in choices_made(one.instance, stage)]
-        for replica in range(words.data):
-            for group in range(words.context):
-                for shard in range(words.tensor):
-                    weights, state = {}, {}
-                    for layer, tmpc in chosen:
-                        low, high = shard / words.tensor, (shard + 1) / words.tensor
-                        weights[layer] = (low, high)
-                        sharers = words.data * words.context
-                        shards = tmpc.mode.optimizer_shards or sharers
-                        place, width = (replica * words.context + group) % shards, (high - low) / shards
-                        state[layer] = (low + place * width, low + (place + 1) * width)
-                    yield _MovedState(weights, state)
+    """What each GPU holds, in the order of ranks."""
+    words, schedule, node = layout_words(one), one.simulation.schedule, gpus_per_node_of(one.instance)
+    sharers = words.data * words.context
+    for place in rank_places(one.plan, schedule, node, words.context):
+        low, width = place.shard / words.tensor, 1.0 / words.tensor
+        sharer = place.replica * words.context + place.context
+        weights, state = {}, {}
+        for layer, _, tmpc in (x for stage in place.stages for x in choices_made(one.instance, one.plan.stages[stage])):
+            shards = tmpc.mode.optimizer_shards or sharers
+            first = low + sharer % shards * width / shards
+            weights[layer], state[layer] = (low, low + width), (first, first + width / shards)
+        yield _MovedState(weights, state)

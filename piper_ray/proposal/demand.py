@@ -11,7 +11,7 @@ from piper_ray.model.figures import size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
-from piper_ray.model.restrictions import divisible_batch, odd_part
+from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
@@ -57,6 +57,10 @@ class PlanDemand:
     def devices(self) -> int:
         """Of the whole cluster."""
         return self.request.nodes * self.gpus_per_node
+
+    def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
+        """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
+        return self.runtime.restricted(Restrictions(), instance, schedule, min(self.gpus_per_node, instance.devices))
 
     def planned_bytes(self, memory_bytes: float) -> float:
         """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from piper_ray.cost.schedules import rank_counts
 from piper_ray.engine.one_setting import ModeSetting
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.constraints import Constraint, DataParallelDegrees, StageCount, choices_made
@@ -82,8 +83,7 @@ def _preference(found: Solution) -> tuple[float, ...]:
 
 def _parts(instance: Instance, restrictions: Restrictions) -> Iterator[tuple[Constraint, ...]]:
     """That leave all plans which reduce what they reduce once a batch. restrictions: those that hold anyway."""
-    ranks = [restrictions.stage_count] if restrictions.stage_count is not None else range(1, len(instance.layers) + 1)
-    for count in ranks:
+    for count in rank_counts(instance, restrictions, devices=1):
         if count > 1:
             yield (StageCount(count),)
         elif count == 1:

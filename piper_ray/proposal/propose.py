@@ -64,8 +64,10 @@ def propose(
     listed: int = LISTED,
 ) -> FoundPlans:
     """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
-    proved. Raises UsageError where nothing can be
-    estimated, InfeasibleError where no plan fits, with the reason."""
+    proved.
+
+    Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
+    """
     began_s = time.perf_counter()
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
     demand = demand.with_batch(tell)
@@ -121,7 +123,11 @@ def what_would_help(
             yield Help(f"a batch of {batch:,}", found)
     for precision in precisions:
         other = replace(demand, request=replace(demand.request, precision=precision))
-        found = _best_of(proposal, cells_of(other, other.estimates()[0]).cells, None, stop, watch)
+        try:
+            in_precision = cells_of(other, other.estimates()[0]).cells
+        except InfeasibleError:
+            in_precision = ()
+        found = _best_of(proposal, in_precision, None, stop, watch)
         if not stop.requested:
             yield Help(f"{precision} in place of {demand.request.precision}", found, precision)
 

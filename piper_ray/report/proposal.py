@@ -26,7 +26,7 @@ from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import CellBegun, Closing
+from piper_ray.proposal.cells import LISTED, CellBegun, Closing
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.plan import Figures, figures_of
@@ -36,7 +36,6 @@ from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
-_MOST_SHOWN = 5
 _MOST_RANKS = 16
 
 
@@ -215,7 +214,7 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     best = layout_words(proposal.best)
     heads = ("step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in")
     left = ("schedule", "runs as", "simpler in")
-    rows = [_other_row(one, proposal.best, best) for one in proposal.found[: _MOST_SHOWN + 1]]
+    rows = [_other_row(one, proposal.best, best) for one in proposal.found[: LISTED + 1]]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
     wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
     columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]

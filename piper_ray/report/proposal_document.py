@@ -7,17 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import Cell
+from piper_ray.proposal.cells import LISTED, Cell
+from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
+from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.plans import stage_documents
 
 _VERSION = 1
-_LISTED = 5
 
 
 def _header(kind: str) -> dict[str, object]:
@@ -61,9 +62,12 @@ def planned_document(
     figures: Figures,
     others: Mapping[str, Proposed | None],
     helps: Iterable[Help],
+    theirs: Theirs | None,
+    fewer: Sequence[ClusterPlan],
     files: Sequence[Path],
 ) -> dict[str, object]:
-    """All that ``plan`` has to say. others: the best plans in other precisions that were asked for."""
+    """All that ``plan`` has to say. others: the best plans in other precisions that were asked for. theirs: the plan
+    of people's own, if any. fewer: the plan and those for fewer nodes, where these were asked for."""
     best = proposal.best
     words = layout_words(best)
     schedule = best.simulation.schedule
@@ -76,13 +80,13 @@ def planned_document(
         "likely_s": list(best.estimate.doubt.range_s(best.step_s)),
         "training_days": figures.days,
         "training_cost": figures.cost,
-        "alternatives": [priced_document(one, words) for one in proposal.found[1 : 1 + _LISTED]],
+        "alternatives": [priced_document(one, words) for one in proposal.found[1 : 1 + LISTED]],
         "precisions": {name: _or_none(one, words) for name, one in others.items()},
         "changes": [{"what": one.what, "plan": _or_none(one.found, words)} for one in helps],
         "search": search_document(proposal),
         "files": [str(path) for path in files],
-        "against": None,
-        "fewer_nodes": [],
+        "against": None if theirs is None else against_document(proposal, theirs),
+        "fewer_nodes": spare_document(fewer),
     }
 
 

@@ -21,7 +21,7 @@ from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
@@ -197,11 +197,11 @@ def test_pieces_that_read_each_other_are_refused_by_name(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("seed", long_after(15, range(60)))
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw"])
-def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "2bw", Schedule(ScheduleName.INTERLEAVED, 2)])
+def test_no_plan_of_a_setting_is_faster_than_its_bound(seed: int, schedule: str | Schedule) -> None:
     instance = instance_of(seed)
     rules = Restrictions(constraints=[SameDegrees()] if seed % 2 or schedule != "2bw" else [])
-    worth = worth_of(instance, rules, Schedule.of(schedule))
+    worth = worth_of(instance, rules, schedule if isinstance(schedule, Schedule) else Schedule.of(schedule))
     found = piper_ray.solve(instance, restrictions=rules, schedule=schedule, options=ONE_THREAD)
     if worth.least_s == float("inf"):
         assert found.plan is None

@@ -44,7 +44,7 @@ def test_the_answer_keeps_its_schema(proposal: FoundPlans) -> None:
     best, slower = proposal.found[:2]
     helps = [Help("8 % less memory", slower), Help("25 % more memory", None)]
     others = {"fp16": slower, "fp8": None}
-    made = planned_document(proposal, figures_of(best, 1e9, 2.0), others, helps, [Path("out/plan.json")])
+    made = planned_document(proposal, figures_of(best, 1e9, 2.0), others, helps, None, [], [Path("out/plan.json")])
     document: dict[str, Any] = json.loads(to_text(made))
     assert_described(document, "planned.schema.json")
     assert document["best"]["step_s"] == best.step_s

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from piper_ray.cost.schedules import chunk_schedules
+from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.solve import solve
 from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
@@ -25,6 +27,8 @@ from piper_ray.model.figures import time_text
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.plan_rules import in_order
+from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.against import Theirs
@@ -362,11 +366,12 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [RuntimeName.MEGATRON, RuntimeName.TORCHTITAN])
 def test_what_is_interleaved_has_several_chunks(tmp_path: Path, name: RuntimeName) -> None:
     """With one on each rank Megatron runs 1f1b, and torchtitan refuses it."""
-    asked = replace(demand(tmp_path, 4), schedules=(ScheduleName.INTERLEAVED,), runtime=RUNTIMES[name])
-    found = propose(asked)
-    assert any(one.solution.schedule.v > 1 for one in found.found)
-    for one in found.found:
-        assert one.solution.schedule.v > 1 or len(one.plan.stages) == 1
+    asked = replace(demand(tmp_path, 4), runtime=RUNTIMES[name])
+    instance = in_order(asked.estimated(4).instance)
+    rules = asked.restrictions(instance, ScheduleName.INTERLEAVED)
+    for asked_of, others in ((Restrictions(), {(True, False)}), (rules, set())):
+        tasks = ChunkProblem.of(instance, asked_of, chunk_schedules("interleaved")).tasks(instance)
+        assert {(x.shape.ranks > 1, x.shape.chunks > 1) for x in tasks} == {(False, False), (True, True)} | others
 
 
 def test_a_tied_model_has_one_rank_under_torchtitan(tmp_path: Path) -> None:

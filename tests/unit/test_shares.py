@@ -9,27 +9,42 @@ from random import Random
 import numpy as np
 import pytest
 
-from piper_ray.cost.shares import HeldLayers
-from piper_ray.engine.chunks.tasks import least_in_flight
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.cost.shares import HeldLayers, surely_in_flight
+from piper_ray.engine.chunks.tasks import PipelineShape
+from piper_ray.model.schedule import FLUSHED, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, flush_lists
 
+SCHEDULES = (
+    Schedule(ScheduleName.ONE_F_ONE_B),
+    Schedule(ScheduleName.GPIPE),
+    *(Schedule(ScheduleName.INTERLEAVED, v) for v in (1, 2, 3, 4)),
+    Schedule(ScheduleName.INTERLEAVED, 2, 6),
+    Schedule(ScheduleName.LOOPED_BFS, 2),
+    Schedule(ScheduleName.ZB_H1, 2),
+)
 
-@pytest.mark.parametrize("v", [2, 3, 4])
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=repr)
 @pytest.mark.parametrize("p", [1, 2, 3, 5])
-def test_each_chunk_has_as_much_in_flight_when_the_first_backward_pass_begins(p: int, v: int) -> None:
+def test_each_chunk_has_as_much_in_flight_when_the_first_backward_pass_begins(p: int, schedule: Schedule) -> None:
+    exact = schedule.name in FLUSHED
     for m in range(1, 3 * p + 2):
-        schedule = Schedule(ScheduleName.INTERLEAVED, v)
-        expected = least_in_flight(schedule, p, m)
+        if not PipelineShape(schedule, p, m).runs:
+            continue
+        expected = surely_in_flight(schedule, p, m)
         for rank, actions in enumerate(flush_lists(schedule, p, m)):
             before = list(itertools.takewhile(lambda x: x[0] == ActionKind.F, actions.tolist()))
-            held = [sum(chunk == one for _, one, _ in before) for chunk in range(v)]
-            assert min(held) >= expected[rank], (p, v, m, rank, held)
+            held = [sum(chunk == one for _, one, _ in before) for chunk in range(schedule.v)]
+            assert min(held) == expected[rank] if exact else min(held) >= expected[rank], (m, rank, held)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_no_way_to_share_out_layers_is_faster_than_the_bound(seed: int) -> None:
-    rng = Random(seed)
+def test_no_way_to_share_out_layers_is_faster_than_the_bound() -> None:
+    """And often the bound says more than the work alone."""
+    sharper = sum(is_sharper(Random(seed)) for seed in range(60))
+    assert sharper > 10
+
+
+def is_sharper(rng: Random) -> bool:
     kinds, ranks = rng.randint(1, 3), rng.randint(1, 3)
     counts = np.array([float(rng.randint(1, 2)) for _ in range(kinds)])
     seconds = np.array([rng.choice([0.0, rng.uniform(0, 4)]) for _ in range(kinds)])
@@ -48,3 +63,4 @@ def test_no_way_to_share_out_layers_is_faster_than_the_bound(seed: int) -> None:
                 best_s = min(best_s, float(busy_s.max()))
     bound_s = HeldLayers(counts, seconds, fixed, activation).least_s(flight, memory_bytes)
     assert bound_s <= best_s * (1.0 + 1e-12)
+    return bool(bound_s > counts @ seconds / ranks * 1.01)

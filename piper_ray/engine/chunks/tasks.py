@@ -10,11 +10,11 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
+from piper_ray.cost.shares import surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.chunks.tables import DegreeTables, MixedTables, ModelOrder
 from piper_ray.engine.kernels.chunk_program import ChunkProgram, build_program
-from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.lattice.bits import offsets
 from piper_ray.model.constraints import FilledPipeline, PipelinedChunks
 from piper_ray.model.errors import UsageError
@@ -196,7 +196,7 @@ class ChunkProblem:
         for p in rank_counts(instance, restrictions, d * tables.degree):
             if fixed_bytes > p * memory_bytes or (p > m and restrictions.has(FilledPipeline)):
                 continue
-            held_s = held.least_s(least_in_flight(self.schedules[0], p, m), memory_bytes)
+            held_s = held.least_s(surely_in_flight(self.schedules[0], p, m), memory_bytes)
             if held_s == np.inf:
                 continue
             # On one rank no number of chunks is faster than the least, or holds less, where these have no choice.
@@ -221,15 +221,6 @@ def _is_run_otherwise(schedule: Schedule, ranks: int) -> bool:
     if ranks == 1:
         return schedule.v > 1
     return schedule.v == 1 and schedule.name is ScheduleName.INTERLEAVED
-
-
-def least_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> FloatArray:
-    """float64[p], descending: when a rank begins its first backward pass, so many microbatches are in flight at least
-    in each of its chunks. Of interleaved chunks the last one has the fewest: 2 q - 1 on rank q from the end, and no
-    more than all that a group or the batch has."""
-    if schedule.name is not ScheduleName.INTERLEAVED or schedule.group is not None:
-        return np.ones(ranks)
-    return np.minimum(min(ranks, microbatches), 2.0 * np.arange(ranks, 0, -1.0) - 1.0)
 
 
 class _Choices(NamedTuple):

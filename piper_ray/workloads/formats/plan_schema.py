@@ -305,8 +305,8 @@ class CellDocument(_Documented):
     lower_bound_s: float | None
     """None of its plans takes less a step; null: none fits."""
     closing: Literal["bound", "searched", "no plan", "left open"]
-    """What is known of it. bound: the bound alone says that no plan of it is of interest; searched: its best plan is
-    known, or that none is fast enough; no plan: none fits; left open: a bound is all that is known."""
+    """How it was closed. bound: the bound alone says that no plan of it is of interest; searched: a search has gone
+    through it, which left its bound where it is; no plan: none fits; left open: no search has gone through it."""
     step_s: float | None
     """The step of its best plan; null: none is known, or none was sought."""
 
