@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -130,6 +131,14 @@ def rounded(number: float) -> str:
     return f"{number:.3g}"
 
 
+def rounded_down(number: float) -> float:
+    """To three digits: what is true of a bound is true of less."""
+    if number <= 0.0:
+        return 0.0
+    last = 10.0 ** (math.floor(math.log10(number)) - 2)
+    return math.floor(number / last * (1.0 + 1e-12)) * last
+
+
 def held_text(size_bytes: float) -> str:
     """``72.2 GiB``, ``0.995 GiB``: memory in three digits."""
     number, unit = size_text(size_bytes, 3).split(" ")
@@ -150,7 +159,7 @@ def proof_line(proposal: FoundPlans) -> str:
     combinations = plural(proposal.cells.count, "combination")
     return (
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes less "
-        f"than {time_text(proposal.lower_s, 3)} under this model: gap {gap_text(proposal.gap)}"
+        f"than {time_text(rounded_down(proposal.lower_s), 3)} under this model: gap {gap_text(proposal.gap)}"
     )
 
 

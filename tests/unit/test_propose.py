@@ -46,6 +46,7 @@ from piper_ray.report.proposal import (
     held_text,
     print_plan,
     rounded,
+    rounded_down,
     verbose_lines,
 )
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -462,3 +463,16 @@ def test_a_tied_model_is_sharded_on_its_one_rank(tmp_path: Path) -> None:
     (stage,) = best.plan.stages
     assert stage.data_parallel_degree > 1
     assert not counts_on_one_sum(best.instance, best.plan)
+
+
+def test_a_bound_is_never_told_as_more_than_it_is() -> None:
+    for bound_s, told in (
+        (114.855, 114.0),
+        (33.1983, 33.1),
+        (33.2, 33.2),
+        (0.00899, 0.00899),
+        (0.012349, 0.0123),
+        (0.0, 0.0),
+    ):
+        assert rounded_down(bound_s) == pytest.approx(told)
+        assert rounded_down(bound_s) <= bound_s * (1.0 + 1e-9)

@@ -154,7 +154,7 @@ def _without_room(
     states = room.architecture.trained_parameters * each
     there = f"{plural(room.devices, 'GPU')} of {size_text(room.memory_bytes)}"
     text = f"{model.name} has no layout that fits on {there}: weights, gradients and optimizer state alone take "
-    text += f"{size_text(states)} of {size_text(room.devices * room.memory_bytes)}"
+    text += f"{size_text(states)}, where all GPUs together have {size_text(room.devices * room.memory_bytes)}"
     yield text + (f"; fewer than {enough:,} nodes cannot do" if enough < _MOST_NODES else "")
 
 
