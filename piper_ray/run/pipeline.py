@@ -320,6 +320,15 @@ def _border_bytes(plan: PipelinePlan, stage: int, border: Border) -> float:
     return float(plan.microbatches * sum(tensor.nbytes for tensor in kept))
 
 
+def _without_views(_: nn.Module, __: object, outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A layer's outputs, with copies of those that are views.
+
+    The next layer may write into a view, and then torch would not call the hook that gathers the layer's parameters
+    before its backward pass.
+    """
+    return tuple(one.clone() if isinstance(one, torch.Tensor) and one._is_view() else one for one in outputs)
+
+
 def sums_by_hand(plan: PipelinePlan) -> bool:
     """Whether ``mean_gradients`` has to follow each step."""
     return plan.splits and plan.replicas > 1 and plan.sharing is Replicas.DDP
@@ -331,6 +340,7 @@ def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Bord
         return module
     if plan.sharing is Replicas.FULLY_SHARD:
         for layer in _own_layers(module):  # one after the other, so that a layer is gathered while another is run
+            layer.register_forward_hook(_without_views)
             fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
         return module
@@ -345,11 +355,19 @@ def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Bord
     return module
 
 
-def _own_layers(module: nn.Module) -> list[nn.Module]:
-    """The layers of a stage that share no parameter with another of them; the stage as a whole has those that do."""
-    layers = [*getattr(module, "layers", ())]
-    count = Counter(parameter for layer in layers for parameter in set(layer.parameters()))
-    return [layer for layer in layers if {count[parameter] for parameter in layer.parameters()} == {1}]
+def _own_layers(stage: nn.Module) -> list[nn.Module]:
+    """The layers of a stage that can be sharded each on its own.
+
+    They share no parameter with another layer, and write into nothing that they are given, which torch forbids them.
+    """
+    if not isinstance(stage, StageModule):
+        return []
+    count = Counter(parameter for layer in stage.layers for parameter in set(layer.parameters()))
+    return [
+        layer
+        for number, layer in zip(stage.cut.layers, stage.layers, strict=True)
+        if number not in stage.writing and {count[parameter] for parameter in layer.parameters()} == {1}
+    ]
 
 
 def mean_gradients(parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:

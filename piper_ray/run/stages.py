@@ -144,8 +144,8 @@ class StageModule(nn.Module):
     """A stage: what it receives, and inputs of the model by name, become what it sends.
 
     copied: numbers of the received tensors that layers write into. sends: tensors like those that the next stage has
-    room for; None: nobody receives them. whole: a sent tensor is never a view, as torch asks where the backward pass is
-    split.
+    room for; None: nobody receives them. writing: the layers that write into what they are given, by number.
+    whole: a sent tensor is never a view, as torch asks where the backward pass is split.
     """
 
     def __init__(self, cut: Cut, layers: Sequence[TracedLayer], *, whole: bool) -> None:
@@ -153,6 +153,7 @@ class StageModule(nn.Module):
         self.layers = nn.ModuleList(layers[number].module for number in cut.layers)
         self.copied: frozenset[int] = frozenset()
         self.sends: tuple[torch.Tensor, ...] | None = None
+        self.writing: set[int] = set()
         self.whole = whole
         self.cut = cut
         self.paths = [layers[number].path for number in cut.layers]
@@ -180,10 +181,13 @@ class StageModule(nn.Module):
         there = dict(zip(self.cut.received, received, strict=True))
         for number, module, sources in zip(self.cut.layers, self.layers, self._sources, strict=True):
             given = [_found(source, there, inputs) for source in sources]
+            versions = [tensor._version for tensor in given]
             if number in self.cut.recompute:
                 outputs: Any = checkpoint(module, *given, use_reentrant=False)
             else:
                 outputs = module(*given)
+            if versions != [tensor._version for tensor in given]:
+                self.writing.add(number)
             for index, output in enumerate(outputs):
                 there[TensorSource(number, index)] = output
         return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
