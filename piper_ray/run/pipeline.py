@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -334,12 +334,13 @@ def sums_by_hand(plan: PipelinePlan) -> bool:
     return plan.splits and plan.replicas > 1 and plan.sharing is Replicas.DDP
 
 
-def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Border) -> nn.Module:
+def shared(module: StageModule, plan: PipelinePlan, mesh: DeviceMesh, border: Border) -> nn.Module:
     """The module as one of d replicas."""
     if plan.replicas == 1 or not any(parameter.requires_grad for parameter in module.parameters()):
         return module
     if plan.sharing is Replicas.FULLY_SHARD:
-        for layer in _own_layers(module):  # one after the other, so that a layer is gathered while another is run
+        layers = dict(zip(module.cut.layers, module.layers, strict=True))
+        for layer in _own_layers(layers, module.writing):  # so that one is gathered while another is run
             layer.register_forward_hook(_without_views)
             fully_shard(layer, mesh=mesh["dp"], reshard_after_forward=False)
         fully_shard(module, mesh=mesh["dp"], reshard_after_forward=False)
@@ -355,18 +356,16 @@ def shared(module: nn.Module, plan: PipelinePlan, mesh: DeviceMesh, border: Bord
     return module
 
 
-def _own_layers(stage: nn.Module) -> list[nn.Module]:
-    """The layers of a stage that can be sharded each on its own.
+def _own_layers(layers: Mapping[int, nn.Module], writing: Collection[int]) -> list[nn.Module]:
+    """The layers of a stage, by number, that can be sharded each on its own.
 
-    They share no parameter with another layer, and write into nothing that they are given, which torch forbids them.
+    They share no parameter with another layer, and are not writing into what they are given, which torch forbids them.
     """
-    if not isinstance(stage, StageModule):
-        return []
-    count = Counter(parameter for layer in stage.layers for parameter in set(layer.parameters()))
+    count = Counter(parameter for layer in layers.values() for parameter in set(layer.parameters()))
     return [
         layer
-        for number, layer in zip(stage.cut.layers, stage.layers, strict=True)
-        if number not in stage.writing and {count[parameter] for parameter in layer.parameters()} == {1}
+        for number, layer in layers.items()
+        if number not in writing and {count[parameter] for parameter in layer.parameters()} == {1}
     ]
 
 

@@ -73,9 +73,9 @@ def test_a_fault_that_a_device_tells_late_is_not_laid_on_the_pass_that_hears_of_
     assert "rank 0 (stages 1, 3): the forward pass of stage 3" in str(told(job, 0, failed).error)  # type: ignore[arg-type]
 
 
-def test_layers_are_sharded_one_by_one_unless_they_share_a_weight() -> None:
-    first, second, third = (torch.nn.Linear(2, 2) for _ in range(3))
+def test_layers_are_sharded_one_by_one_unless_they_share_a_weight_or_write_into_what_they_are_given() -> None:
+    first, second, third, fourth = (torch.nn.Linear(2, 2) for _ in range(4))
     third.weight = second.weight
-    stage = torch.nn.Module()
-    stage.layers = torch.nn.ModuleList([first, torch.nn.ReLU(), second, third])
-    assert _own_layers(stage) == [first]
+    layers = {3: first, 4: torch.nn.ReLU(), 5: second, 6: third, 7: fourth}
+    assert _own_layers(layers, {4}) == [first, fourth]
+    assert _own_layers(layers, {3}) == [fourth]
