@@ -65,10 +65,14 @@ class ModeSetting:
 
 
 class Settings(NamedTuple):
-    """worth_a_solve: but for those that another one never loses to. listed: how many have a TMPC for each layer."""
+    """worth_a_solve: but for those that another one never loses to. others: those with a TMPC for each layer."""
 
     worth_a_solve: tuple[ModeSetting, ...]
-    listed: int
+    others: tuple[ModeSetting, ...]
+
+    def above(self, other: ModeSetting) -> ModeSetting:
+        """That never loses to one of the others."""
+        return next(one for one in self.worth_a_solve if one.never_loses(other))
 
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
@@ -94,7 +98,9 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
             for narrowed in constraint.under_each(instance, constraint.modes(instance)):
                 by_rule = narrowed if constraint.by_layer else _under_rule(restrictions.recompute, instance, narrowed)
                 listed.append(ModeSetting(by_rule, figures.tables(by_rule)))
-    return Settings(unbeaten(listed, ModeSetting.never_loses), sum(bool(one.tables) for one in listed))
+    kept = unbeaten(listed, ModeSetting.never_loses)
+    others = [one for one in listed if one.tables and not any(one is other for other in kept)]
+    return Settings(kept, tuple(others))
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from piper_ray.engine.ledger import Ledger, Limits, preference
-from piper_ray.engine.one_setting import ModeSetting, settings_of
+from piper_ray.engine.one_setting import ModeSetting, Settings, settings_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -98,11 +98,18 @@ class Cell:
 
 @dataclass(frozen=True)
 class Cells:
-    """cells: but for those that another one never loses to. count: of all. refused: what there are none of, and why."""
+    """cells: but for those that another one never loses to, under any schedule. settings: of each microbatch size, the
+    modes of these and of those. schedules: that they are for. refused: what there are none of, and why."""
 
     cells: tuple[Cell, ...]
-    count: int
+    settings: Mapping[int, Settings]
+    schedules: tuple[ScheduleName, ...]
     refused: tuple[str, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Of all combinations."""
+        return len(self.cells) + len(self.schedules) * sum(len(one.others) for one in self.settings.values())
 
 
 def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
@@ -115,18 +122,17 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
             f"{name.value}: not tried, as it is for several pipeline ranks" for name in schedules if name in CHUNKED
         ]
         schedules = [name for name in schedules if name not in CHUNKED]
-    found, count = list[Cell](), 0
+    found, modes = list[Cell](), dict[int, Settings]()
     for samples, of_size in estimates.items():
         instance = of_size.instance
         rules = {name: demand.restrictions(instance, name) for name in schedules}
         if not rules:
             continue
-        settings = settings_of(instance, next(iter(rules.values())))
-        count += settings.listed * len(rules)
+        settings = modes[samples] = settings_of(instance, next(iter(rules.values())))
         for name, restrictions in rules.items():
             others = restrictions.without(OneMode)
             found += [Cell(samples, name, of_size, setting, others, demand.step) for setting in settings.worth_a_solve]
-    return Cells(tuple(found), count, tuple(refused))
+    return Cells(tuple(found), modes, tuple(schedules), tuple(refused))
 
 
 @dataclass(frozen=True)

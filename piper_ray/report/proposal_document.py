@@ -42,6 +42,12 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "lower_bound_s": proposal.lower_s,
         "gap": proposal.gap,
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
+        "schedules": [name.value for name in proposal.cells.schedules],
+        "never_better": [
+            {"microbatch": samples, "mode": mode.text, "than": settings.above(mode).text}
+            for samples, settings in proposal.cells.settings.items()
+            for mode in settings.others
+        ],
         "refused": list(proposal.refused),
     }
 

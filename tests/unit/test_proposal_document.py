@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.plan import figures_of
 from piper_ray.proposal.propose import FoundPlans, Help, propose
 from piper_ray.report.document import to_text
 from piper_ray.report.proposal_document import planned_document, search_document
+from piper_ray.workloads.estimate.modes import Offer
 from tests.unit.test_plan_documents import assert_described
 from tests.unit.test_propose import demand
 
 
 @pytest.fixture(scope="module")
 def proposal(tmp_path_factory: pytest.TempPathFactory) -> FoundPlans:
-    return propose(demand(tmp_path_factory.mktemp("model")))
+    asked = demand(tmp_path_factory.mktemp("model"))
+    return propose(replace(asked, request=replace(asked.request, offer=Offer(zero=ALL_REPLICAS))))
 
 
 def test_the_bound_of_all_is_the_least_of_the_cells(proposal: FoundPlans) -> None:
@@ -30,7 +34,14 @@ def test_the_bound_of_all_is_the_least_of_the_cells(proposal: FoundPlans) -> Non
     bounds = [math.inf if cell["lower_bound_s"] is None else cell["lower_bound_s"] for cell in cells]
     assert min(document["step_s"], *bounds) == document["lower_bound_s"] == proposal.lower_s
     assert document["gap"] == 1.0 - document["lower_bound_s"] / document["step_s"]
-    assert document["combinations"] >= len(cells) == len({tuple(cell.values()) for cell in cells})
+    others = document["never_better"]
+    assert others
+    assert document["combinations"] == len(cells) + len(document["schedules"]) * len(others)
+    listed = {(cell["microbatch"], cell["mode"]) for cell in cells}
+    assert len({tuple(cell.values()) for cell in cells}) == len(cells) == len(listed) * len(document["schedules"])
+    for other in others:
+        assert (other["microbatch"], other["than"]) in listed
+        assert (other["microbatch"], other["mode"]) not in listed
     steps_s = [cell["step_s"] for cell in cells if cell["step_s"] is not None]
     assert min(steps_s) == document["step_s"] == proposal.best.step_s
     for cell in cells:

@@ -311,6 +311,17 @@ class CellDocument(_Documented):
     """The step of its best plan; null: none is known, or none was sought."""
 
 
+class NeverBetterDocument(_Documented):
+    """Combinations that plan need not look at, one under each schedule: another one never loses to them."""
+
+    microbatch: int
+    """The samples of a microbatch."""
+    mode: str
+    """How all layers run: the ids of their TMPCs, the commonest first."""
+    than: str
+    """The mode of the same microbatch size that takes no more time and memory in any layer, and so in any plan."""
+
+
 class SearchDocument(_Documented):
     """What plan searched, and what that proves: the file search.json."""
 
@@ -346,6 +357,10 @@ class SearchDocument(_Documented):
     """How far the best plan may be from the best: 1 - lower_bound_s / step_s."""
     cells: list[CellDocument]
     """All combinations but those that another one never loses to."""
+    schedules: list[ScheduleName]
+    """The schedules that were tried."""
+    never_better: list[NeverBetterDocument]
+    """The other combinations: combinations is the length of cells and, for each schedule, that of never_better."""
     refused: list[str]
     """What was not tried, and why."""
 
