@@ -307,7 +307,7 @@ def _never_loses(one: Instance, other: Instance) -> bool:
 
 def _as_good(one: Tmpc, other: Tmpc) -> bool:
     """In every stage, under any schedule."""
-    if one is other or one == other:
+    if one is other:
         return True
     mine, theirs = passes_of(one), passes_of(other)
     split = mine.weight_s == theirs.weight_s is None

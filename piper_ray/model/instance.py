@@ -13,7 +13,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -150,9 +149,9 @@ class Tmpc:
 
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
         """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
-        found = copy(self)
-        object.__setattr__(found, "forward_sync_bytes", forward_sync_bytes)
-        object.__setattr__(found, "backward_sync_bytes", backward_sync_bytes)
+        found = object.__new__(Tmpc)  # nothing else needs a look again
+        tables = {"forward_sync_bytes": forward_sync_bytes, "backward_sync_bytes": backward_sync_bytes}
+        vars(found).update(vars(self), **tables)
         return found
 
     def _complete_times(self) -> None:

@@ -15,7 +15,7 @@ from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, synced, tmpc_of
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
 from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
@@ -321,12 +321,20 @@ def _instance(
 ) -> Instance:
     tied, tensors = architecture.tied_nodes, architecture.tensors
     plain = {key: [(mode, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()}
+    known: dict[tuple[object, ...], list[tuple[Sequence[float], ...]]] = {}
     layers = []
     for index, node in enumerate(architecture.nodes):
-        kind = node.kind
+        kind, sizes = node.kind, [tuple(side.values()) for side in tensors[index]]
+        alike = kind.key, *sizes
+        if alike not in known:
+            known[alike] = [
+                tuple([sync_bytes(size, mode.degree, mode, setting) for size in side] for side in sizes)
+                for mode, _ in plain[kind.key]
+            ]
         tmpcs: dict[int, list[Tmpc]] = {}
-        for mode, tmpc in plain[kind.key]:
-            tmpcs.setdefault(mode.devices, []).append(synced(tmpc, setting, *tensors[index], mode.degree))
+        for (mode, tmpc), sides in zip(plain[kind.key], known[alike], strict=True):
+            tables = (dict(zip(ends, side, strict=True)) for ends, side in zip(tensors[index], sides, strict=True))
+            tmpcs.setdefault(mode.devices, []).append(tmpc.between(*tables))
         rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
 
@@ -283,7 +283,7 @@ def sync_bytes(output_bytes: float, degree: int, mode: Mode, setting: Setting) -
 
     t devices send 1/t of a tensor each, over their own network links (Narayanan et al. 2021, section 4.1). Without
     sequence parallelism those on the other side then gather it over the node's links; its time is said in bytes of B,
-    of which the planner charges 2 (c + fw) / B.
+    of which the planner charges 2 (c + fw) / B. Whole bytes.
     """
     share = output_bytes / (degree * mode.context)
     gathered = 0.0
@@ -291,11 +291,11 @@ def sync_bytes(output_bytes: float, degree: int, mode: Mode, setting: Setting) -
         stack = setting.stack
         gather_s = all_gather_s(output_bytes / mode.context, Group(degree), stack.gpu, stack.gpus_per_node)
         gathered = gather_s * setting.bytes_per_s / 2.0
-    return share - edge_bytes(output_bytes, setting) + gathered
+    return float(math.ceil(share - edge_bytes(output_bytes, setting) + gathered))
 
 
 def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
-    """The TMPC, without neighbours: ``synced`` has what it sends them."""
+    """The TMPC, without neighbours: ``between`` adds what it sends them."""
     return Tmpc(
         id=mode.id,
         **times_of(costs.planned_s, costs.forward_pass_s, costs.weight_s),
@@ -307,18 +307,6 @@ def tmpc_of(costs: LayerCosts, mode: LayerMode) -> Tmpc:
         least_data_parallel_degree=mode.least_data_parallel_degree,
         mode=mode.beside_degree,
     )
-
-
-def synced(
-    tmpc: Tmpc, setting: Setting, arriving: Mapping[int, float], leaving: Mapping[int, float], degree: int
-) -> Tmpc:
-    """With what it sends and receives at that t. arriving, leaving: whole bytes of the tensors from and to each
-    neighbour, by layer id."""
-    tables = (
-        {layer: float(math.ceil(sync_bytes(size, degree, tmpc.mode, setting))) for layer, size in tensors.items()}
-        for tensors in (arriving, leaving)
-    )
-    return tmpc.between(*tables)
 
 
 class Times(TypedDict):

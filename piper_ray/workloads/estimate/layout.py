@@ -17,7 +17,7 @@ from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, synced, tmpc_of
+from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
 from piper_ray.workloads.estimate.exchanges import transfer_bytes_per_s
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Training
@@ -182,9 +182,11 @@ def _instance(
     tensors, tied = architecture.tensors, architecture.tied_nodes
     layers = []
     for index, node in enumerate(architecture.nodes):
-        key = node.kind.key
-        plain = tmpc_of(replace(costs[key], unsaid_s=0.0), chosen[key])
-        tmpc = synced(plain, setting, *tensors[index], chosen[key].degree)
+        key, mode = node.kind.key, chosen[node.kind.key]
+        sent = (
+            {end: sync_bytes(size, mode.degree, mode, setting) for end, size in side.items()} for side in tensors[index]
+        )
+        tmpc = tmpc_of(replace(costs[key], unsaid_s=0.0), mode).between(*sent)
         d = layout.data
         weights_bytes = sync_s[key] * setting.bytes_per_s / 4.0 * d / (d - 1) if d > 1 else 0.0
         tmpc = replace(tmpc, weights_bytes=weights_bytes, least_data_parallel_degree=1)

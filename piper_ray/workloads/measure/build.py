@@ -143,7 +143,7 @@ def _tmpcs(
     for way in ways:
         mode = LayerMode(degree=way.degree)
         extra = {
-            edge: 0.0 if setting is None else float(math.ceil(sync_bytes(size, mode.degree, mode, setting)))
+            edge: 0.0 if setting is None else sync_bytes(size, mode.degree, mode, setting)
             for edge, size in sent.items()
         }
         tmpc = Tmpc(
