@@ -61,6 +61,7 @@ def write_search(found: FoundPlans, out: Path) -> Path:
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal_document import search_document
 
+    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / SEARCH, to_text(search_document(found)))
     return out / SEARCH
 

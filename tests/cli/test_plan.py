@@ -91,7 +91,7 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     """DeepSpeed keeps tensors between stages: the best plan by the figures alone does not fit as it is launched."""
     out = tmp_path / "out"
     words = ("--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
-    finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "-o", str(out))
+    finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "--headroom", "0", "-o", str(out))
     assert finished.returncode == 0, finished.stderr
     held = re.search(r"than the (\S+ GiB) that DeepSpeed holds beside its figures: it is sought", finished.stderr)
     assert held is not None, finished.stderr
@@ -134,6 +134,39 @@ def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Pa
     assert json.loads((out / "plan.json").read_text())["status"] != "infeasible"
     assert run("verify", workload, plan).returncode == 0
     assert not (out / "report.html").exists(), "nobody waits for it"
+
+
+_FIRST_CELL_HANGS = """
+import threading
+from piper_ray.proposal import cells
+
+def hang(self, cell):
+    print("the first cell", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+cells.CellSearch._go_through = hang
+"""
+
+
+def test_an_interrupt_before_the_first_plan_says_what_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "8", "--schedule", "1f1b", "--microbatch-size", "1")
+    with started("plan", *words, "-o", out, setup=_FIRST_CELL_HANGS) as process:
+        wait_for(process, "the first cell")
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 143, errors
+    assert output == ""
+    search = json.loads((out / "search.json").read_text())
+    assert_described(search, "search.schema.json")
+    assert (search["step_s"], search["gap"]) == (None, None)
+    looked = sum(cell["closing"] in ("searched", "no plan") for cell in search["cells"])
+    told = (
+        f"terminated; no plan yet: {looked} of {len(search['cells'])} combinations were looked at, and none takes less"
+    )
+    assert told in errors
+    assert search["lower_bound_s"] > 10.0
+    assert sorted(path.name for path in out.iterdir()) == ["search.json"]
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -231,6 +264,17 @@ def test_several_clusters_are_a_table(tmp_path: Path) -> None:
     assert float(rows[1]["step_s"]) == json.loads(alone.stdout)["best"]["step_s"]
 
 
+def test_several_batches_are_a_curve(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished = small(tmp_path, "--nodes", "1", "--global-batch", "12..16", "-o", str(out))
+    assert finished.returncode == 0, finished.stderr
+    rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
+    assert [row["global_batch"] for row in rows] == ["12", "13", "14", "15", "16"]
+    assert [line.split()[0] for line in finished.stdout.splitlines()[1:6]] == ["12", "13", "14", "15", "16"]
+    alone = small(tmp_path, "--nodes", "1", "--global-batch", "12", "--dry-run", "--json")
+    assert float(rows[0]["step_s"]) == pytest.approx(json.loads(alone.stdout)["best"]["step_s"], rel=2e-4)
+
+
 def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished = small(tmp_path, "--nodes", "2", "-o", str(out), "--spare", "1", "--json")
@@ -255,6 +299,9 @@ def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
         (("--dry-run", "--recompute", "op"), "--recompute: Megatron has no"),
         (("--dry-run", "--headroom", "1.5"), "expected a size, such as 4GiB, or a share below 1"),
         (("--dry-run", "--precision", "bf16,fp3"), "fp3"),
+        (("--dry-run", "--global-batch", "16..8"), "expected samples, such as 1024 or 960,1024, or 960..1056"),
+        (("--dry-run", "--global-batch", "8,16", "--headroom", "0,8%"), "--global-batch and --headroom: give several"),
+        (("--dry-run", "--headroom", "0,8%", "--spare", "1"), "--spare is for one GPU, number of nodes, batch and"),
         (("--dry-run", "--candidates", "3"), "--candidates needs --out DIR"),
         (("--dry-run", "--price", "1,2", "--train-tokens", "1e9"), "--price has 2 prices for 1 GPUs"),
     ],

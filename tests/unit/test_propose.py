@@ -47,6 +47,7 @@ from piper_ray.report.proposal import (
     print_plan,
     rounded,
     rounded_down,
+    settling_lines,
     verbose_lines,
 )
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -234,6 +235,20 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"gap {gap_text(proposal.gap)}" in text
     assert sum(line.endswith("the plan") for line in lines) == 1
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
+
+
+def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
+    best = proposal.best
+    _, most_s = best.estimate.doubt.range_s(best.step_s)
+    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    assert close >= 3
+    told = f"estimates do not tell {close} of these apart: measure the first 3, --candidates 3 -o DIR"
+    assert told in screen(proposal).splitlines()
+    assert settling_lines(replace(proposal, found=(best,))) == []
+    least, most = (
+        held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)
+    )
+    assert f"({least} to {most}, as 9 in 10 of 91 published peaks)" in " ".join(screen(proposal).split())
 
 
 def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
