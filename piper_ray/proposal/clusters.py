@@ -115,21 +115,22 @@ def moved_between(before: Proposed, after: Proposed) -> Moved:
     for layer, node in enumerate(after.estimate.architecture.nodes):
         routed = sum(node.kind.value(each.parameters) for each in node.kind.operators if each.routed)
         numbers |= {(layer, True): routed, (layer, False): node.kind.parameters - routed}
-    moved_bytes, all_bytes = [0.0, 0.0], 0.0
+    weights_bytes = state_bytes = all_bytes = 0.0
     for number, own in enumerate(new):
         had = old[number] if number < len(old) else _HeldParts()
-        for place, (each_bytes, held, known) in enumerate(
-            (
-                (training.weight_bytes, own.weights, had.weights),
-                (training.optimizer_bytes, own.state, had.state),
-            )
+        for each_bytes, held, known in (
+            (training.weight_bytes, own.weights, had.weights),
+            (training.optimizer_bytes, own.state, had.state),
         ):
             for of, parts in held.items():
-                size_bytes = each_bytes * numbers[of]
-                there = _common(parts, parts)
+                size_bytes, there = each_bytes * numbers[of], _common(parts, parts)
+                missing_bytes = size_bytes * (there - (_common(parts, known[of]) if of in known else 0.0))
                 all_bytes += size_bytes * there
-                moved_bytes[place] += size_bytes * (there - (_common(parts, known[of]) if of in known else 0.0))
-    return Moved(*moved_bytes, all_bytes)
+                if known is had.weights:
+                    weights_bytes += missing_bytes
+                else:
+                    state_bytes += missing_bytes
+    return Moved(weights_bytes, state_bytes, all_bytes)
 
 
 def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:

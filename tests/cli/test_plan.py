@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.calibrate.layouts import Untold, laid_out
+from piper_ray.calibrate.runs import read_runs
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.layout import priced
 from tests.cli_cases import run
 from tests.export_support import ROOT
 from tests.interrupt_support import HANG_S, started, wait_for
@@ -122,7 +127,9 @@ searching.propose = propose
 def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
-    with started("plan", *words, "--schedule", "1f1b", "-o", out, setup=_SECOND_SEARCH_HANGS) as process:
+    with started(
+        "plan", *words, "--schedule", "1f1b", "--headroom", 0, "-o", out, setup=_SECOND_SEARCH_HANGS
+    ) as process:
         wait_for(process, "the second search")
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=HANG_S)
@@ -230,6 +237,12 @@ def test_candidates_are_jobs_that_calibrate_reads_back(tmp_path: Path) -> None:
     assert "--calibrate measured.json" in (out / "README.md").read_text()
     search = json.loads((out / "search.json").read_text())
     assert_described(search, "search.schema.json")
+    untold = Untold(read_model(str(tmp_path / "config.json")), "H100-SXM", gpus_per_node=4)
+    for one in read_runs(str(out / "measured.json")):
+        laid = laid_out(one, load_hardware(None), untold)
+        told = priced(laid.model, laid.stack, load_hardware(None).training, laid.layout)
+        planned_stages = json.loads((out / one.id / "plan.json").read_text())["stages"]
+        assert [list(stage.layers) for stage in told.plan.stages] == [stage["nodes"] for stage in planned_stages]
     steps_s = sorted({cell["step_s"] for cell in search["cells"] if cell["step_s"] is not None})
     for one, step_s in zip((first, second), steps_s, strict=False):
         one["step_s"] = 1.3 * step_s
