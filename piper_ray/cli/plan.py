@@ -405,15 +405,27 @@ def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> 
 
     demands = _demands(asked, model, hardware)
     of_gpu = dict(zip(asked.modelled.gpus, asked.trained.prices(len(asked.modelled.gpus)), strict=True))
+    plans: list[ClusterPlan] = []
+
+    def tabled(stop: Stop[list[ClusterPlan]]) -> list[ClusterPlan]:
+        stop.offer(lambda: plans or None)
+        for one in plans_of(demands, stop, note, log):
+            plans.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
+        return plans
+
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        plans = current().run(lambda stop: list(plans_of(demands, stop, note, log)))
+        current().run(tabled)
     tokens, prices = asked.trained.train_tokens, [of_gpu[one.demand.gpu] for one in plans]
-    print_clusters(console(), plans, prices, tokens)
+    along = "batches" if asked.tables["--global-batch"] else "rooms" if asked.tables["--headroom"] else "clusters"
+    print_clusters(console(), plans, prices, tokens, along)
     print_lines(console(), all_used_text(plans))
     if asked.written.out is not None:
         asked.written.out.mkdir(parents=True, exist_ok=True)
         write_atomically(asked.written.out / "clusters.csv", clusters_csv(plans, prices, tokens))
         typer.echo(str(asked.written.out / "clusters.csv"))
+    if _interrupted():
+        current().tell("these are the rows so far")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _others(demand: PlanDemand) -> tuple[str, ...]:

@@ -58,10 +58,14 @@ def clusters_csv(plans: Sequence[ClusterPlan], prices: Sequence[float | None], t
 
 
 def print_clusters(
-    console: Console, plans: Sequence[ClusterPlan], prices: Sequence[float | None], tokens: float | None
+    console: Console,
+    plans: Sequence[ClusterPlan],
+    prices: Sequence[float | None],
+    tokens: float | None,
+    along: str = "clusters",
 ) -> None:
-    """A row for each cluster; what has no plan says why."""
-    first = _first_columns(plans)
+    """A row for each cluster; what has no plan says why. along: what rows differ in: clusters, batches or rooms."""
+    first = _first_columns(plans, along)
     heads = [*first, "step", "gap", "tokens/s", "per GPU", "MFU"]
     heads += [] if tokens is None else ["days"]
     priced = any(price is not None for price in prices)
@@ -82,15 +86,15 @@ def print_clusters(
     print_fitting(console, columns, rows)
 
 
-def _first_columns(plans: Sequence[ClusterPlan]) -> dict[str, list[str]]:
+def _first_columns(plans: Sequence[ClusterPlan], along: str) -> dict[str, list[str]]:
     """What the rows differ in, by head; beside batches the GPUs that are idle, beside rooms what is held."""
     demands, found = [one.demand for one in plans], [None if one.found is None else one.found.best for one in plans]
-    if len({one.request.batch for one in demands}) > 1:
+    if along == "batches":
         return {
             "batch": [f"{one.request.batch:,}" for one in demands],
             "idle": ["-" if best is None else f"{best.idle_devices:,}" for best in found],
         }
-    if len({one.headroom for one in demands}) > 1:
+    if along == "rooms":
         return {
             "left free": [_room_text(one) for one in demands],
             "memory": ["-" if best is None else held_text(best.simulation.peak_memory_bytes) for best in found],

@@ -176,6 +176,34 @@ def test_an_interrupt_before_the_first_plan_says_what_is_known(tmp_path: Path) -
     assert sorted(path.name for path in out.iterdir()) == ["search.json"]
 
 
+_SECOND_ROW_HANGS = """
+import threading
+from piper_ray.proposal import clusters
+first = clusters.propose
+
+def propose(asked, *more, **named):
+    if asked.request.batch == 12:
+        return first(asked, *more, **named)
+    print("the second row", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+clusters.propose = propose
+"""
+
+
+def test_an_interrupt_leaves_the_rows_of_a_table_that_are_known(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    words = (config, "--gpu", "H100-SXM", "--nodes", "1", "--gpus-per-node", "4", "--tokens", "512", "--dry-run")
+    with started("plan", *words, "--schedule", "1f1b", "--global-batch", "12,16", setup=_SECOND_ROW_HANGS) as process:
+        wait_for(process, "the second row")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 130, errors
+    assert "these are the rows so far" in errors
+    assert [line.split()[0] for line in output.splitlines()] == ["batch", "12"]
+
+
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "piper_ray", *words],

@@ -165,7 +165,7 @@ def test_what_is_known_of_more_memory_holds_for_less(tmp_path: Path) -> None:
     assert table[1].found is not None
     assert table[1].found.seconds == 0.0, "what still fits is not sought again"
     console = Console(width=100, record=True, file=io.StringIO())
-    print_clusters(console, table, [None] * 4, None)
+    print_clusters(console, table, [None] * 4, None, "rooms")
     rows = console.export_text().splitlines()[1:]
     assert [float(line.split()[0]) for line in rows] == pytest.approx([0.0, *(100.0 * x for x in shares)], rel=1e-2)
 
