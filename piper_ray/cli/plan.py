@@ -165,7 +165,7 @@ def _tell_unfinished(known: FoundPlans, out: Path | None) -> None:
     """What is known without a plan, in a sentence; and search.json."""
     from piper_ray.report.proposal import unfinished_text
 
-    kept = [] if out is None else [f"{write_search(known, out)} has them"]
+    kept = [] if out is None or not known.cells.cells else [f"{write_search(known, out)} has them"]
     current().tell(unfinished_text(known), *kept)
 
 

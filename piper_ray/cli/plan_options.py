@@ -19,17 +19,23 @@ from piper_ray.model.units import parse_count
 from piper_ray.runtimes.runtime import RuntimeName
 
 
+def _ends(part: str, expected: str) -> tuple[int, int]:
+    """Of ``8..64``; of ``8`` both are the same. Raises UsageError."""
+    first, dots, last = part.partition(2 * ".")
+    try:
+        low, high = int(first), int(last) if dots else int(first)
+    except ValueError:
+        low = high = 0
+    if low < 1 or high < low:
+        raise UsageError(f"{part.strip()!r}: expected {expected}")
+    return low, high
+
+
 def parse_nodes(text: str) -> Several:
     """``8``, ``8,12``, or ``8..64``: 8, 16, 32 and 64. Raises UsageError."""
     found: list[int] = []
     for part in text.split(","):
-        first, dots, last = part.partition(2 * ".")
-        try:
-            low, high = int(first), int(last) if dots else int(first)
-        except ValueError:
-            low = high = 0
-        if low < 1 or high < low:
-            raise UsageError(f"{part.strip()!r}: expected numbers of nodes, such as 8 or 8,12, or 8..64 for 8,16,32,64")
+        low, high = _ends(part, "numbers of nodes, such as 8 or 8,12, or 8..64 for 8,16,32,64")
         while low < high:
             found.append(low)
             low *= 2
@@ -41,17 +47,8 @@ def parse_nodes(text: str) -> Several:
 
 def parse_batches(text: str) -> Several:
     """``1024``, ``960,1024``, or ``960..1056``: ends of each part. Raises UsageError."""
-    found = []
-    for part in text.split(","):
-        first, dots, last = part.partition("..")
-        try:
-            low, high = int(first), int(last) if dots else int(first)
-        except ValueError:
-            low = high = 0
-        if low < 1 or high < low:
-            raise UsageError(f"{part.strip()!r}: expected samples, such as 1024 or 960,1024, or 960..1056 for a curve")
-        found.append((low, high))
-    batches = Several(found)
+    expected = "samples, such as 1024 or 960,1024, or 960..1056 for a curve"
+    batches = Several(_ends(part, expected) for part in text.split(","))
     batches.text = text.strip()
     return batches
 

@@ -176,6 +176,8 @@ def proof_line(proposal: FoundPlans) -> str:
 def unfinished_text(known: FoundPlans) -> str:
     """What is known where a search ended before the first plan."""
     cells = known.cells.cells
+    if not cells:
+        return "no plan yet: the combinations were still being priced"
     looked = sum(cell.closing in (Closing.SEARCHED, Closing.NO_PLAN) for cell in cells)
     at_least = f", and none takes less than {time_text(rounded_down(known.lower_s), 3)} a step" if known.lower_s else ""
     return f"no plan yet: {looked:,} of {plural(len(cells), 'combination')} were looked at{at_least}"

@@ -32,7 +32,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, CellBegun, CellSearch, Closing, cells_of
+from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.layout_words import differences, layout_words
@@ -48,6 +48,7 @@ from piper_ray.report.proposal import (
     rounded,
     rounded_down,
     settling_lines,
+    unfinished_text,
     verbose_lines,
 )
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -377,6 +378,16 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
     stop.request()
     with pytest.raises(StopSearch):
         propose(demand(tmp_path), stop)
+    known = stop.answer()
+    assert isinstance(known, FoundPlans)
+    assert known.found == ()
+    count = len(known.cells.cells)
+    looked = sum(cell.closing is not Closing.LEFT_OPEN for cell in known.cells.cells)
+    least = time_text(rounded_down(known.lower_s), 3)
+    told = f"no plan yet: {looked} of {count} combinations were looked at, and none takes less than {least} a step"
+    assert unfinished_text(known) == told
+    priced = replace(known, cells=Cells((), 0))
+    assert unfinished_text(priced) == "no plan yet: the combinations were still being priced"
 
 
 @pytest.mark.parametrize("name", [RuntimeName.MEGATRON, RuntimeName.TORCHTITAN])
