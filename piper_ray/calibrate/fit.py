@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.errors import UsageError
-from piper_ray.workloads.estimate.software import Calibration, Constant
+from piper_ray.workloads.estimate.software import Calibration, Constant, Spread
 
 _PRIOR = 0.3
 """The deviation of a factor's logarithm: what the tables may well be off by."""
@@ -89,7 +89,7 @@ def fit(measurements: Sequence[Measurement]) -> Fit:
     logs, after = _fitted(measurements, chosen, scale, before)
     factors = {constant: float(math.exp(logs[k])) for k, constant in enumerate(Constant) if k in chosen}
     return Fit(
-        Calibration(factors),
+        Calibration(factors, spread=_spread_of(measurements, slopes[:, chosen], before)),
         tuple(float(math.expm1(x)) for x in before),
         tuple(float(math.expm1(x)) for x in after),
         _left_out_mean(slopes[:, chosen], scale * before),
@@ -151,19 +151,42 @@ def _clearness(jacobian: _Vector, residuals: _Vector) -> list[float]:
     return [abs(float(x)) / (deviation * math.sqrt(float(v))) for x, v in zip(found, np.diag(inverse), strict=True)]
 
 
-def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
-    """Sum over measurements of what the others leave of it; all fits at once (Allen's PRESS)."""
+def _left_out(jacobian: _Vector, residuals: _Vector) -> _Vector:
+    """What the others leave of each measurement; all fits at once (Allen's PRESS)."""
     inverse = np.linalg.inv(jacobian.T @ jacobian + _HOLD * np.eye(jacobian.shape[1]))
     hat = jacobian @ inverse @ jacobian.T
-    left = residuals - hat @ residuals
-    return float(np.sum(np.abs(left / (1.0 - np.diag(hat)))))
+    found: _Vector = (residuals - hat @ residuals) / (1.0 - np.diag(hat))
+    return found
+
+
+def _left_out_error(jacobian: _Vector, residuals: _Vector) -> float:
+    """Sum over measurements of what the others leave of it."""
+    return float(np.sum(np.abs(_left_out(jacobian, residuals))))
 
 
 def _left_out_mean(jacobian: _Vector, residuals: _Vector) -> float | None:
     if len(residuals) == 1:
         return None
-    total = _left_out_error(jacobian, residuals) if jacobian.shape[1] else float(np.sum(np.abs(residuals)))
-    return total / len(residuals)
+    return _left_out_error(jacobian, residuals) / len(residuals)
+
+
+def _spread_of(measurements: Sequence[Measurement], jacobian: _Vector, residuals: _Vector) -> Spread | None:
+    """How far off steps of further layouts may be, by what the others leave of each, at least what formulas are good
+    to; with Student's factor. None of a single step, and of layers."""
+    count = len(measurements)
+    if count == 1 or any(one.weight != 1.0 for one in measurements):
+        return None
+    deviation = max(_NOISE, float(np.sqrt(np.mean(_left_out(jacobian, residuals) ** 2))))
+    half = student_90(count - 1) * deviation * math.sqrt(1.0 + 1.0 / count)
+    return Spread(math.exp(-half), math.exp(half), count)
+
+
+_STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+
+
+def student_90(freedom: int) -> float:
+    """Half the width of a 90 % interval, in standard deviations, for 1, 2, ... degrees of freedom."""
+    return _STUDENT_90[freedom - 1] if freedom <= len(_STUDENT_90) else 1.645 + 1.7 / freedom
 
 
 def _fitted(

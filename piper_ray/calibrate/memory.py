@@ -9,12 +9,13 @@ from piper_ray.calibrate.layouts import Laid
 from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.workloads.estimate.doubt import memory_doubt
 from piper_ray.workloads.estimate.layout import Layout, PricedLayout
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.ranks import Chunk, RankLayout, RankMemory, memory_of_rank
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Loss, Traits, held_by
-from piper_ray.workloads.estimate.software import Precision
+from piper_ray.workloads.estimate.software import Precision, software_named
 
 _FULLY_SHARDED = "fsdp"
 _HALF_PRECISION = "nemo"
@@ -123,6 +124,11 @@ class LayoutMemory:
     def needed_bytes(self) -> float:
         """What each GPU must have: what the fullest rank allocates, and what is reserved beside."""
         return max(rank.device_bytes for rank in self.ranks)
+
+    @property
+    def likely_bytes(self) -> tuple[float, float]:
+        """Where the measured figure lies in 9 of 10 cases."""
+        return memory_doubt(software_named(self.software)).range_bytes(self.needed_bytes)
 
     @property
     def fits(self) -> bool | None:

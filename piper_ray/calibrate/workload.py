@@ -10,7 +10,7 @@ from typing import Literal, TypedDict
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 
 PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
 """The parameters of functions that estimate, by the command's options where these have other names."""
@@ -56,6 +56,19 @@ def running_arguments(
         if expert_imbalance is None
         else arguments.number_from("expert_imbalance", expert_imbalance, 1.0, "a number >= 1"),
     )
+
+
+def recomputation_arguments(recompute: Iterable[str]) -> tuple[Recomputation, ...]:
+    """What is offered to be computed again. Raises UsageError."""
+    names = (recompute,) if isinstance(recompute, str) else recompute
+    return tuple(parse_recomputation(text_argument("recompute", one, "core_attn,mlp")) for one in names)
+
+
+def reserve_argument(reserve_bytes: object) -> float | None:
+    """The bytes that are left free; None where nobody says. Raises UsageError."""
+    if reserve_bytes is None:
+        return None
+    return arguments.number_from("reserve_bytes", reserve_bytes, 0.0, "a number of bytes >= 0")
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -143,13 +156,11 @@ def estimate(
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),
         ),
-        recomputations=tuple(parse_recomputation(text("recompute", one, "core_attn,mlp")) for one in recompute),
+        recomputations=recomputation_arguments(recompute),
         context_exchange=text("context_exchange", context_exchange, "ring"),
         **running_arguments(precision, overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
-        reserve_bytes=None
-        if reserve_bytes is None
-        else arguments.number_from("reserve_bytes", reserve_bytes, 0.0, "a number of bytes >= 0"),
+        reserve_bytes=reserve_argument(reserve_bytes),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

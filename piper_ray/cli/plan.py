@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from piper_ray import TrainedModel
     from piper_ray.export.files import Export
+    from piper_ray.export.launched import LaunchFacts
     from piper_ray.proposal.against import Theirs
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -59,25 +60,37 @@ class _Question:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is about several clusters."""
-        return len(self.modelled.gpus) > 1 or len(self.modelled.nodes) > 1
+        """Whether several clusters, batches or rooms are asked about."""
+        return sum(self.tables.values()) > 0
+
+    @property
+    def tables(self) -> dict[str, bool]:
+        """What may have several values, and whether it has."""
+        batches = self.trained.batches or ()
+        return {
+            "--gpu and --nodes": len(self.modelled.gpus) > 1 or len(self.modelled.nodes) > 1,
+            "--global-batch": len(batches) > 1 or any(low < high for low, high in batches),
+            "--headroom": len(self.room.headroom or ()) > 1,
+        }
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError, before any work."""
         self.written.refuse_mistakes(self.is_table)
         self.trained.refuse_mistakes(len(self.modelled.gpus), self.is_table)
-        self.offered.refuse_what_cannot_run(RUNTIMES[self.trained.runtime])
         if self.is_table and self.written.json:
-            raise UsageError("--json is for one cluster; the figures of several are in --out DIR, in clusters.csv")
+            raise UsageError("--json is for one plan; the figures of a table are in --out DIR, in clusters.csv")
+        several = [name for name, has in self.tables.items() if has]
+        if len(several) > 1:
+            raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if len(self.modelled.gpus) > 1 and self.modelled.calibrate is not None:
             raise UsageError("--calibrate: measurements are of one GPU, and the table is of several")
-        if self.is_table and len(self.running.precision) > 1:
-            raise UsageError("--precision: one for a table of several clusters")
+        if self.is_table and len(self.running.precisions) > 1:
+            raise UsageError("--precision: one for a table of several plans")
 
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """For one cluster, in the first precision. Raises UsageError."""
         from piper_ray.proposal.demand import PlanDemand
-        from piper_ray.proposal.plan import schedules_of, with_offers
+        from piper_ray.proposal.plan import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
         from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
 
         trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
@@ -90,21 +103,22 @@ class _Question:
             trained,
             self.running,
             nodes=nodes,
-            precision=self.running.precision[0],
+            batch=None if trained.batches is None else trained.batches[0][0],
+            precision=self.running.precisions[0],
             software=trained.software or named.software,
             fused=not trained.unfused_attention,
             reserve_bytes=self.room.reserve_bytes,
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
+        refuse_what_cannot_run(named, request)
         node = self.modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
         contexts = offered.contexts if offered.context_parallel else None
         experts = offered.experts if offered.expert_parallel else None
         request = with_offers(request, model, named, node, contexts, experts, trained.software)
         _require_files(trained_model(model, request, hardware.training), trained.runtime)
-        return PlanDemand(
-            model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=self.room.headroom
-        )
+        headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
+        return PlanDemand(model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=headroom)
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
         """With what the file of measurements says of the GPU, which is told once."""
@@ -139,16 +153,36 @@ def plan(
         _plan_one(asked, asked.calibrated([demand])[0], command)
 
 
+class _Unfinished(Exception):
+    """An interrupt came before the first plan. known: what had been searched."""
+
+    def __init__(self, known: FoundPlans) -> None:
+        super().__init__()
+        self.known = known
+
+
+def _tell_unfinished(known: FoundPlans, out: Path | None) -> None:
+    """What is known without a plan, in a sentence; and search.json."""
+    from piper_ray.report.proposal import unfinished_text
+
+    kept = [] if out is None or not known.cells.cells else [f"{write_search(known, out)} has them"]
+    current().tell(unfinished_text(known), *kept)
+
+
 def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     from piper_ray.proposal.propose import what_would_help
     from piper_ray.report.proposal import AskedOfPlan, ProposalLog
     from piper_ray.report.terminal import console
 
     written = asked.written
-    _refuse_at_once(demand, written.against)
+    facts = _refuse_at_once(demand, written.against)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        by_precision, unfit = _by_precision(asked, demand, log)
+        try:
+            by_precision, unfit = _by_precision(asked, demand, log)
+        except _Unfinished as unfinished:
+            _tell_unfinished(unfinished.known, written.out)
+            raise typer.Exit(EXIT_INTERRUPTED) from None
         found, launch = min(by_precision.values(), key=lambda pair: pair[0].best.step_s)
         own = found.demand.request.precision
         others = {name: one.best for name, (one, _) in by_precision.items() if name != own} | unfit
@@ -162,7 +196,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         if not _interrupted():
             log.begin("what would help")
             current().run(helped)
-        theirs = None if written.against is None else _against(found, written.against)
+        theirs = None if written.against is None else _against(found, written.against, facts)
         fewer = _with_fewer_nodes(asked, found, log, command)
     files = _files(asked, found, launch, command)
     told = AskedOfPlan(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
@@ -211,9 +245,9 @@ def _interrupted() -> bool:
     return current().number is not None
 
 
-def _refuse_at_once(demand: PlanDemand, against: str | None) -> None:
-    """Raises UsageError or InfeasibleError for what the config and a launch file alone tell, in hundredths of a
-    second."""
+def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | None:
+    """What a launch file says. Raises UsageError or InfeasibleError for what the config and that file alone tell, in
+    hundredths of a second."""
     from piper_ray.export.launched import facts_of
     from piper_ray.proposal.demand import NOTHING_FITS
     from piper_ray.workloads.estimate.refusals import reasons_against
@@ -221,8 +255,7 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> None:
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
     if reasons:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
-    if against is not None:
-        facts_of(against)
+    return None if against is None else facts_of(against)
 
 
 def _by_precision(
@@ -231,14 +264,17 @@ def _by_precision(
     """The best plan in each precision, and those in which none fits. Raises InfeasibleError where none fits in any."""
     found: dict[str, tuple[FoundPlans, Export]] = {}
     unfit: dict[str, Proposed | None] = {}
-    for name in asked.running.precision:
+    for name in asked.running.precisions:
         if _interrupted():
             break
         request = replace(demand.request, precision=name)
         try:
             found[name] = _found(replace(demand, request=request), asked.written.candidates, log)
+        except _Unfinished:
+            if not found:
+                raise
         except InfeasibleError as error:
-            if len(asked.running.precision) == 1 + len(unfit):
+            if len(asked.running.precisions) == 1 + len(unfit):
                 raise
             note(f"{name}: {error}")
             unfit[name] = None
@@ -260,7 +296,10 @@ def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlan
             if not before:
                 raise
             return before[-1]
-        before.append((best, launch_of(best, best.best)))
+        if best.found:
+            before.append((best, launch_of(best, best.best)))
+        elif not before:
+            raise _Unfinished(best)
         return before[-1]
 
     found, launch = with_room(
@@ -287,14 +326,14 @@ def _files(asked: _Question, found: FoundPlans, launch: Export, command: str) ->
     return files
 
 
-def _against(found: FoundPlans, layout: str) -> Theirs | None:
+def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Theirs | None:
     """A plan of people's own under the same model. Raises UsageError or InputError."""
-    from piper_ray.export.launched import facts_of, import_launched
+    from piper_ray.export.launched import import_launched
     from piper_ray.proposal.against import Theirs, demand_of, priced
 
     if _interrupted():
         return None
-    demand, facts = found.demand, facts_of(layout)
+    demand = found.demand
     figures: Mapping[str, object] = {} if facts is None else facts.figures
 
     def degree(*names: str) -> int:
@@ -338,25 +377,55 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
     return plans
 
 
-def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> None:
-    """A table over GPU types and numbers of nodes, each by the same search."""
-    from piper_ray.proposal.clusters import plans_of
-    from piper_ray.report.clusters import clusters_csv, print_clusters
-    from piper_ray.report.proposal import ProposalLog
-    from piper_ray.report.terminal import console
+def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[PlanDemand]:
+    """Of a table: for each GPU type and number of nodes, or each batch, or from the least room to the most."""
+    from piper_ray.proposal.clusters import batches_between
 
     gpus, counts = asked.modelled.gpus, asked.modelled.nodes
     demands = asked.calibrated([asked.demand(model, hardware, gpu, nodes) for gpu in gpus for nodes in counts])
-    prices = [price for price in asked.trained.prices(len(gpus)) for _ in counts]
+    first = demands[0]
+    if asked.tables["--global-batch"]:
+        spans = [batches_between(low, high, first.devices) for low, high in asked.trained.batches]
+        batches = sorted({batch for span in spans for batch in span})
+        return [replace(first, request=replace(first.request, batch=batch)) for batch in batches]
+    if asked.tables["--headroom"]:
+        first = first.with_batch(note)
+        whole_bytes = first.whole_bytes(first.estimated(first.smallest).instance.memory_bytes)
+        rooms = [replace(first, headroom=room) for room in asked.room.headroom]
+        return sorted(rooms, key=lambda one: -one.planned_bytes(whole_bytes))
+    return demands
+
+
+def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> None:
+    """A table over GPU types and numbers of nodes, batches, or rooms, each by the same search."""
+    from piper_ray.proposal.clusters import plans_of
+    from piper_ray.report.clusters import all_used_text, clusters_csv, print_clusters
+    from piper_ray.report.proposal import ProposalLog
+    from piper_ray.report.terminal import console, print_lines
+
+    demands = _demands(asked, model, hardware)
+    of_gpu = dict(zip(asked.modelled.gpus, asked.trained.prices(len(asked.modelled.gpus)), strict=True))
+    plans: list[ClusterPlan] = []
+
+    def tabled(stop: Stop[list[ClusterPlan]]) -> list[ClusterPlan]:
+        stop.offer(lambda: plans or None)
+        for one in plans_of(demands, stop, note, log):
+            plans.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
+        return plans
+
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
-        plans = current().run(lambda stop: list(plans_of(demands, stop, note, log)))
-    tokens = asked.trained.train_tokens
-    text = clusters_csv(plans, prices[: len(plans)], tokens)
-    print_clusters(console(), plans, prices[: len(plans)], tokens)
+        current().run(tabled)
+    tokens, prices = asked.trained.train_tokens, [of_gpu[one.demand.gpu] for one in plans]
+    along = "batches" if asked.tables["--global-batch"] else "rooms" if asked.tables["--headroom"] else "clusters"
+    print_clusters(console(), plans, prices, tokens, along)
+    print_lines(console(), all_used_text(plans))
     if asked.written.out is not None:
         asked.written.out.mkdir(parents=True, exist_ok=True)
-        write_atomically(asked.written.out / "clusters.csv", text)
+        write_atomically(asked.written.out / "clusters.csv", clusters_csv(plans, prices, tokens))
         typer.echo(str(asked.written.out / "clusters.csv"))
+    if _interrupted():
+        current().tell("these are the rows so far")
+        raise typer.Exit(EXIT_INTERRUPTED)
 
 
 def _others(demand: PlanDemand) -> tuple[str, ...]:

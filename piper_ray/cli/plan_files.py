@@ -12,6 +12,7 @@ from piper_ray import Instance, Status
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.telling import note, working
 from piper_ray.export.files import Target
+from piper_ray.model.mode import Sharding
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def write_search(found: FoundPlans, out: Path) -> Path:
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal_document import search_document
 
+    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / SEARCH, to_text(search_document(found)))
     return out / SEARCH
 
@@ -126,6 +128,15 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
     return [*written, out / "README.md", out / MEASURED]
 
 
+_SHARDINGS = {
+    Sharding.NONE: "none",
+    Sharding.OPTIMIZER: "zero1",
+    Sharding.GRADIENTS: "zero2",
+    Sharding.WEIGHTS: "fsdp",
+}
+"""As measured runs call them."""
+
+
 def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
     """The layout as ``--calibrate`` reads it, with a step that is still to be measured."""
     from piper_ray.proposal.layout_words import layout_words
@@ -134,6 +145,8 @@ def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
     spread = {} if words.expert is None else {"ep": words.expert, "etp": words.expert_tensor}
     chunks = {"vpp": words.chunks} if words.chunks > 1 else {}
     recomputation = words.recomputation
+    nodes = one.estimate.architecture.nodes
+    blocks = [sum(nodes[layer].kind.recomputable for layer in stage.layers) for stage in one.plan.stages]
     return {
         "tp": words.tensor,
         "cp": words.context,
@@ -145,6 +158,8 @@ def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
         "microbatch": words.microbatch,
         "global_batch": one.batch,
         "seq": batch.tokens_per_sample,
+        "stages": blocks,
+        "optimizer_sharding": _SHARDINGS[words.sharding],
         "sequence_parallel": words.sequence_parallel,
         "recompute": "selective" if recomputation is None else recomputation.id,
         "precision": found.demand.request.precision,

@@ -16,20 +16,26 @@ from piper_ray.cli.values import Several, parse_size, several
 from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.units import parse_count
-from piper_ray.runtimes.runtime import Runtime, RuntimeName
+from piper_ray.runtimes.runtime import RuntimeName
+
+
+def _ends(part: str, expected: str) -> tuple[int, int]:
+    """Of ``8..64``; of ``8`` both are the same. Raises UsageError."""
+    first, dots, last = part.partition(2 * ".")
+    try:
+        low, high = int(first), int(last) if dots else int(first)
+    except ValueError:
+        low = high = 0
+    if low < 1 or high < low:
+        raise UsageError(f"{part.strip()!r}: expected {expected}")
+    return low, high
 
 
 def parse_nodes(text: str) -> Several:
     """``8``, ``8,12``, or ``8..64``: 8, 16, 32 and 64. Raises UsageError."""
     found: list[int] = []
     for part in text.split(","):
-        first, dots, last = part.partition(2 * ".")
-        try:
-            low, high = int(first), int(last) if dots else int(first)
-        except ValueError:
-            low = high = 0
-        if low < 1 or high < low:
-            raise UsageError(f"{part.strip()!r}: expected numbers of nodes, such as 8 or 8,12, or 8..64 for 8,16,32,64")
+        low, high = _ends(part, "numbers of nodes, such as 8 or 8,12, or 8..64 for 8,16,32,64")
         while low < high:
             found.append(low)
             low *= 2
@@ -37,6 +43,14 @@ def parse_nodes(text: str) -> Several:
     nodes = Several(sorted(set(found)))
     nodes.text = text.strip()
     return nodes
+
+
+def parse_batches(text: str) -> Several:
+    """``1024``, ``960,1024``, or ``960..1056``: ends of each part. Raises UsageError."""
+    expected = "samples, such as 1024 or 960,1024, or 960..1056 for a curve"
+    batches = Several(_ends(part, expected) for part in text.split(","))
+    batches.text = text.strip()
+    return batches
 
 
 def parse_precision(text: str) -> str:
@@ -59,27 +73,9 @@ def parse_money(text: str) -> float:
 
 def parse_headroom(text: str) -> Headroom:
     """``4GiB``, ``8%`` or ``0.08``. Raises UsageError."""
-    number = text.strip()
-    try:
-        share = float(number[:-1]) / 100.0 if number.endswith("%") else float(number)
-    except ValueError:
-        found = _NamedHeadroom(size_bytes=parse_size(text))
-    else:
-        if not 0.0 <= share < 1.0:
-            raise UsageError(f"{text!r}: expected a size, such as 4GiB, or a share below 1, such as 8% or 0.08")
-        found = _NamedHeadroom(share=share)
-    object.__setattr__(found, "text", number)
-    return found
+    from piper_ray.proposal.plan import headroom_of
 
-
-@dataclass(frozen=True)
-class _NamedHeadroom(Headroom):
-    """With the text that it was given as."""
-
-    text: str = "0"
-
-    def __str__(self) -> str:
-        return self.text
+    return headroom_of(text)
 
 
 @dataclass(frozen=True)
@@ -142,7 +138,7 @@ class WrittenOptions:
         others = {"--candidates": self.candidates > 1, "--against": self.against is not None, "--spare": self.spare > 0}
         if table and any(others.values()):
             name = next(name for name, given in others.items() if given)
-            raise UsageError(f"{name} is for one GPU and one number of nodes, not for a table of several")
+            raise UsageError(f"{name} is for one GPU, number of nodes, batch and headroom, not for a table of several")
         if sum(others.values()) > 1:
             names = [name for name, given in others.items() if given]
             raise UsageError(f"{names[0]} and {names[1]}: give one of them")
@@ -160,11 +156,12 @@ class TrainedOptions:
         "written for it.",
         default=RuntimeName.MEGATRON,
     )
-    batch: int | None = option(
+    batches: Any = option(
         "SAMPLES",
-        "Samples of a batch, over all replicas; near the usual, divisible by the GPUs, if left out.",
+        "Samples of a batch, over all replicas; of several, as 960,1024, or 960..1056, a table of those that replicas "
+        "divide. Near the usual, divisible by the GPUs, if left out.",
         "--global-batch",
-        min=1,
+        parse=parse_batches,
     )
     samples: int | None = option(
         "SAMPLES",
@@ -219,9 +216,9 @@ class MemoryRoomOptions:
 
     headroom: Any = option(
         "SIZE|SHARE",
-        "Leave so much of each GPU's memory free, as 4GiB, or 8% of what there is.",
-        default="0",
-        parse=parse_headroom,
+        "Leave so much of each GPU's memory free, as 4GiB, or 8% of what there is; of several, as 0,4%,8%, a table is "
+        "shown. As much as 9 in 10 published peaks ask for, where a plan fits so, if left out.",
+        parse=partial(several, parse_headroom),
     )
     reserve_bytes: float | None = option(
         "SIZE",
@@ -245,24 +242,6 @@ class PlanOfferOptions(EveryOfferOption):
         parse=parse_replicas,
     )
 
-    def refuse_what_cannot_run(self, runtime: Runtime) -> None:
-        """Raises UsageError for what the runtime's launch files cannot say, by name."""
-        setting = runtime.setting
-        most, title = setting.most_sharding, runtime.title
-        if self.zero2 > 1 and most < 2:
-            raise UsageError(f"--zero-2: {title} runs no plan whose replicas share gradients")
-        if self.fsdp > 1 and most < 3:
-            raise UsageError(f"--fsdp: {title} runs no plan whose replicas share weights; --runtime torchtitan does")
-        if self.offload and not setting.offload:
-            raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
-        if self.gathered and not setting.gathered:
-            raise UsageError(f"--keep-gathered: {title} gathers again what sequence parallelism divides")
-        for recomputation in self.recompute or ():
-            if not setting.may_recompute(recomputation):
-                raise UsageError(f"--recompute: {title} has no {recomputation.text}")
-        if self.expert_tensor > 1 and not setting.experts:
-            raise UsageError(f"--expert-tensor-parallel: {title} spreads no experts")
-
 
 @dataclass(frozen=True)
 class PlanRunningOptions(RunningOptions):
@@ -276,6 +255,11 @@ class PlanRunningOptions(RunningOptions):
         default="bf16",
         parse=partial(several, parse_precision),
     )
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys(self.precision))
 
 
 @dataclass(frozen=True)

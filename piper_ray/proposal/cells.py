@@ -192,6 +192,10 @@ class CellSearch:
     def run(self) -> None:
         """Through all cells, or until the end is wished for."""
         self.ledger.run(self)
+        self.close_cells()
+
+    def close_cells(self) -> None:
+        """Says of each cell how it was closed so far."""
         for cell in self.cells:
             cell.closing = self._closing(cell)
 

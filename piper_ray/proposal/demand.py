@@ -114,6 +114,11 @@ class PlanDemand:
             found[samples] = made
         return found, []
 
+    @property
+    def smallest(self) -> int:
+        """The samples of the smallest microbatches that are tried."""
+        return next(self.microbatch_sizes())
+
     def microbatch_sizes(self) -> Iterator[int]:
         """Those that divide the batch, the smallest first: all to 16, then powers of two and the model's own."""
         if self.request.samples is not None:

@@ -10,14 +10,22 @@ from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import Any
 
-from piper_ray.calibrate.workload import MODEL_WORDS, PARAMETERS, running_arguments, shared_replicas, text_argument
+from piper_ray.calibrate.workload import (
+    MODEL_WORDS,
+    PARAMETERS,
+    recomputation_arguments,
+    reserve_argument,
+    running_arguments,
+    shared_replicas,
+    text_argument,
+)
 from piper_ray.model import arguments
 from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import Instance, TrainedModel
-from piper_ray.model.mode import Recomputation
+from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
@@ -30,13 +38,14 @@ from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.decoder_shape import decoder_shape
+from piper_ray.workloads.estimate.doubt import memory_doubt
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import hardware_flop
-from piper_ray.workloads.estimate.software import ContextExchange
+from piper_ray.workloads.estimate.software import ContextExchange, software_named
 
 _LEAST_TOKENS = 2048
 """Of a group: with fewer its products are too small for a GPU."""
@@ -189,15 +198,24 @@ def plan(
     tokens: int | None = None,
     schedule: str | None = None,
     precision: str | Iterable[str] = "bf16",
+    fused_attention: bool = True,
     software: str | None = None,
     overlap: Iterable[str] = (),
+    cuda_graphs: Iterable[str] = (),
     dispatcher: str | None = None,
     zero: int | str = "all",
+    zero_2: int = 1,
+    fsdp: int = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
     expert_imbalance: float | None = None,
-    headroom: str | float = 0.0,
+    recompute: Iterable[str] = (),
+    keep_gathered: bool = False,
+    offload: bool = False,
+    lora: int | None = None,
+    headroom: str | float | None = None,
+    reserve_bytes: float | None = None,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -213,8 +231,9 @@ def plan(
     that may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
     expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts. software: that
     times are of; None: the runtime's own. precision: as of ``estimate``; of several the fastest is planned, and
-    ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such as "4GiB".
-    overlap, dispatcher, expert_tensor_parallel, expert_imbalance: as of ``estimate``.
+    ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such as "4GiB"; None:
+    what published peaks ask for, where a plan fits so.
+    cuda_graphs: what of a layer is launched as one: "attn", "moe_router". All others: as of ``estimate``.
     train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
@@ -239,8 +258,7 @@ def plan(
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
     names = precision.split(",") if isinstance(precision, str) else list(precision)
-    for name in names:
-        running_arguments(name, (), None, None)
+    names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
         raise UsageError("precision must name one at least, such as 'bf16'")
     request = EstimateRequest(
@@ -249,12 +267,22 @@ def plan(
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch", microbatch),
         batch=arguments.positive_or_none("batch", batch),
+        fused=arguments.flag("fused_attention", fused_attention),
+        graphs=tuple(text_argument("cuda_graphs", one, "attn") for one in cuda_graphs),
         offer=Offer(
             zero=shared_replicas(zero),
+            zero2=arguments.positive("zero_2", zero_2),
+            fsdp=arguments.positive("fsdp", fsdp),
+            offload=arguments.flag("offload", offload),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
+            gathered=arguments.flag("keep_gathered", keep_gathered),
         ),
+        recomputations=recomputation_arguments(recompute),
         **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
+        lora=arguments.positive_or_none("lora", lora) or 0,
+        reserve_bytes=reserve_argument(reserve_bytes),
     )
+    refuse_what_cannot_run(named, request)
     node = request.gpus_per_node or table.gpu(gpu).gpus_per_node
     contexts, experts = (
         None if values is None else arguments.degrees(name, values)
@@ -268,7 +296,7 @@ def plan(
 
         request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
-    kept = headroom_of(headroom)
+    kept = usual_headroom(request) if headroom is None else headroom_of(headroom)
     planned = {}
     for name in names:
         asked = replace(request, precision=name)
@@ -278,6 +306,29 @@ def plan(
         planned[name] = replace(best, runners_up=tuple(others))
     fastest = min(planned.values(), key=lambda one: one.step_s)
     return replace(fastest, by_precision=planned)
+
+
+def usual_headroom(request: EstimateRequest) -> Headroom:
+    """With which 9 in 10 published peaks of software like it keep within a GPU's memory."""
+    return Headroom(share=memory_doubt(software_named(request.software)).headroom, is_usual=True)
+
+
+def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
+    """Raises UsageError for what the runtime's launch files cannot say, by the name of its option."""
+    setting, offer, title = runtime.setting, request.offer, runtime.title
+    if offer.zero2 > 1 and setting.most_sharding < Sharding.GRADIENTS:
+        raise UsageError(f"--zero-2: {title} runs no plan whose replicas share gradients")
+    if offer.fsdp > 1 and setting.most_sharding < Sharding.WEIGHTS:
+        raise UsageError(f"--fsdp: {title} runs no plan whose replicas share weights; --runtime torchtitan does")
+    if offer.offload and not setting.offload:
+        raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
+    if offer.gathered and not setting.gathered:
+        raise UsageError(f"--keep-gathered: {title} gathers again what sequence parallelism divides")
+    for recomputation in request.recomputations:
+        if not setting.may_recompute(recomputation):
+            raise UsageError(f"--recompute: {title} has no {recomputation.text}")
+    if offer.expert_tensor > 1 and not setting.experts:
+        raise UsageError(f"--expert-tensor-parallel: {title} spreads no experts")
 
 
 def headroom_of(given: str | float) -> Headroom:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.errors import InfeasibleError
+from piper_ray.model.errors import InfeasibleError, PiperRayError
+from piper_ray.model.figures import share_text
+from piper_ray.model.headroom import NO_HEADROOM
 from piper_ray.model.restrictions import divisible_batch
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import NOTHING_FITS, PlanDemand, Proposed, Tell
+from piper_ray.workloads.estimate.build import Estimate
 
 _HELP_PASSES = 1_000_000_000
 """That a search on another cluster may simulate of plans with chunks."""
@@ -20,8 +23,8 @@ _HELP_PASSES = 1_000_000_000
 
 @dataclass(frozen=True)
 class FoundPlans:
-    """found: the fastest first, each the best of a cell. cells: all that were searched. lower_s: no plan of any cell
-    takes less a step. refused: what was not tried, and why."""
+    """found: the fastest first, each the best of a cell; none where the end came before. cells: all that were searched.
+    lower_s: no plan of any cell takes less a step. refused: what was not tried, and why."""
 
     demand: PlanDemand
     found: tuple[Proposed, ...]
@@ -62,35 +65,66 @@ def propose(
     tell: Tell | None = None,
     watch: Watch = unwatched,
     listed: int = LISTED,
+    known: Sequence[Proposed] = (),
 ) -> FoundPlans:
     """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
-    proved.
+    proved. known: plans that were found for other
+    demands.
 
     Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
     """
-    began_s = time.perf_counter()
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
+    try:
+        return _proposed(demand, stop, tell, watch, listed, known)
+    except InfeasibleError:
+        if not demand.headroom.is_usual:
+            raise
+    share = share_text(demand.headroom.share)
+    tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: planned as with --headroom 0")
+    return _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known)
+
+
+def _proposed(
+    demand: PlanDemand, stop: Stop[Any], tell: Tell, watch: Watch, listed: int, known: Sequence[Proposed]
+) -> FoundPlans:
+    began_s = time.perf_counter()
     demand = demand.with_batch(tell)
+    stop.offer(lambda: FoundPlans(demand, (), Cells((), 0), 0.0, (), 0.0))
     estimates, refused = demand.estimates()
     cells = cells_of(demand, estimates)
     refused += cells.refused
     for one in cells.refused:
         tell(one)
-    search = CellSearch(demand, cells.cells, stop, watch, listed)
+    kept = list(filter(None, (_still(plan, demand, estimates) for plan in known)))
+    search = CellSearch(demand, cells.cells, stop, watch, listed, kept)
 
-    def so_far() -> FoundPlans | None:
-        if not search.found:
-            return None
+    def so_far() -> FoundPlans:
+        search.close_cells()
         seconds = time.perf_counter() - began_s
         return FoundPlans(demand, search.found, cells, search.ledger.lower_s, tuple(refused), seconds)
 
     stop.offer(so_far)
     search.run()
-    found = so_far()
-    if found is None:
+    if not search.found:
         stop.check()
-        raise InfeasibleError("\n".join([NOTHING_FITS, *refused, *why_none(demand, estimates, stop)]))
-    return found
+        why = [] if demand.headroom.is_usual else why_none(demand, estimates, stop)
+        raise InfeasibleError("\n".join([NOTHING_FITS, *refused, *why]))
+    return so_far()
+
+
+def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Proposed | None:
+    """A plan that was found for another demand, if it is one for this too."""
+    if one.samples not in estimates:
+        return None
+    of_size, schedule = estimates[one.samples], one.solution.schedule
+    try:
+        rules = demand.restrictions(of_size.instance, schedule.name)
+        if schedule.name not in demand.schedules or any(rules.violations(of_size.instance, one.plan, schedule)):
+            return None
+        moved = replace(one, estimate=of_size).on(of_size.instance, demand.step)
+    except PiperRayError:
+        return None
+    return None if moved.simulation.memory_violations else moved
 
 
 def what_would_help(

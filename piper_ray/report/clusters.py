@@ -1,4 +1,4 @@
-"""Plans of several clusters as a table and as a CSV, and those for a cluster that loses nodes."""
+"""Plans of several clusters, batches or rooms as a table and as a CSV, and those for a cluster that loses nodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.console import Console
 
 from piper_ray.model.figures import time_text
 from piper_ray.proposal.clusters import ClusterPlan, moved_between
-from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.report.proposal import change_text, gap_text, held_text, print_fitting, rounded
@@ -23,7 +23,7 @@ _S_PER_HOUR = 3600.0
 CSV_COLUMNS = (
     "gpu", "nodes", "gpus", "used_gpus", "global_batch", "step_s", "lower_bound_s", "tokens_per_s",
     "tokens_per_s_per_gpu", "mfu", "memory_bytes", "price_per_gpu_hour", "cost_per_billion_tokens", "days", "cost",
-    "layout", "reason",
+    "layout", "reason", "left_free_bytes",
 )  # fmt: skip
 """Of ``clusters.csv``. reason: why there is no plan. days, cost: of the whole training, where it is known."""
 
@@ -44,40 +44,85 @@ def clusters_csv(plans: Sequence[ClusterPlan], prices: Sequence[float | None], t
         request = one.demand.request
         first = [one.demand.gpu, request.nodes, one.demand.devices]
         if one.found is None:
-            writer.writerow([*first, *[""] * (len(CSV_COLUMNS) - 4), one.reason])
+            writer.writerow([*first, *[""] * (len(CSV_COLUMNS) - 5), one.reason, ""])
             continue
         best, figures = one.found.best, figures_of(one.found.best, tokens, price if tokens is not None else None)
         row = [
             *first, best.devices, best.batch, best.step_s, one.found.lower_s, figures.tokens_per_s,
             figures.tokens_per_s_per_device, figures.mfu, best.simulation.peak_memory_bytes, price,
             cost_per_billion(one, figures, price), figures.days, figures.cost, layout_words(best).text, "",
+            one.demand.whole_bytes(best.instance.memory_bytes) - best.instance.memory_bytes,
         ]  # fmt: skip
         writer.writerow(["" if cell is None else cell for cell in row])
     return text.getvalue()
 
 
 def print_clusters(
-    console: Console, plans: Sequence[ClusterPlan], prices: Sequence[float | None], tokens: float | None
+    console: Console,
+    plans: Sequence[ClusterPlan],
+    prices: Sequence[float | None],
+    tokens: float | None,
+    along: str = "clusters",
 ) -> None:
-    """A row for each cluster; what has no plan says why."""
-    heads = ["GPU", "nodes", "GPUs", "step", "gap", "tokens/s", "per GPU", "MFU"]
+    """A row for each cluster; what has no plan says why. along: what rows differ in: clusters, batches or rooms."""
+    first = _first_columns(plans, along)
+    heads = [*first, "step", "gap", "tokens/s", "per GPU", "MFU"]
     heads += [] if tokens is None else ["days"]
     priced = any(price is not None for price in prices)
     heads += ["cost"] if priced and tokens is not None else ["cost/1e9"] if priced else []
     columns = [Column(head, right=head != "GPU") for head in heads] + [Column("layout")]
     rows = []
-    for one, price in zip(plans, prices, strict=True):
-        first = [one.demand.gpu, str(one.demand.request.nodes), f"{one.demand.devices:,}"]
+    for number, (one, price) in enumerate(zip(plans, prices, strict=True)):
+        own = [column[number] for column in first.values()]
         if one.found is None:
-            rows.append([*first, *["-"] * (len(heads) - 3), one.reason])
+            rows.append([*own, *["-"] * (len(heads) - len(own)), one.reason])
             continue
         best, figures = one.found.best, figures_of(one.found.best, tokens, price if tokens is not None else None)
-        row = [*first, time_text(best.step_s, 3), gap_text(one.found.gap), _number(figures.tokens_per_s)]
+        row = [*own, time_text(best.step_s, 3), gap_text(one.found.gap), _number(figures.tokens_per_s)]
         row += [_number(figures.tokens_per_s_per_device), f"{100.0 * figures.mfu:.1f} %"]
         row += [] if tokens is None else [_number(figures.days)]
         cost = figures.cost if tokens is not None else cost_per_billion(one, figures, price)
         rows.append([*row, *([_number(cost)] if priced else []), _layout(best)])
     print_fitting(console, columns, rows)
+
+
+def _first_columns(plans: Sequence[ClusterPlan], along: str) -> dict[str, list[str]]:
+    """What the rows differ in, by head; beside batches the GPUs that are idle, beside rooms what is held."""
+    demands, found = [one.demand for one in plans], [None if one.found is None else one.found.best for one in plans]
+    if along == "batches":
+        return {
+            "batch": [f"{one.request.batch:,}" for one in demands],
+            "idle": ["-" if best is None else f"{best.idle_devices:,}" for best in found],
+        }
+    if along == "rooms":
+        return {
+            "left free": [_room_text(one) for one in demands],
+            "memory": ["-" if best is None else held_text(best.simulation.peak_memory_bytes) for best in found],
+        }
+    return {
+        "GPU": [one.gpu for one in demands],
+        "nodes": [str(one.request.nodes) for one in demands],
+        "GPUs": [f"{one.devices:,}" for one in demands],
+    }
+
+
+def _room_text(demand: PlanDemand) -> str:
+    room = demand.headroom
+    return f"{100.0 * room.share:.3g} %" if room.share or not room.size_bytes else held_text(room.size_bytes)
+
+
+def all_used_text(plans: Sequence[ClusterPlan]) -> list[str]:
+    """Of batches, the one of the most samples a second that leaves no GPU idle, where others leave some."""
+    found = [one.found.best for one in plans if one.found is not None]
+    idle, used = [one for one in found if one.idle_devices], [one for one in found if not one.idle_devices]
+    if len({one.batch for one in found}) == 1 or not idle or not used:
+        return []
+    best, worst = (min(of, key=lambda one: one.step_s / one.batch) for of in (used, idle))
+    change = change_text(worst.step_s / worst.batch * best.batch / best.step_s - 1.0)
+    what = "tokens" if best.instance.batch.tokens_per_sample else "samples"
+    return [
+        f"a batch of {best.batch:,} uses all {best.devices:,} GPUs: {change} {what}/s on the best that leaves some idle"
+    ]
 
 
 def _layout(best: Proposed) -> str:

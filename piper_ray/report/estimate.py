@@ -79,7 +79,9 @@ def memory_line(result: Estimate) -> str:
         f"Memory    at least {size_text(result.least_memory_bytes)} with one microbatch in flight: "
         f"{plural(least, 'GPU')} or more"
     )
-    return text + (f"; the model does not fit on {result.devices:,}" if least > result.devices else "")
+    text += f"; the model does not fit on {result.devices:,}" if least > result.devices else ""
+    held = result.doubt.memory
+    return f"{text}; of {held.peaks} published peaks 9 in 10 were x{held.least:.2f} to x{held.most:.2f} of the estimate"
 
 
 def _parameters_text(result: Estimate) -> str:

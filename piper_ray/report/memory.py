@@ -11,7 +11,9 @@ from piper_ray.calibrate.memory import LayoutMemory
 from piper_ray.model.figures import share_text, size_scale, size_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.version import __version__
+from piper_ray.workloads.estimate.doubt import memory_doubt
 from piper_ray.workloads.estimate.ranks import RankMemory
+from piper_ray.workloads.estimate.software import software_named
 
 _HEADS = {
     "weights": "weights",
@@ -39,6 +41,7 @@ def memory_document(found: LayoutMemory) -> dict[str, object]:
         "gpu": found.gpu,
         "device_bytes": found.device_bytes,
         "needed_bytes": found.needed_bytes,
+        "likely_bytes": list(found.likely_bytes),
         "fits": found.fits,
         "ranks": [_rank_document(number, rank) for number, rank in enumerate(found.ranks)],
         "assumed": list(found.assumed),
@@ -122,6 +125,8 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
         f"needed: {size_text(found.needed_bytes)} of each GPU, by rank {number}, whose worst moment is "
         f"{_moment_text(fullest.moment)}"
     )
+    least, most = (size_text(size_bytes, 3) for size_bytes in found.likely_bytes)
+    yield f"measured: {least} to {most}, {memory_doubt(software_named(found.software)).words}"
     yield (
         f"beside what is allocated: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
         f"{size_text(fullest.communicators_bytes, 3)}, stuck in the allocator {size_text(fullest.stuck_bytes, 3)}; "

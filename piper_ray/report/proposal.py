@@ -84,8 +84,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     )
     doubt = best.estimate.doubt
     least_s, most_s = doubt.range_s(figures.step_s)
-    like = f"as 9 in 10 of {plural(doubt.alike.runs, 'measured run')} like it"
-    yield f"step      {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)}, {like})"
+    yield f"step      {time_text(figures.step_s, 3)} ({time_text(least_s, 3)} to {time_text(most_s, 3)}, {doubt.words})"
     rates = []
     if figures.tokens_per_s is not None and figures.tokens_per_s_per_device is not None:
         rates += [
@@ -105,10 +104,21 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     limit_bytes, peak_bytes = _whole_bytes(proposal), simulation.peak_memory_bytes
     left_bytes, held_bytes = limit_bytes - peak_bytes, proposal.demand.set_aside_bytes
     held = f", {held_text(held_bytes)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
-    yield (
-        f"memory    {held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU, "
-        f"{held_text(left_bytes)} ({100.0 * left_bytes / limit_bytes:.0f} %) free{held}"
+    least_bytes, most_bytes = doubt.memory.range_bytes(peak_bytes)
+    yield from _wrapped(
+        "memory",
+        f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU ({held_text(least_bytes)} to "
+        f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
+        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
     )
+    if proposal.demand.headroom.is_usual:
+        share = proposal.demand.headroom.share
+        over = f"{100.0 * share / (1.0 - share):.1f} %"
+        yield from _wrapped(
+            "room",
+            f"{share_text(share)} of each GPU stays free, as 1 in 10 of these peaks was over its estimate by {over} or "
+            "more; --headroom 0 plans with all",
+        )
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
@@ -161,6 +171,16 @@ def proof_line(proposal: FoundPlans) -> str:
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes less "
         f"than {time_text(rounded_down(proposal.lower_s), 3)} under this model: gap {gap_text(proposal.gap)}"
     )
+
+
+def unfinished_text(known: FoundPlans) -> str:
+    """What is known where a search ended before the first plan."""
+    cells = known.cells.cells
+    if not cells:
+        return "no plan yet: the combinations were still being priced"
+    looked = sum(cell.closing in (Closing.SEARCHED, Closing.NO_PLAN) for cell in cells)
+    at_least = f", and none takes less than {time_text(rounded_down(known.lower_s), 3)} a step" if known.lower_s else ""
+    return f"no plan yet: {looked:,} of {plural(len(cells), 'combination')} were looked at{at_least}"
 
 
 def gap_text(gap: float) -> str:
@@ -228,6 +248,22 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
     columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]
     print_fitting(console, columns, [[row[place] for place in kept] for row in rows])
+    print_lines(console, settling_lines(proposal))
+
+
+_MEASURED = 3
+"""Of plans that estimates do not tell apart: measuring so many of them leaves 0 to 1.2 % to gain."""
+
+
+def settling_lines(proposal: FoundPlans) -> list[str]:
+    """What settles which plan is the fastest, where others lie within what a step of it may take."""
+    best = proposal.best
+    _, most_s = best.estimate.doubt.range_s(best.step_s)
+    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    if close < 2:
+        return []
+    count = min(close, _MEASURED)
+    return [f"estimates do not tell {close} of these apart: measure the first {count}, --candidates {count} -o DIR"]
 
 
 def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:

@@ -27,20 +27,21 @@ def _header(kind: str) -> dict[str, object]:
 
 def search_document(proposal: FoundPlans) -> dict[str, object]:
     """The cells with how each was closed, and the bound of all."""
-    demand, best = proposal.demand, proposal.best
+    demand, best = proposal.demand, proposal.best if proposal.found else None
+    first = proposal.cells.cells[0].estimate.instance if best is None else best.instance
     return {
         **_header("search"),
         "model": demand.model.name,
         "gpu": demand.gpu,
-        "gpus": best.instance.devices,
+        "gpus": first.devices,
         "runtime": demand.runtime.name.value,
         "precision": demand.request.precision,
-        "batch": best.batch,
-        "left_free_bytes": demand.whole_bytes(best.instance.memory_bytes) - best.instance.memory_bytes,
+        "batch": first.batch.samples,
+        "left_free_bytes": demand.whole_bytes(first.memory_bytes) - first.memory_bytes,
         "combinations": proposal.cells.count,
-        "step_s": best.step_s,
+        "step_s": None if best is None else best.step_s,
         "lower_bound_s": proposal.lower_s,
-        "gap": proposal.gap,
+        "gap": None if best is None else proposal.gap,
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [
@@ -84,6 +85,7 @@ def planned_document(
         "ranks_memory_bytes": [rank.peak_memory_bytes for rank in best.simulation.ranks],
         "memory_limit_bytes": proposal.demand.whole_bytes(best.instance.memory_bytes),
         "likely_s": list(best.estimate.doubt.range_s(best.step_s)),
+        "likely_memory_bytes": list(best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)),
         "training_days": figures.days,
         "training_cost": figures.cost,
         "alternatives": [priced_document(one, words) for one in proposal.found[1 : 1 + LISTED]],

@@ -58,7 +58,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     if arguments.doubt:
-        print("\n".join(doubt_lines(outcomes)))
+        peaks = [] if arguments.runs else [outcome_of(run, hardware) for run in read_runs(RUNS / "memory.json")]
+        print("\n".join(doubt_lines([*outcomes, *peaks])))
     elif arguments.json:
         print(json.dumps([outcome.to_dict() for outcome in outcomes], indent=1, allow_nan=False))
     else:

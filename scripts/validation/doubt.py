@@ -1,11 +1,12 @@
-"""Makes ``doubt.toml`` of what runs took: intervals by likeness, runs by GPU and software."""
+"""Makes ``doubt.toml`` of what runs took and held: intervals by likeness, runs by GPU and software."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from piper_ray.workloads.estimate.doubt import likeness
+from piper_ray.workloads.estimate.doubt import likeness, memory_likeness
 from scripts.validation.errors import has_experts
 from scripts.validation.price import PricedRun
 from scripts.validation.sources import interval_of
@@ -17,6 +18,27 @@ NAMES = {
     "fp8": "products of 8 bits",
     "experts": "mixtures of experts",
 }
+
+MEMORY_NAMES = {"whole": "software that keeps weights whole", "sharded": "all software"}
+
+_FEW_PEAKS = 30
+"""Of fewer that are alike 9 in 10 mean little; then all count."""
+
+
+def peaks_alike(outcomes: Iterable[PricedRun]) -> dict[str, list[float]]:
+    """Measured over estimated peaks by likeness, the least first."""
+    found: dict[str, list[float]] = {key: [] for key in MEMORY_NAMES}
+    for outcome in outcomes:
+        if outcome.laid is not None and outcome.predicted_memory_bytes and outcome.measured_memory_bytes:
+            ratio = outcome.measured_memory_bytes / outcome.predicted_memory_bytes
+            found[memory_likeness(outcome.laid.stack.software.family)].append(ratio)
+    every = sorted(ratio for ratios in found.values() for ratio in ratios)
+    return {key: sorted(ratios) if len(ratios) >= _FEW_PEAKS else every for key, ratios in found.items()}
+
+
+def covering(ratios: Sequence[float], share: float) -> float:
+    """The least of these, in their order, that so large a share of them does not exceed."""
+    return ratios[max(0, math.ceil(share * len(ratios)) - 1)]
 
 
 def alike(outcomes: Iterable[PricedRun]) -> dict[str, dict[str, list[float]]]:
@@ -42,13 +64,14 @@ def coverage(errors: dict[str, dict[str, list[float]]]) -> float:
     return sum(shares) / len(shares)
 
 
-def doubt_lines(outcomes: Iterable[PricedRun]) -> Iterator[str]:
+def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
     """The file."""
     priced = [x for x in outcomes if x.laid is not None and x.error is not None]
     errors = alike(priced)
     yield "# How far estimates were off, made by scripts/validate_estimates --doubt; not to be edited."
     yield "#"
     yield "#   least, most   of measured over estimated steps: 9 of 10 runs of a source that is not here"
+    yield "#   headroom      the share of a GPU's memory left free, with which 9 in 10 published peaks keep within it"
     yield f"# Leaving each source out, {coverage(errors):.0%} of its runs lie within what the others like it say."
     yield ""
     laid = [x.laid for x in priced if x.laid is not None]
@@ -63,6 +86,14 @@ def doubt_lines(outcomes: Iterable[PricedRun]) -> Iterator[str]:
         yield f"most = {most:.2f}"
         yield f"runs = {sum(map(len, of.values()))}"
         yield f"sources = {len(of)}"
+    for key, ratios in peaks_alike(outcomes).items():
+        yield ""
+        yield f"[memory.{key}]"
+        yield f'name = "{MEMORY_NAMES[key]}"'
+        yield f"least = {covering(ratios, 0.05):.2f}"
+        yield f"most = {covering(ratios, 0.95):.2f}"
+        yield f"headroom = {math.ceil(1000.0 * (1.0 - 1.0 / covering(ratios, 0.9))) / 1000.0:.3f}"
+        yield f"peaks = {len(ratios)}"
     for table, names in (
         ("gpus", [x.stack.gpu.name for x in laid]),
         ("software", [x.stack.software.base for x in laid]),

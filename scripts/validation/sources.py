@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from piper_ray.calibrate.fit import student_90
 from scripts.validation.errors import Errors, groups_of
 from scripts.validation.price import PricedRun
 
@@ -63,14 +64,6 @@ def interval_of(sources: Sequence[Sequence[float]]) -> tuple[float, float]:
     within = sum(sum((x - mean) ** 2 for x in of) / len(of) for of, mean in zip(logs, means, strict=True)) / count
     half = student_90(count - 1) * math.sqrt((between + within) * (1.0 + 1.0 / count))
     return math.exp(centre - half), math.exp(centre + half)
-
-
-_STUDENT_90 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-
-
-def student_90(freedom: int) -> float:
-    """Half the width of a 90 % interval, in standard deviations, for 1, 2, ... degrees of freedom."""
-    return _STUDENT_90[freedom - 1] if freedom <= len(_STUDENT_90) else 1.645 + 1.7 / freedom
 
 
 def source_lines(found: Iterable[SourceErrors]) -> Iterator[str]:

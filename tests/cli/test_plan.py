@@ -15,6 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.calibrate.layouts import Untold, laid_out
+from piper_ray.calibrate.runs import read_runs
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.layout import priced
 from tests.cli_cases import run
 from tests.export_support import ROOT
 from tests.interrupt_support import HANG_S, started, wait_for
@@ -91,7 +96,7 @@ def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) 
     """DeepSpeed keeps tensors between stages: the best plan by the figures alone does not fit as it is launched."""
     out = tmp_path / "out"
     words = ("--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
-    finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "-o", str(out))
+    finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "--headroom", "0", "-o", str(out))
     assert finished.returncode == 0, finished.stderr
     held = re.search(r"than the (\S+ GiB) that DeepSpeed holds beside its figures: it is sought", finished.stderr)
     assert held is not None, finished.stderr
@@ -122,7 +127,9 @@ searching.propose = propose
 def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
-    with started("plan", *words, "--schedule", "1f1b", "-o", out, setup=_SECOND_SEARCH_HANGS) as process:
+    with started(
+        "plan", *words, "--schedule", "1f1b", "--headroom", 0, "-o", out, setup=_SECOND_SEARCH_HANGS
+    ) as process:
         wait_for(process, "the second search")
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=HANG_S)
@@ -134,6 +141,67 @@ def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Pa
     assert json.loads((out / "plan.json").read_text())["status"] != "infeasible"
     assert run("verify", workload, plan).returncode == 0
     assert not (out / "report.html").exists(), "nobody waits for it"
+
+
+_FIRST_CELL_HANGS = """
+import threading
+from piper_ray.proposal import cells
+
+def hang(self, cell):
+    print("the first cell", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+cells.CellSearch._go_through = hang
+"""
+
+
+def test_an_interrupt_before_the_first_plan_says_what_is_known(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "8", "--schedule", "1f1b", "--microbatch-size", "1")
+    with started("plan", *words, "-o", out, setup=_FIRST_CELL_HANGS) as process:
+        wait_for(process, "the first cell")
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 143, errors
+    assert output == ""
+    search = json.loads((out / "search.json").read_text())
+    assert_described(search, "search.schema.json")
+    assert (search["step_s"], search["gap"]) == (None, None)
+    looked = sum(cell["closing"] in ("searched", "no plan") for cell in search["cells"])
+    told = (
+        f"terminated; no plan yet: {looked} of {len(search['cells'])} combinations were looked at, and none takes less"
+    )
+    assert told in errors
+    assert search["lower_bound_s"] > 10.0
+    assert sorted(path.name for path in out.iterdir()) == ["search.json"]
+
+
+_SECOND_ROW_HANGS = """
+import threading
+from piper_ray.proposal import clusters
+first = clusters.propose
+
+def propose(asked, *more, **named):
+    if asked.request.batch == 12:
+        return first(asked, *more, **named)
+    print("the second row", file=sys.stderr, flush=True)
+    threading.Event().wait()
+
+clusters.propose = propose
+"""
+
+
+def test_an_interrupt_leaves_the_rows_of_a_table_that_are_known(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    words = (config, "--gpu", "H100-SXM", "--nodes", "1", "--gpus-per-node", "4", "--tokens", "512", "--dry-run")
+    with started("plan", *words, "--schedule", "1f1b", "--global-batch", "12,16", setup=_SECOND_ROW_HANGS) as process:
+        wait_for(process, "the second row")
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=HANG_S)
+        assert process.returncode == 130, errors
+    assert "these are the rows so far" in errors
+    assert [line.split()[0] for line in output.splitlines()] == ["batch", "12"]
 
 
 def piped(text: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -197,6 +265,12 @@ def test_candidates_are_jobs_that_calibrate_reads_back(tmp_path: Path) -> None:
     assert "--calibrate measured.json" in (out / "README.md").read_text()
     search = json.loads((out / "search.json").read_text())
     assert_described(search, "search.schema.json")
+    untold = Untold(read_model(str(tmp_path / "config.json")), "H100-SXM", gpus_per_node=4)
+    for one in read_runs(str(out / "measured.json")):
+        laid = laid_out(one, load_hardware(None), untold)
+        told = priced(laid.model, laid.stack, load_hardware(None).training, laid.layout)
+        planned_stages = json.loads((out / one.id / "plan.json").read_text())["stages"]
+        assert [list(stage.layers) for stage in told.plan.stages] == [stage["nodes"] for stage in planned_stages]
     steps_s = sorted({cell["step_s"] for cell in search["cells"] if cell["step_s"] is not None})
     for one, step_s in zip((first, second), steps_s, strict=False):
         one["step_s"] = 1.3 * step_s
@@ -231,6 +305,17 @@ def test_several_clusters_are_a_table(tmp_path: Path) -> None:
     assert float(rows[1]["step_s"]) == json.loads(alone.stdout)["best"]["step_s"]
 
 
+def test_several_batches_are_a_curve(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished = small(tmp_path, "--nodes", "1", "--global-batch", "12..16", "-o", str(out))
+    assert finished.returncode == 0, finished.stderr
+    rows = list(csv.DictReader((out / "clusters.csv").read_text().splitlines()))
+    assert [row["global_batch"] for row in rows] == ["12", "13", "14", "15", "16"]
+    assert [line.split()[0] for line in finished.stdout.splitlines()[1:6]] == ["12", "13", "14", "15", "16"]
+    alone = small(tmp_path, "--nodes", "1", "--global-batch", "12", "--dry-run", "--json")
+    assert float(rows[0]["step_s"]) == pytest.approx(json.loads(alone.stdout)["best"]["step_s"], rel=2e-4)
+
+
 def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
     out = tmp_path / "out"
     finished = small(tmp_path, "--nodes", "2", "-o", str(out), "--spare", "1", "--json")
@@ -255,6 +340,9 @@ def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
         (("--dry-run", "--recompute", "op"), "--recompute: Megatron has no"),
         (("--dry-run", "--headroom", "1.5"), "expected a size, such as 4GiB, or a share below 1"),
         (("--dry-run", "--precision", "bf16,fp3"), "fp3"),
+        (("--dry-run", "--global-batch", "16..8"), "expected samples, such as 1024 or 960,1024, or 960..1056"),
+        (("--dry-run", "--global-batch", "8,16", "--headroom", "0,8%"), "--global-batch and --headroom: give several"),
+        (("--dry-run", "--headroom", "0,8%", "--spare", "1"), "--spare is for one GPU, number of nodes, batch and"),
         (("--dry-run", "--candidates", "3"), "--candidates needs --out DIR"),
         (("--dry-run", "--price", "1,2", "--train-tokens", "1e9"), "--price has 2 prices for 1 GPUs"),
     ],

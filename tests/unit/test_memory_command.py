@@ -12,6 +12,7 @@ from piper_ray.calibrate.layouts import Untold, laid_out
 from piper_ray.calibrate.measurements import simulated
 from piper_ray.calibrate.words import run_of_words
 from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.doubt import load_doubt
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.layout import priced
 from tests.cli_cases import run as run_command
@@ -154,5 +155,8 @@ def test_command() -> None:
     document = json.loads(run_command("memory", "llama3-70b", "--layout", words, "--json").stdout)
     found = piper_ray.memory("llama3-70b", words)
     assert document["needed_bytes"] == found.needed_bytes
+    least, most = document["likely_bytes"]
+    known = load_doubt().memory["whole"]
+    assert (least, most) == (found.needed_bytes * known.least, found.needed_bytes * known.most)
     assert [rank["terms_bytes"] for rank in document["ranks"]] == [rank.terms for rank in found.ranks]
     assert sum(document["ranks"][0]["items_bytes"].values()) == document["ranks"][0]["allocated_bytes"]

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import piper_ray
-from piper_ray.model.errors import UsageError
+from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.headroom import Headroom
+from piper_ray.proposal.propose import propose
+from piper_ray.workloads.estimate.doubt import load_doubt
+from tests.export_support import ROOT
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
 
 GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "batch": BATCH}
@@ -22,8 +29,6 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_is_the_best_that_is_proposed(config: Path, tmp_path: Path) -> None:
-    from piper_ray.proposal.propose import propose
-
     best = piper_ray.plan(
         config,
         "A100-80",
@@ -93,3 +98,51 @@ def test_headroom_that_is_none_is_refused(config: Path) -> None:
     for wrong in (1.0, "120%", "much"):
         with pytest.raises(UsageError):
             piper_ray.plan(config, "H100-SXM", headroom=wrong, **GPUS)  # type: ignore[arg-type]
+
+
+def test_usual_room_is_what_published_peaks_ask_for_and_given_up_where_nothing_fits(config: Path) -> None:
+    usual = load_doubt().memory["whole"].headroom
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", **GPUS)  # type: ignore[arg-type]
+    whole = piper_ray.plan(config, "H100-SXM", schedule="1f1b", headroom=0, **GPUS)  # type: ignore[arg-type]
+    assert best.instance.memory_bytes == pytest.approx((1.0 - usual) * whole.instance.memory_bytes)
+
+
+def test_usual_room_is_given_up_where_nothing_fits_and_that_is_said(tmp_path: Path) -> None:
+    told: list[str] = []
+    asked = replace(demand(tmp_path), headroom=Headroom(share=0.999, is_usual=True))
+    found = propose(asked, tell=told.append)
+    assert not found.demand.headroom
+    assert found.best.step_s == propose(demand(tmp_path)).best.step_s
+    assert told == ["no plan leaves 99.9 % of each GPU free, as published peaks ask for: planned as with --headroom 0"]
+    with pytest.raises(InfeasibleError):
+        propose(replace(asked, headroom=Headroom(share=0.999)))
+
+
+def test_all_options_of_the_command_are_there() -> None:
+    """By the same names, but for those of files, of the screen, and of several plans."""
+    text = (ROOT / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
+    section = text.split("\n## plan\n")[1].split("\n## ")[0]
+    given = set(re.findall(r"^- `(?:-o, )?--([a-z0-9-]+)", section, re.MULTILINE))
+    assert len(given) > 30
+    left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help", "context-exchange"}
+    left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
+    names = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
+    names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
+    wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
+    assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [({"fsdp": 4}, "fsdp: Megatron runs no plan"), ({"offload": True}, "offload: Megatron's launch files")],
+)
+def test_what_the_runtime_cannot_run_is_refused_as_by_the_command(
+    config: Path, given: dict[str, object], word: str
+) -> None:
+    with pytest.raises(UsageError, match=word):
+        piper_ray.plan(config, "H100-SXM", **GPUS, **given)  # type: ignore[arg-type]
+
+
+def test_a_precision_that_is_said_twice_is_planned_once(config: Path) -> None:
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision="bf16,bf16", microbatch=2, **GPUS)  # type: ignore[arg-type]
+    assert list(best.by_precision) == ["bf16"]

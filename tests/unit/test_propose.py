@@ -32,7 +32,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.stop import Stop, StopSearch
 from piper_ray.proposal.against import Theirs
-from piper_ray.proposal.cells import LISTED, CellBegun, CellSearch, Closing, cells_of
+from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.layout_words import differences, layout_words
@@ -47,6 +47,8 @@ from piper_ray.report.proposal import (
     print_plan,
     rounded,
     rounded_down,
+    settling_lines,
+    unfinished_text,
     verbose_lines,
 )
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -236,6 +238,20 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert not re.search(r"\d\.\d\d\d", text), "four digits or more"
 
 
+def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans) -> None:
+    best = proposal.best
+    _, most_s = best.estimate.doubt.range_s(best.step_s)
+    close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
+    assert close >= 3
+    told = f"estimates do not tell {close} of these apart: measure the first 3, --candidates 3 -o DIR"
+    assert told in screen(proposal).splitlines()
+    assert settling_lines(replace(proposal, found=(best,))) == []
+    least, most = (
+        held_text(size) for size in best.estimate.doubt.memory.range_bytes(best.simulation.peak_memory_bytes)
+    )
+    assert f"({least} to {most}, as 9 in 10 of 91 published peaks)" in " ".join(screen(proposal).split())
+
+
 def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     best, slower = proposal.best, proposal.found[-1]
     lines = " ".join(" ".join(against_lines(proposal, Theirs("mine.sh", slower, ("a flag is left aside",)))).split())
@@ -362,6 +378,16 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
     stop.request()
     with pytest.raises(StopSearch):
         propose(demand(tmp_path), stop)
+    known = stop.answer()
+    assert isinstance(known, FoundPlans)
+    assert known.found == ()
+    count = len(known.cells.cells)
+    looked = sum(cell.closing is not Closing.LEFT_OPEN for cell in known.cells.cells)
+    least = time_text(rounded_down(known.lower_s), 3)
+    told = f"no plan yet: {looked} of {count} combinations were looked at, and none takes less than {least} a step"
+    assert unfinished_text(known) == told
+    priced = replace(known, cells=Cells((), 0))
+    assert unfinished_text(priced) == "no plan yet: the combinations were still being priced"
 
 
 @pytest.mark.parametrize("name", [RuntimeName.MEGATRON, RuntimeName.TORCHTITAN])

@@ -138,7 +138,7 @@ class Estimate:
         """How far estimates like this one were off."""
         stack = self.setting.stack
         experts = any(kind.experts for kind in self.architecture.kinds)
-        return doubt_of(stack.gpu.name, stack.software, stack.precision, experts)
+        return doubt_of(stack.gpu.name, stack.software, stack.precision, experts, self.calibration.spread)
 
     def costs(self, kind: LayerKind, mode: LayerMode) -> LayerCosts:
         return costs_of(kind.on(mode.degree), mode, self.setting)

@@ -11,7 +11,7 @@ from importlib.resources import files
 from pydantic import Field
 
 from piper_ray.model.figures import plural
-from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily
+from piper_ray.workloads.estimate.software import Precision, Software, SoftwareFamily, Spread
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed, Figure
 
@@ -40,11 +40,32 @@ class MeasuredLike(Closed):
     sources: int = Field(description="a whole number")
 
 
+class MeasuredPeaks(Closed):
+    """Published peaks of memory that are alike. least, most: of measured over estimated peaks, in 9 of 10. headroom:
+    the share of a GPU's memory that is to be left free, so that 9 in 10 of them keep within it."""
+
+    name: str = Field(description="a text")
+    least: Figure = Field(description="a number >= 0")
+    most: Figure = Field(description="a number >= 0")
+    headroom: Figure = Field(description="a number >= 0")
+    peaks: int = Field(description="a whole number")
+
+    def range_bytes(self, peak_bytes: float) -> tuple[float, float]:
+        """Where a measured peak lies in 9 of 10 cases."""
+        return peak_bytes * self.least, peak_bytes * self.most
+
+    @property
+    def words(self) -> str:
+        """What the range is of."""
+        return f"as 9 in 10 of {self.peaks} published peaks"
+
+
 class DoubtTable(Closed):
     """All of ``doubt.toml``. gpus, software: runs by the name of a GPU, and by the generation of software that gives
     the constants. over_nodes: runs whose experts lie over several nodes."""
 
     alike: dict[str, MeasuredLike] = Field(description="a table")
+    memory: dict[str, MeasuredPeaks] = Field(description="a table")
     gpus: dict[str, int] = Field(description="a table of numbers")
     software: dict[str, int] = Field(description="a table of numbers")
     over_nodes: int = Field(description="a whole number")
@@ -57,16 +78,38 @@ def load_doubt() -> DoubtTable:
     return DoubtTable.model_validate(parse_toml("doubt.toml", text))
 
 
+def memory_likeness(family: SoftwareFamily) -> str:
+    """The key of the peaks that such software's are like."""
+    return "sharded" if family is SoftwareFamily.SHARDED else "whole"
+
+
+def memory_doubt(software: Software | None) -> MeasuredPeaks:
+    """What is known of peaks of such software; of others as of what shares out weights: of all of them."""
+    family = SoftwareFamily.SHARDED if software is None else software.family
+    return load_doubt().memory[memory_likeness(family)]
+
+
 @dataclass(frozen=True)
 class Doubt:
-    """Of an estimate. few: what hardly any run backs, with their numbers."""
+    """Of an estimate. few: what hardly any run backs, with their numbers. memory: of its peaks. calibrated: runs on the
+    machine itself that the estimate was fitted to, where these tell more than others do."""
 
     alike: MeasuredLike
     few: Mapping[str, int]
+    memory: MeasuredPeaks
+    calibrated: Spread | None = None
 
     def range_s(self, step_s: float) -> tuple[float, float]:
         """Where a measured step lies in 9 of 10 cases."""
-        return step_s * self.alike.least, step_s * self.alike.most
+        of = self.alike if self.calibrated is None else self.calibrated
+        return step_s * of.least, step_s * of.most
+
+    @property
+    def words(self) -> str:
+        """What the range of a step is of."""
+        if self.calibrated is None:
+            return f"as 9 in 10 of {plural(self.alike.runs, 'measured run')} like it"
+        return f"as {plural(self.calibrated.runs, 'run')} on the machine itself tell"
 
     @property
     def lines(self) -> list[str]:
@@ -74,17 +117,25 @@ class Doubt:
         of = self.alike
         like = f"{plural(of.runs, 'run')} like this one ({of.name}; {plural(of.sources, 'source')})"
         lines = [f"of {like} 9 in 10 took x{of.least:.2f} to x{of.most:.2f} of the estimate"]
+        if self.calibrated is not None:
+            own = self.calibrated
+            lines = [f"steps take x{own.least:.2f} to x{own.most:.2f} of the estimate, {self.words}"]
         if self.few:
             backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in self.few.items())
             lines.append(f"hardly any measured run backs: {backed}")
         return lines
 
 
-def doubt_of(gpu_name: str, software: Software, precision: Precision, experts: bool) -> Doubt:
-    """What is known of estimates like that."""
+def doubt_of(
+    gpu_name: str, software: Software, precision: Precision, experts: bool, spread: Spread | None = None
+) -> Doubt:
+    """What is known of estimates like that. spread: of the steps that it was calibrated with."""
     table = load_doubt()
     counts = {gpu_name: table.gpus.get(gpu_name, 0), software.name: table.software.get(software.base, 0)}
     if experts:
         counts["experts over several nodes"] = table.over_nodes
     few = {what: count for what, count in counts.items() if count < FEW_RUNS}
-    return Doubt(table.alike[likeness(software, precision, experts)], few)
+    alike = table.alike[likeness(software, precision, experts)]
+    if spread is not None and spread.most / spread.least >= alike.most / alike.least:
+        spread = None
+    return Doubt(alike, few, memory_doubt(software), spread)

@@ -245,14 +245,25 @@ class Constant(str, Enum):
 
 
 @dataclass(frozen=True)
+class Spread:
+    """least, most: of measured over estimated steps, in 9 of 10 further layouts of the machine that was measured."""
+
+    least: float
+    most: float
+    runs: int
+
+
+@dataclass(frozen=True)
 class Calibration:
     """factors: how many times as fast as the tables say; 1 where nothing is said. told: how it came about, in words.
+    spread: how far off further steps may be; None where too few steps tell.
 
     Memory-bound work is work on the GPU, too: both factors count.
     """
 
     factors: Mapping[Constant, float] = field(default_factory=dict)
     told: tuple[str, ...] = ()
+    spread: Spread | None = None
 
     def factor(self, constant: Constant) -> float:
         """The factor of a constant; above 1 it is faster."""

@@ -349,12 +349,12 @@ class SearchDocument(_Documented):
     """The memory of each GPU that all plans leave free."""
     combinations: int
     """The number of combinations of microbatch size, schedule and mode, with those that another one never loses to."""
-    step_s: float
-    """The step of the best plan of all."""
+    step_s: float | None
+    """The step of the best plan of all; null: the search ended before it had a plan."""
     lower_bound_s: float
     """No plan takes less a step: the least of step_s and of the bounds of all cells."""
-    gap: float
-    """How far the best plan may be from the best: 1 - lower_bound_s / step_s."""
+    gap: float | None
+    """How far the best plan may be from the best: 1 - lower_bound_s / step_s; null: there is no plan yet."""
     cells: list[CellDocument]
     """All combinations but those that another one never loses to."""
     schedules: list[ScheduleName]
@@ -485,6 +485,8 @@ class PlannedAnswer(_Documented):
     """The memory of each GPU that is found, of which plans may use all but what they are to leave free."""
     likely_s: Annotated[list[float], Field(min_length=2, max_length=2)]
     """Where a measured step lies in 9 of 10 cases."""
+    likely_memory_bytes: Annotated[list[float], Field(min_length=2, max_length=2)]
+    """Where the measured peak of the fullest GPU lies in 9 of 10 cases."""
     training_days: float | None
     """The days of the whole training; null: nobody asked."""
     training_cost: float | None
