@@ -89,7 +89,7 @@ def _proposed(
 ) -> FoundPlans:
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
-    stop.offer(lambda: FoundPlans(demand, (), Cells((), 0), 0.0, (), 0.0))
+    stop.offer(lambda: FoundPlans(demand, (), Cells((), {}, ()), 0.0, (), 0.0))
     estimates, refused = demand.estimates()
     cells = cells_of(demand, estimates)
     refused += cells.refused

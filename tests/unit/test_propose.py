@@ -386,7 +386,7 @@ def test_an_interrupt_before_the_first_plan_is_no_proof(tmp_path: Path) -> None:
     least = time_text(rounded_down(known.lower_s), 3)
     told = f"no plan yet: {looked} of {count} combinations were looked at, and none takes less than {least} a step"
     assert unfinished_text(known) == told
-    priced = replace(known, cells=Cells((), 0))
+    priced = replace(known, cells=Cells((), {}, ()))
     assert unfinished_text(priced) == "no plan yet: the combinations were still being priced"
 
 
