@@ -69,7 +69,7 @@ class Case:
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones but where
+    """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones unless
     chunks have limits; members: their layers. beside_s: what transfers take at least beside those of the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
@@ -104,12 +104,12 @@ class Relaxation:
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
-        """All plans of a task that take less than ``target_s``. None if none is quick enough."""
+        """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
-        forced_s = forced_transfers_s(task, target_s)
+        forced_s, lower_s = forced_transfers_s(task, target_s), task.lower_s
         if np.isinf(forced_s):
-            return None
+            forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         crossing_s = task.tables.crossing_s(program.rank_of)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         beside_s = max(0.0, forced_s - float(crossing_s.sum()))
@@ -136,7 +136,7 @@ class Relaxation:
         if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
             return None
         exact, kinds = (unit.told(one, task) for one in (exact, kinds))
-        found = cls(task, Case(), program, limits, exact, kinds, members, beside_s, unit, task.lower_s)
+        found = cls(task, Case(), program, limits, exact, kinds, members, beside_s, unit, lower_s)
         found.aim(target_s)
         found._add_first_paths()
         return found
@@ -233,8 +233,11 @@ class Relaxation:
                 yield from self._by_layers()
 
     def _by_layers(self) -> Iterator[Case]:
-        """Fewer or more layers in the chunk whose number is the furthest from a whole one. Where all are whole, but some
-        kind's are not: as many as it has, fewer, or more, of the first chunk whose number is not given. That narrows windows."""
+        """The chunk whose number of layers is the furthest from a whole one has fewer or more.
+
+        Where all are whole, but some kind's are not, the first chunk whose number is not given has as many, fewer, or
+        more. That narrows windows.
+        """
         assert self.layers_in is not None
         layers, least, most = self.kinds.counted @ self.layers_in, self.limits.least_layers, self.limits.most_layers
         apart = np.abs(layers - np.round(layers))
@@ -252,8 +255,8 @@ class Relaxation:
                 if at_least <= at_most:
                     least_layers, most_layers = least.copy(), most.copy()
                     least_layers[chunk], most_layers[chunk] = at_least, at_most
-                    of = {"least_layers": least_layers, "most_layers": most_layers}
-                    yield replace(self.case, **of, splits=self.case.splits + 1)
+                    splits = self.case.splits + 1
+                    yield replace(self.case, least_layers=least_layers, most_layers=most_layers, splits=splits)
 
     def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
         """One of the ranks has so many."""
@@ -386,7 +389,8 @@ class Relaxation:
         paths = _some(self.paths, slice(prices.path.size))
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
-        priced_s = self.task.memory_bytes * prices.memory.sum() + self.exact_kinds.layers.sum() * np.abs(prices.filled).sum()
+        priced_s = self.task.memory_bytes * prices.memory.sum()
+        priced_s += float(self.exact_kinds.layers.sum() * np.abs(prices.filled).sum())
         priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 

@@ -3,7 +3,8 @@
 The order of passes is fixed, so no pass begins later than the longest path to it ends, and a path is a sum over layers.
 Parts of layers are in any chunks of their windows, each part with an option of its own. All layers are there; a rank
 holds no more than the memory at any moment, and no more or fewer units of time than it may, and no chunk of layers; no
-path is longer than the batch, which is least. Paths that turn out to be longer are added, and the program is solved again.
+path is longer than the batch, which is least. Paths that turn out to be longer are added, and the program is solved
+again.
 """
 
 from __future__ import annotations
