@@ -33,7 +33,10 @@ from piper_ray.workloads.estimate.build import Estimate
 CHUNKED_PASSES = 4_000_000_000
 """That searches under schedules with chunks, which end with a gap, may simulate in all: some 8 s of one core."""
 
-_LEAST_PASSES = 20_000_000
+_PART = 4
+"""Of what is left each of them may use no more than such a part."""
+
+_LEAST_PASSES = 50_000_000
 """That each of them may simulate even when these are used up, for a first bound and a quick plan."""
 
 LISTED = 5
@@ -254,7 +257,7 @@ class CellSearch:
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
                     gap=_CHUNKED_GAP if chunked else _GAP,
-                    passes_limit=max(_LEAST_PASSES, self._passes_left) if chunked else None,
+                    passes_limit=max(_LEAST_PASSES, self._passes_left // _PART) if chunked else None,
                     within_s=sample_s,
                 ),
                 schedule=cell.schedule,

@@ -20,6 +20,7 @@ from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.formats.objects import check_instance
 
 _EVERY_SIZE_TO = 16
 """Of larger microbatches powers of two alone are tried: matrix products gain little beyond."""
@@ -91,7 +92,9 @@ class PlanDemand:
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         made = estimate(self.model, self.hardware, self.gpu, request)
         memory_bytes = self.planned_bytes(made.instance.memory_bytes)
-        return replace(made, instance=made.instance.replace(memory_bytes=memory_bytes))
+        instance = made.instance.replace(memory_bytes=memory_bytes)
+        check_instance(instance)  # once, not with each plan that is simulated
+        return replace(made, instance=instance)
 
     def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
         """By samples of a microbatch, and what is said of the sizes that are too large.

@@ -193,7 +193,8 @@ def random_prices(relaxation: Relaxation, rng: np.random.Generator) -> Prices:
     path = rng.random(len(relaxation.rank))
     memory = rng.random(limits.moment_rank.size) * rng.choice([0.0, 1.0], limits.moment_rank.size)
     units = rng.random(limits.most_units.size) * (limits.most_units < NO_LIMIT)
-    return Prices(path / path.sum(), memory, units, rng.random(limits.rank_of.size))
+    filled = rng.random(limits.rank_of.size) - (limits.most_layers < NO_LIMIT) * rng.random(limits.rank_of.size)
+    return Prices(path / path.sum(), memory, units, filled)
 
 
 def test_no_plan_that_is_better_than_the_target_takes_less_than_its_least_priced_sum() -> None:
@@ -228,6 +229,8 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
     random = np.random.default_rng(5)
     for _, task, relaxation in relaxations(range(40)):
         relaxation.aim(task.lower_s * 1.5 + 1.0)
+        chunks = np.arange(task.shape.stages)
+        relaxation.limits.most_layers[chunks % 2 == 1] = 2.0
         kinds, limits, prices = relaxation.exact_kinds, relaxation.limits, random_prices(relaxation, random)
         counts, rank = relaxation.paths
         passes = np.tensordot(prices.path, counts, 1)
@@ -237,7 +240,8 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
         wanted = np.inf
         hubs = relaxation.hub_chunks() or [-1]
         for hub in hubs:
-            total = prices.filled.sum() - limits.memory_bytes * prices.memory.sum()
+            total = (prices.filled * np.where(prices.filled > 0.0, 1.0, limits.most_layers)).sum()
+            total -= limits.memory_bytes * prices.memory.sum()
             total -= (prices.units * np.where(prices.units > 0.0, limits.most_units, 0.0)).sum()
             total += ((passes[:, 0] + passes[:, 1]) * limits.crossing_s).sum()
             for kind, layers in enumerate(kinds.layers.tolist()):
@@ -248,7 +252,7 @@ def test_the_least_priced_sum_is_the_cheapest_place_and_option_of_each_layer() -
                     for o in range(kinds.option_start[kind], kinds.option_start[kind + 1]):
                         f, i, w, weights, a, b, from_hub, to_hub = kinds.figures[o].tolist()
                         cost = passes[k] @ np.array([f, i, w]) + sync[r] * weights + activation[k] * a + fixed[r] * b
-                        cost += prices.units[r] * kinds.units[o] - prices.filled[k]
+                        cost += prices.units[r] * kinds.units[o] - prices.filled[k] * kinds.counted[kind]
                         if hub >= 0 and limits.rank_of[hub] != r:
                             cost += passes[k, :2].sum() * from_hub + passes[hub, :2].sum() * to_hub
                         cheapest = min(cheapest, cost)
@@ -277,6 +281,27 @@ def test_the_prices_of_the_program_are_the_best_ones_and_its_shares_are_all_laye
     assert raised > 10
 
 
+def test_windows_hold_all_plans_whose_chunks_have_so_many_layers() -> None:
+    """And of chains, where limits leave one plan, nothing else."""
+    rng, narrowed = Random(9), 0
+    for _, task in some_tasks(range(60)):
+        stages = task.shape.stages
+        for _ in range(20):
+            chunk_of = random_chunks(task, rng)
+            layers = np.bincount(chunk_of, minlength=stages).astype(float)
+            least = np.array([rng.choice([1.0, count]) for count in layers])
+            most = np.array([rng.choice([count, count + 1.0, np.inf]) for count in layers])
+            first, last = task.tables.windows(least, most).T
+            assert (first <= chunk_of).all()
+            assert (chunk_of <= last).all()
+            whole = task.tables.windows(np.ones(stages), np.full(stages, np.inf))
+            narrowed += (last - first).sum() < (whole[:, 1] - whole[:, 0]).sum()
+            exact = task.tables.windows(layers, layers)
+            if (task.tables.order.before + task.tables.order.behind == task.tables.order.size - 1).all():
+                assert (exact == chunk_of[:, None]).all()
+    assert narrowed > 100
+
+
 def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray, IndexArray]) -> bool:
     """plan: of each layer its chunk and its option."""
     chunk_of, choice = plan
@@ -284,15 +309,18 @@ def is_in(case: Case, task: Task, relaxation: Relaxation, plan: tuple[IndexArray
     rank_of = relaxation.program.rank_of[chunk_of]
     units = np.bincount(rank_of, np.floor(seconds / relaxation.unit.seconds), task.shape.ranks)
     hub = task.tables.order.hub
+    layers = np.bincount(chunk_of, minlength=task.shape.stages)
     return (
         (case.hub is None or hub is None or chunk_of[task.tables.order.position[hub]] == case.hub)
         and (case.least_units is None or bool((units >= case.least_units).all()))
         and (case.most_units is None or bool((units <= case.most_units).all()))
+        and (case.least_layers is None or bool((layers >= case.least_layers).all()))
+        and (case.most_layers is None or bool((layers <= case.most_layers).all()))
     )
 
 
 def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_are_below_it() -> None:
-    rng, told_apart, tightened = Random(8), 0, 0
+    rng, told_apart, tightened, by_layers = Random(8), 0, 0, 0
     for _, task, relaxation in relaxations(range(60)):
         end_s = np.empty(relaxation.program.kind.size + 1)
         plans: list[tuple[float, tuple[IndexArray, IndexArray]]] = []
@@ -307,7 +335,7 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
         best_s, best = min(plans, key=lambda one: one[0])
         found = Relaxation.of(task, relaxation.program, best_s * 1.01 + 1e-6)
         assert found is not None
-        for depth in range(5):
+        for depth in range(12):
             if depth == 0 and not found.hub_is_open:
                 found.limit_ranks()
                 tightened += found.case.most_units is not None
@@ -322,7 +350,9 @@ def test_cases_hold_every_plan_that_is_better_than_the_target_and_their_bounds_a
             found = found.with_case(rng.choice(holding))
             found.aim(best_s * 1.005 + 1e-6)
             told_apart += 1
+            by_layers += found.case.most_layers is not None
     assert told_apart > 20
+    assert by_layers > 10
     assert tightened > 10
 
 

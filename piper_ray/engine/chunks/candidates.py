@@ -300,7 +300,8 @@ def all_plans(
     """``best_of_all`` of a task. None if its variants are too many. memory_bytes: instead of the task's own."""
     if task.mixed.variants is None:
         return None
-    windows = np.array(task.tables.windows(task.shape.stages), np.int64)
+    stages = task.shape.stages
+    windows = task.tables.windows(np.ones(stages), np.full(stages, np.inf))
     chunk_of, choice = np.empty(windows.shape[0], np.int64), np.empty(windows.shape[0], np.int64)
     model = model_of(task, task.mixed.tables, program)
     value, is_least = best_of_all(

@@ -63,6 +63,7 @@ def with_transfers(kinds: LayerKinds, transfers_s: float, stages: int) -> LayerK
     figures[0, [FIGURE.forward_s, FIGURE.input_s]] = transfers_s
     return LayerKinds(
         np.append(kinds.layers, 1),
+        np.append(kinds.counted, 0),
         np.append(kinds.first_chunk, 0),
         np.append(kinds.last_chunk, stages - 1),
         np.append(kinds.side, APART),

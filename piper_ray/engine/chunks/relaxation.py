@@ -44,6 +44,9 @@ _ROUNDS_OF_A_RANK = 4
 _WHOLE = 1e-3
 """Units of a rank that differ by no more from a whole number are one."""
 
+_OF_A_CASE = "least_units", "most_units", "least_layers", "most_layers"
+"""Limits that differ from case to case."""
+
 _ROUNDING = 1e-10
 """Relative: what sums of prices and seconds may be off."""
 
@@ -52,19 +55,22 @@ _ROUNDING = 1e-10
 class Case:
     """Which plans of a task are meant. hub: the chunk of the layer that many read; None: any.
 
-    least_units, most_units: float64[p], of each rank, in units of time; None: any number. splits: how often the plans
-    were told apart by units.
+    least_units, most_units: float64[p], of each rank, in units of time; None: any number. least_layers, most_layers:
+    float64[s], of each chunk; None: one at least. splits: how often the plans were told apart by these.
     """
 
     hub: int | None = None
     least_units: FloatArray | None = None
     most_units: FloatArray | None = None
+    least_layers: FloatArray | None = None
+    most_layers: FloatArray | None = None
     splits: int = 0
 
 
 @dataclass
 class Relaxation:
-    """``lower_s``: no batch of the case takes less; it rises. kinds: merged ones, by which prices are looked for.
+    """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones unless
+    chunks have limits; members: their layers. beside_s: what transfers take at least beside those of the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps
@@ -78,6 +84,8 @@ class Relaxation:
     limits: ShapeLimits
     exact_kinds: LayerKinds
     kinds: LayerKinds
+    members: list[IndexArray]
+    beside_s: float
     unit: TimeUnit
     lower_s: float
     counts: list[FloatArray] = field(default_factory=list)
@@ -96,12 +104,12 @@ class Relaxation:
 
     @classmethod
     def of(cls, task: Task, program: ChunkProgram, target_s: float) -> Relaxation | None:
-        """All plans of a task that take less than ``target_s``. None if none is quick enough."""
+        """All plans of a task that take less than ``target_s``. None if none fits."""
         shape, d = task.shape, task.data_parallel_degree
         held, moment_rank = chunk_bound.moments(program, _MOST_MOMENTS)
-        forced_s = forced_transfers_s(task, target_s)
+        forced_s, lower_s = forced_transfers_s(task, target_s), task.lower_s
         if np.isinf(forced_s):
-            return None
+            forced_s, lower_s = 0.0, target_s  # no plan is quick enough
         crossing_s = task.tables.crossing_s(program.rank_of)
         # All transfers together are as many as are forced, and those of each chunk as its borders make them.
         beside_s = max(0.0, forced_s - float(crossing_s.sum()))
@@ -114,11 +122,12 @@ class Relaxation:
             task.memory_bytes,
             np.zeros(shape.ranks),
             np.full(shape.ranks, chunk_bound.NO_LIMIT),
+            np.ones(shape.stages),
+            np.full(shape.stages, chunk_bound.NO_LIMIT),
         )
-        exact, kinds = (
-            with_transfers(task.tables.kinds(shape.stages, d, merged=merged), beside_s, shape.stages)
-            for merged in (False, True)
-        )
+        layers = limits.least_layers, limits.most_layers
+        (exact, _), (kinds, members) = (task.tables.kinds(d, *layers, merged=merged) for merged in (False, True))
+        exact, kinds = (with_transfers(one, beside_s, shape.stages) for one in (exact, kinds))
         unit = TimeUnit.of(exact, task)
         none = Paths(np.zeros((0, shape.stages, PASSES)), np.zeros(0, np.int64))
         byte_each = 1.0 / np.bincount(moment_rank)[moment_rank]
@@ -126,33 +135,43 @@ class Relaxation:
         # Every rank's least bytes together: above nothing if they are more than there are.
         if chunk_bound.least_priced_s(exact, limits, none, nothing)[0] > 0.0:
             return None
-        found = cls(task, Case(), program, limits, unit.told(exact, task), unit.told(kinds, task), unit, task.lower_s)
+        exact, kinds = (unit.told(one, task) for one in (exact, kinds))
+        found = cls(task, Case(), program, limits, exact, kinds, members, beside_s, unit, lower_s)
         found.aim(target_s)
         found._add_first_paths()
         return found
 
     def copy(self) -> Relaxation:
         """With prices, paths and limits of its own."""
-        limits = _own(self.limits, "least_units", "most_units")
+        limits = _own(self.limits, *_OF_A_CASE)
         found = replace(self, limits=limits, counts=[*self.counts], rank=[*self.rank])
         found.target_s = self.target_s
         return found
 
     def with_case(self, case: Case) -> Relaxation:
         """Fewer plans of the same task, beginning with the paths found so far."""
-        limits = _own(self.limits, "least_units", "most_units")
+        limits = _own(self.limits, *_OF_A_CASE)
         exact, kinds = (_own(kinds, "first_chunk", "last_chunk") for kinds in (self.exact_kinds, self.kinds))
+        members, as_before = self.members, case.hub == self.case.hub and case.least_layers is self.case.least_layers
+        if case.least_layers is not None and case.most_layers is not None:
+            d, stages = self.task.data_parallel_degree, self.task.shape.stages
+            one, members = self.task.tables.kinds(d, case.least_layers, case.most_layers, merged=False)
+            exact = self.unit.told(with_transfers(one, self.beside_s, stages), self.task)
+            kinds = _own(exact, "first_chunk", "last_chunk")
         found = replace(
             self,
             case=case,
             limits=limits,
             exact_kinds=exact,
             kinds=kinds,
+            members=members,
+            layers_in=self.layers_in if members is self.members else None,
+            units=self.units if members is self.members else None,
             counts=[*self.counts],
             rank=[*self.rank],
             is_best=False,
             worked=0,
-            basis=self.basis if case.hub == self.case.hub else None,
+            basis=self.basis if as_before else None,
         )
         found.aim(self.target_s)
         return found
@@ -165,6 +184,8 @@ class Relaxation:
         self.limits.most_units[:] = most if self.case.most_units is None else np.minimum(most, self.case.most_units)
         if self.case.least_units is not None:
             self.limits.least_units[:] = self.case.least_units
+        if self.case.least_layers is not None and self.case.most_layers is not None:
+            self.limits.least_layers[:], self.limits.most_layers[:] = self.case.least_layers, self.case.most_layers
         if (self.limits.least_units > self.limits.most_units).any():
             self.lower_s = max(self.lower_s, target_s)
 
@@ -183,7 +204,7 @@ class Relaxation:
 
         First the hub's chunk. The fullest rank has at least the mean number of units, rounded up: so no rank has more
         than that, or rank r has; and if none has more, rank r has as many. Then the units of the rank whose number is
-        the furthest from a whole one.
+        the furthest from a whole one, and where all are whole, layers of chunks.
         """
         case, p = self.case, self.task.shape.ranks
         fullest = self._least_units_of_fullest()
@@ -208,6 +229,34 @@ class Relaxation:
                 least_units[rank] = most_units[rank] + 1.0
                 yield replace(case, most_units=most_units, splits=case.splits + 1)
                 yield replace(case, least_units=least_units, splits=case.splits + 1)
+            else:
+                yield from self._by_layers()
+
+    def _by_layers(self) -> Iterator[Case]:
+        """The chunk whose number of layers is the furthest from a whole one has fewer or more.
+
+        Where all are whole, but some kind's are not, the first chunk whose number is not given has as many, fewer, or
+        more. That narrows windows.
+        """
+        assert self.layers_in is not None
+        layers, least, most = self.kinds.counted @ self.layers_in, self.limits.least_layers, self.limits.most_layers
+        apart = np.abs(layers - np.round(layers))
+        chunk = int(apart.argmax())
+        if apart[chunk] > _WHOLE:
+            below = np.floor(layers[chunk])
+            ranges = [(least[chunk], below), (below + 1.0, most[chunk])]
+        else:
+            apart = np.abs(self.layers_in - np.round(self.layers_in)).max() * (least < most)
+            chunk = int(apart.argmax())  # the first
+            count = np.round(layers[chunk])
+            ranges = [(count, count), (least[chunk], count - 1.0), (count + 1.0, most[chunk])]
+        if apart[chunk] > _WHOLE:
+            for at_least, at_most in ranges:
+                if at_least <= at_most:
+                    least_layers, most_layers = least.copy(), most.copy()
+                    least_layers[chunk], most_layers[chunk] = at_least, at_most
+                    splits = self.case.splits + 1
+                    yield replace(self.case, least_layers=least_layers, most_layers=most_layers, splits=splits)
 
     def _with_full_rank(self, units: float, most_units: FloatArray) -> Iterator[Case]:
         """One of the ranks has so many."""
@@ -314,8 +363,7 @@ class Relaxation:
         """After the last fractional plan, int64[n]: layers of a kind one after the other."""
         assert self.layers_in is not None
         shape, found = self.task.shape, np.zeros(self.task.tables.order.size, np.int64)
-        members = self.task.tables.members(self.task.data_parallel_degree)
-        for positions, in_chunks in zip(members, self.layers_in, strict=False):  # the last may be of transfers
+        for positions, in_chunks in zip(self.members, self.layers_in, strict=False):  # the last may be of transfers
             found[positions] = np.searchsorted(np.cumsum(in_chunks), np.arange(len(positions)) + 0.5)
         return np.minimum(found, shape.stages - 1)
 
@@ -341,7 +389,8 @@ class Relaxation:
         paths = _some(self.paths, slice(prices.path.size))
         found_s, _ = chunk_bound.least_priced_s(self.exact_kinds, self.limits, paths, prices)
         limited = self.limits.most_units < chunk_bound.NO_LIMIT
-        priced_s = self.task.memory_bytes * prices.memory.sum() + self.exact_kinds.layers.sum() * prices.filled.sum()
+        priced_s = self.task.memory_bytes * prices.memory.sum()
+        priced_s += float(self.exact_kinds.layers.sum() * np.abs(prices.filled).sum())
         priced_s += float((np.abs(prices.units) * np.where(limited, self.limits.most_units, 1.0)).sum())
         return float(found_s - _ROUNDING * (abs(found_s) + priced_s)) if np.isfinite(found_s) else float(found_s)
 

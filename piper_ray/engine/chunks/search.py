@@ -136,8 +136,9 @@ class ChunkSearch:
 
     def _plan_and_bound(self) -> Generator[None, None, None]:
         ranked = sorted(self._nodes, key=lambda index: self._nodes[index].task.about_s)
-        yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
-        if self.ledger.best is not None:
+        if self.ledger.within_s == np.inf:
+            yield from self._plan(TurnKind.PLAN, 0, ranked[:_FIRST_PLANS], self._is_hopeless)
+        if self._target_s < np.inf:
             yield from self._bound(1)
         yield from self._plan(TurnKind.PLAN, 0, [index for index in ranked if index in self._nodes], self._is_hopeless)
         for round_, (within, most, moves) in enumerate(_REFINED):
@@ -156,7 +157,7 @@ class ChunkSearch:
     ) -> Generator[None, None, None]:
         """A turn for plans of each. ends_at: whether neither a node nor those after it are worth one."""
         phase = _Phase(kind, moves, self._next_round(len(indices)))
-        turns = deque((index, self.ledger.upper_s) for index in indices)
+        turns = deque((index, self._target_s) for index in indices)
         while turns:
             index, _ = turns[0]
             if ends_at(self._nodes[index]):
@@ -174,6 +175,11 @@ class ChunkSearch:
         self._rounds += 1
         return Round(self.ledger, self._rounds, turns)
 
+    @property
+    def _target_s(self) -> float:
+        """What takes longer is of no interest; as long as what is asked for is."""
+        return min(self.ledger.upper_s, self.ledger.within_s * (1.0 + TIE))
+
     def _promising(self, within: float) -> list[int]:
         """Nodes by the times of their plans, which take at most so many times the best one's, or what is asked for."""
         most_s = within * min(self.ledger.upper_s, self.ledger.within_s)
@@ -185,7 +191,7 @@ class ChunkSearch:
 
         efforts: so many for each node at most, whatever gap is good enough; None: as many as it takes.
         """
-        waiting = [(node.lower_s, index, self.ledger.upper_s) for index, node in self._nodes.items()]
+        waiting = [(node.lower_s, index, self._target_s) for index, node in self._nodes.items()]
         heapq.heapify(waiting)
         phase = _Phase(TurnKind.BOUND, 0, self._next_round(len(waiting)))
         while waiting and (efforts is not None or not self._is_near()):
@@ -200,7 +206,7 @@ class ChunkSearch:
             node.done += 1
             for entry in self._take(index, outcome):
                 if efforts is None or self._nodes[entry].done < efforts:
-                    heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self.ledger.upper_s))
+                    heapq.heappush(waiting, (self._nodes[entry].lower_s, entry, self._target_s))
             over = self._bounds.reached(self.ledger.beaten_from_s, self.ledger.within_s)
             replace(phase.turns, count=len(self._nodes)).tell_of_progress(over, len(self._given))
             yield

@@ -386,31 +386,47 @@ class DegreeTables:
                 found[k + 1] += received[sizes].min()
         return found
 
-    def windows(self, stages: int) -> list[tuple[int, int]]:
-        """For each position the first and the last chunk that the layer may be in.
+    def windows(self, least_layers: FloatArray, most_layers: FloatArray) -> IndexArray:
+        """int64[n, 2]: for each position the first and the last chunk that the layer may be in, where each chunk has so
+        many layers.
 
-        Chunks are not empty. So a layer is in chunk k only if enough layers are left that may be in those before, and
-        in those behind: all but it and those that must come on its other side.
+        A layer is in chunk k only if all that come before it have room up to k, and enough are left for the chunks
+        behind k: all but it and those before it. The same holds the other way round.
         """
-        n = self.order.size
-        sides = zip(self.order.before.tolist(), self.order.behind.tolist(), strict=True)
-        return [(max(0, stages - 1 - (n - 1 - before)), min(stages - 1, n - 1 - behind)) for before, behind in sides]
+        n, before, behind = self.order.size, self.order.before, self.order.behind
+        room, needed = np.cumsum(most_layers), np.cumsum(least_layers)
+        room_back, needed_back = np.cumsum(most_layers[::-1]), np.cumsum(least_layers[::-1])
+        last = least_layers.size - 1
+        first_chunk = np.maximum(
+            np.searchsorted(room, before + 1), last - np.searchsorted(needed_back, n - 1 - before, side="right")
+        )
+        last_chunk = np.minimum(
+            last - np.searchsorted(room_back, behind + 1), np.searchsorted(needed, n - 1 - behind, side="right")
+        )
+        return np.stack([first_chunk, last_chunk], axis=1).astype(np.int64)
 
-    def kinds(self, stages: int, data_parallel_degree: int, *, merged: bool) -> LayerKinds:
-        """Layers that may be in the same chunks and run the same. merged: whatever chunks they may be in."""
-        alike = self._alike(data_parallel_degree)
-        windows = np.array(self.windows(stages), np.int64)
+    def kinds(
+        self, data_parallel_degree: int, least_layers: FloatArray, most_layers: FloatArray, *, merged: bool
+    ) -> tuple[LayerKinds, list[IndexArray]]:
+        """Layers that may be in the same chunks and run the same, and their positions, which ascend. merged: whatever
+        chunks they may be in."""
+        windows = self.windows(least_layers, most_layers)
         rows: list[tuple[int, int, int, int, bytes]] = []
-        for (side, options), positions in alike.items():
-            first, last = windows[positions].T
+        members = list[IndexArray]()
+        for (side, options), listed in self._alike(data_parallel_degree).items():
+            positions = np.array(listed, np.int64)
             if merged:
-                rows.append((len(positions), int(first.min()), int(last.max()), side, options))
+                first, last = windows[positions].T
+                parts = [(positions, int(first.min()), int(last.max()))]
             else:
-                each, count = np.unique(windows[positions], axis=0, return_counts=True)
-                rows += [(n, f, e, side, options) for n, (f, e) in zip(count.tolist(), each.tolist(), strict=True)]
+                each, of = np.unique(windows[positions], axis=0, return_inverse=True)
+                parts = [(positions[of.ravel() == n], f, e) for n, (f, e) in enumerate(each.tolist())]
+            rows += [(len(part), first, last, side, options) for part, first, last in parts]
+            members += [part for part, _, _ in parts]
         figures = [np.frombuffer(options).reshape(-1, len(FIGURE)) for *_, options in rows]
-        return LayerKinds(
+        found = LayerKinds(
             _integers(count for count, *_ in rows),
+            np.ones(len(rows), np.int64),
             _integers(first for _, first, *_ in rows),
             _integers(last for _, _, last, *_ in rows),
             _integers(side for _, _, _, side, _ in rows),
@@ -418,10 +434,7 @@ class DegreeTables:
             np.concatenate(figures),
             np.zeros(sum(len(options) for options in figures)),
         )
-
-    def members(self, data_parallel_degree: int) -> list[list[int]]:
-        """Of each of the merged ``kinds``, positions that ascend."""
-        return [*self._alike(data_parallel_degree).values()]
+        return found, members
 
     def _alike(self, data_parallel_degree: int) -> dict[tuple[int, bytes], list[int]]:
         """By side and options, positions."""

@@ -8,7 +8,7 @@ weights, and the synchronisation of the rank at its end. All of that is a sum ov
 - no plan that is better than the best one known lets a rank work longer than that one's batch takes: m W + R seconds.
   Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, are no more than
   the limit rounded down (Gomory, 1958). Where plans are told apart by their fullest rank, it has a least number, too;
-- no chunk is empty: 1 - layers <= 0.
+- no chunk is empty: 1 - layers <= 0. Where plans are told apart by it, a chunk has other least and most layers.
 
 A limit (held - limit) <= 0 times a price >= 0 takes nothing from the bound. The least priced sum, in which each layer
 chooses the chunk and the TMPC that are cheapest for it, is then a bound for any prices: ``least_priced_s`` computes it,
@@ -62,6 +62,7 @@ class LayerKinds(NamedTuple):
     """Layers that are alike: which chunks they may be in, and what they may run."""
 
     layers: IndexArray  # int64[kinds]: how many
+    counted: IndexArray  # int64[kinds]: 1 for those that chunks have whole; 0 for what stands for transfers
     first_chunk: IndexArray  # int64[kinds]: stages first_chunk .. last_chunk
     last_chunk: IndexArray
     side: IndexArray  # int64[kinds]: APART, BEFORE_HUB, BEHIND_HUB or HUB; at most one is the hub
@@ -85,6 +86,8 @@ class ShapeLimits(NamedTuple):
     memory_bytes: float
     least_units: FloatArray  # float64[p], whole units of time
     most_units: FloatArray  # float64[p]; NO_LIMIT: any number
+    least_layers: FloatArray  # float64[s], of each chunk
+    most_layers: FloatArray  # float64[s]; NO_LIMIT: any number
 
 
 class Paths(NamedTuple):
@@ -98,7 +101,7 @@ class Prices(NamedTuple):
     """path: float64[paths], parts of 1. memory: float64[moments], seconds for each byte, 0 or more.
 
     units: float64[p], seconds for each unit: above 0 where they are too many, below 0 where they are too few.
-    filled: float64[s], seconds for each layer that a chunk has, 0 or more.
+    filled: float64[s], seconds for each layer that a chunk has: above 0 where they are too few, below 0 where too many.
     """
 
     path: FloatArray
@@ -141,7 +144,11 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
     place or no option."""
     s = limits.rank_of.size
     costs = costs_of(limits, paths, prices.path, prices.memory)
-    fixed_s = prices.filled.sum() - limits.memory_bytes * prices.memory.sum()
+    fixed_s = -limits.memory_bytes * prices.memory.sum()
+    for k in range(s):
+        price = prices.filled[k]
+        if price != 0.0:
+            fixed_s += price * (limits.least_layers[k] if price > 0.0 else limits.most_layers[k])
     for r in range(prices.units.size):
         price = prices.units[r]
         if price != 0.0:
@@ -160,7 +167,8 @@ def least_priced_s(kinds: LayerKinds, limits: ShapeLimits, paths: Paths, prices:
             least_s = np.inf
             for k in range(first, last + 1):
                 for o in range(kinds.option_start[c], kinds.option_start[c + 1]):
-                    least_s = min(least_s, priced_s(kinds, o, k, hub, costs, prices, limits))
+                    cost_s = priced_s(kinds, o, k, hub, costs, prices, limits) - prices.filled[k] * kinds.counted[c]
+                    least_s = min(least_s, cost_s)
             total_s += kinds.layers[c] * least_s
         if total_s < best_s:
             best_s, best_hub = total_s, hub
@@ -181,7 +189,7 @@ def window(kinds: LayerKinds, c: int, hub: int) -> tuple[int, int]:
 
 @leaf_kernel
 def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: Prices, limits: ShapeLimits) -> float:
-    """Of one layer with option o in chunk k."""
+    """Of one layer with option o in chunk k, but for what chunks are to have."""
     figures, r = kinds.figures, limits.rank_of[k]
     cost = (
         costs.passes[k, 0] * figures[o, FIGURE.forward_s]
@@ -191,7 +199,6 @@ def priced_s(kinds: LayerKinds, o: int, k: int, hub: int, costs: Costs, prices: 
         + costs.activation[k] * figures[o, FIGURE.activation]
         + costs.fixed[k] * figures[o, FIGURE.fixed]
         + prices.units[r] * kinds.units[o]
-        - prices.filled[k]
     )
     if hub >= 0 and limits.rank_of[hub] != r:
         cost += (costs.passes[k, 0] + costs.passes[k, 1]) * figures[o, FIGURE.from_hub_s]
