@@ -250,9 +250,11 @@ class PlanOfferOptions(EveryOfferOption):
         setting = runtime.setting
         most, title = setting.most_sharding, runtime.title
         if self.zero2 > 1 and most < 2:
-            raise UsageError(f"--zero-2: {title} runs no plan whose replicas share gradients")
+            raise UsageError(f"--zero-2: {title} {runtime.no_more_sharing}")
+        if self.zero2 > 1 and runtime.sums_each_pass:
+            raise UsageError(f"--zero-2: {title} shares weights and gradients (--fsdp), or the optimizer's state alone")
         if self.fsdp > 1 and most < 3:
-            raise UsageError(f"--fsdp: {title} runs no plan whose replicas share weights; --runtime torchtitan does")
+            raise UsageError(f"--fsdp: {title} {runtime.no_more_sharing}; --runtime torchtitan shares weights")
         if self.offload and not setting.offload:
             raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
         if self.gathered and not setting.gathered:
@@ -260,8 +262,8 @@ class PlanOfferOptions(EveryOfferOption):
         for recomputation in self.recompute or ():
             if not setting.may_recompute(recomputation):
                 raise UsageError(f"--recompute: {title} has no {recomputation.text}")
-        if self.expert_tensor > 1 and not setting.experts:
-            raise UsageError(f"--expert-tensor-parallel: {title} spreads no experts")
+        if self.expert_tensor > 1 and not setting.expert_tensor:
+            raise UsageError(f"--expert-tensor-parallel: {title} divides no experts among GPUs")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.headroom import Headroom
-from piper_ray.model.instance import Instance, TrainedModel
+from piper_ray.model.instance import Instance, TrainedModel, divisors
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
@@ -65,17 +65,24 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> 
 _MOST_EXPERT_NODES = 4
 
 
-def usual_experts(
+def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
-) -> tuple[int, ...]:
-    """As many ranks as one, two and four nodes have GPUs, beside those of tensor parallelism, where experts divide so.
-    More ranks leave more memory, and each of them more tokens for an expert."""
+) -> tuple[tuple[int, int], ...]:
+    """Ranks that experts are spread over, and devices that share each, beside those of tensor parallelism: together
+    as many as one, two and four nodes have GPUs. More leave more memory, and each of them more tokens for an expert.
+    Devices of a node that share experts have no busiest ones among them, and more tokens to gather."""
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or gpus_per_node == 1 or not runtime.setting.experts:
         return ()
     counted = [gpus_per_node * 2**doublings for doublings in range(_MOST_EXPERT_NODES.bit_length())]
     most = max(gpus_per_node, min(devices // 2, gpus_per_node * _MOST_EXPERT_NODES))
-    return tuple(ranks for ranks in counted if ranks <= most and all(kind.experts % ranks == 0 for kind in routed))
+    shared = divisors(gpus_per_node) if runtime.setting.expert_tensor else [1]
+    return tuple(
+        (together // each, each)
+        for each in shared
+        for together in counted
+        if together <= most and all(kind.experts % (together // each) == 0 for kind in routed)
+    )
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
@@ -317,17 +324,33 @@ def with_offers(
     """With context and expert parallelism of these degrees (None: what is usual), software (None: the runtime's own),
     and what the runtime always does."""
     devices = request.nodes * gpus_per_node
+    spreads = usual_spreads(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else ()
+    each_pass = runtime.sums_each_pass and request.offer.zero != 1
+    most_ranks = max((ranks for ranks, _ in spreads), default=max(experts or (1,)))
     offer = replace(
         request.offer,
         zero=request.offer.zero if runtime.shares_state else 1,
-        sharded_over=(devices,) if runtime.sums_each_pass and request.offer.zero != 1 else (),
+        sharded_over=_groups(devices, gpus_per_node, most_ranks) if each_pass else (),
+        summed_over=devices if runtime.sums_each_pass else 0,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
-        experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
+        experts=() if experts is None else experts,
+        spreads=spreads,
         gathered=runtime.setting.always_gathered,
         always_sequence=runtime.setting.experts_in_sequence and any(kind.experts for kind in _kinds(model, None)),
     )
     used = software or runtime.software
     return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)
+
+
+def _groups(devices: int, gpus_per_node: int, expert_ranks: int) -> tuple[int, ...]:
+    """Devices over which weights may be shared: all, or those of a node or of twice as many each time (HSDP), where
+    they are all groups alike and hold all experts."""
+    found, size = [devices], gpus_per_node
+    while size < devices:
+        if devices % size == 0 and size % expert_ranks == 0:
+            found.append(size)
+        size *= 2
+    return tuple(found)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:
