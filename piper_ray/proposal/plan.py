@@ -68,21 +68,24 @@ _MOST_EXPERT_NODES = 4
 def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
 ) -> tuple[tuple[int, int], ...]:
-    """Ranks that experts are spread over, and devices that share each, beside those of tensor parallelism: together
-    as many as one, two and four nodes have GPUs. More leave more memory, and each of them more tokens for an expert.
-    Devices of a node that share experts have no busiest ones among them, and more tokens to gather."""
+    """Ranks that experts are spread over, and devices that share each, beside those of tensor parallelism.
+
+    Together as many as one, two and four nodes have GPUs: more leave more memory, and each of them more tokens for an
+    expert. Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices
+    share all, so that none of them is the busiest.
+    """
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or gpus_per_node == 1 or not runtime.setting.experts:
         return ()
-    counted = [gpus_per_node * 2**doublings for doublings in range(_MOST_EXPERT_NODES.bit_length())]
     most = max(gpus_per_node, min(devices // 2, gpus_per_node * _MOST_EXPERT_NODES))
     shared = divisors(gpus_per_node) if runtime.setting.expert_tensor else [1]
-    return tuple(
-        (together // each, each)
-        for each in shared
-        for together in counted
-        if together <= most and all(kind.experts % (together // each) == 0 for kind in routed)
-    )
+    found = []
+    for doublings in range(_MOST_EXPERT_NODES.bit_length()):
+        together = gpus_per_node * 2**doublings
+        pairs = [(together // each, each) for each in shared]
+        able = [pair for pair in pairs if all(kind.experts % pair[0] == 0 for kind in routed)]
+        found += able[:1] if together <= most else []
+    return (*found, *([(1, gpus_per_node)] if len(shared) > 1 else []))
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:

@@ -93,7 +93,7 @@ def best_by_a_solve_of_each(asked: PlanDemand) -> float:
 
 def test_devices_that_share_an_expert_are_tried_and_nothing_is_slower_for_it(tmp_path: Path) -> None:
     asked = demand(tmp_path, ROUTED, RuntimeName.MEGATRON)
-    assert asked.request.offer.spreads == ((2, 1), (1, 2), (2, 2))
+    assert asked.request.offer.spreads == ((2, 1), (2, 2), (1, 2))
     offer = replace(asked.request.offer, spreads=())
     fewer = replace(asked, request=replace(asked.request, offer=offer))
     found = propose(asked)
