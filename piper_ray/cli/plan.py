@@ -343,7 +343,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     context = degree("context_parallel_size", "context_parallel_degree")
     expert = degree("expert_model_parallel_size", "expert_parallel_degree")
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree")
-    asked = demand_of(demand, samples, (context,), (expert,) if expert > 1 else (), tensor)
+    asked = demand_of(demand, samples, (context,), (expert,) if expert * tensor > 1 else (), tensor)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule)

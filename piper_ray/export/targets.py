@@ -30,7 +30,15 @@ _ANY_RUNTIME = Runtime(
     RuntimeName.TORCH,
     "a launcher of your own",
     tuple(ScheduleName),
-    OneMode(by_layer=True, offload=True, context=True, experts=True, gathered=True, most_sharding=Sharding.WEIGHTS),
+    OneMode(
+        by_layer=True,
+        offload=True,
+        context=True,
+        experts=True,
+        expert_tensor=True,
+        gathered=True,
+        most_sharding=Sharding.WEIGHTS,
+    ),
     blocks=False,
 )
 """What any runtime may run: one d and one t, and layers in order."""

@@ -94,6 +94,7 @@ class OneMode(Constraint):
     recomputed: names of the parts that may be computed again (``Recomputation.parts``); None: any. by_layer: each
     layer recomputes as it likes, within these. sequence_parallel, optimizer_sharding, offload, context, experts,
     gathered: whether there may be any. most_sharding: what replicas may share besides the optimizer's state.
+    expert_tensor: whether several devices may share an expert.
     experts_in_sequence: a model with experts has sequence parallelism where t > 1.
     always_gathered: sequence parallelism without recomputation keeps what it gathers, of layers that have the choice.
     own_key_heads: each of t devices has heads of keys and values of its own, none a copy of another's. Sequence
@@ -107,6 +108,7 @@ class OneMode(Constraint):
     offload: bool = False
     context: bool = False
     experts: bool = False
+    expert_tensor: bool = False
     gathered: bool = False
     always_gathered: bool = False
     most_sharding: Sharding = Sharding.OPTIMIZER
@@ -142,7 +144,13 @@ class OneMode(Constraint):
         shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.sharding <= most)})
         contexts = sorted(set.intersection(*({one.context for one in row} for row in rows))) if rows else [1]
         contexts = contexts if self.context else [context for context in contexts if context == 1]
-        spreads = sorted({one.spread for one in seen}, key=lambda x: (x[0] or 0, x[1])) if self.experts else []
+        spreads = (
+            sorted(
+                {x.spread for x in seen if self.expert_tensor or x.expert_tensor == 1}, key=lambda x: (x[0] or 0, x[1])
+            )
+            if self.experts
+            else []
+        )
         if _PLAIN.spread not in spreads:
             spreads.insert(0, _PLAIN.spread)
         gathered = _choices(seen, "gathered", self.gathered)

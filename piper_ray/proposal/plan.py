@@ -24,7 +24,7 @@ from piper_ray.model.constraints import choices_made
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.headroom import Headroom
-from piper_ray.model.instance import Instance, TrainedModel
+from piper_ray.model.instance import Instance, TrainedModel, divisors
 from piper_ray.model.mode import Recomputation, Sharding
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
@@ -74,17 +74,27 @@ def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> 
 _MOST_EXPERT_NODES = 4
 
 
-def usual_experts(
+def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
-) -> tuple[int, ...]:
-    """As many ranks as one, two and four nodes have GPUs, beside those of tensor parallelism, where experts divide so.
-    More ranks leave more memory, and each of them more tokens for an expert."""
+) -> tuple[tuple[int, int], ...]:
+    """Ranks that experts are spread over, and devices that share each, beside those of tensor parallelism.
+
+    Together as many as one, two and four nodes have GPUs: more leave more memory, and each of them more tokens for an
+    expert. Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices
+    share all, so that none of them is the busiest.
+    """
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
     if not routed or gpus_per_node == 1 or not runtime.setting.experts:
         return ()
-    counted = [gpus_per_node * 2**doublings for doublings in range(_MOST_EXPERT_NODES.bit_length())]
     most = max(gpus_per_node, min(devices // 2, gpus_per_node * _MOST_EXPERT_NODES))
-    return tuple(ranks for ranks in counted if ranks <= most and all(kind.experts % ranks == 0 for kind in routed))
+    shared = divisors(gpus_per_node) if runtime.setting.expert_tensor else [1]
+    found = []
+    for doublings in range(_MOST_EXPERT_NODES.bit_length()):
+        together = gpus_per_node * 2**doublings
+        pairs = [(together // each, each) for each in shared]
+        able = [pair for pair in pairs if all(kind.experts % pair[0] == 0 for kind in routed)]
+        found += able[:1] if together <= most else []
+    return (*found, *([(1, gpus_per_node)] if len(shared) > 1 else []))
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
@@ -317,9 +327,11 @@ def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
     """Raises UsageError for what the runtime's launch files cannot say, by the name of its option."""
     setting, offer, title = runtime.setting, request.offer, runtime.title
     if offer.zero2 > 1 and setting.most_sharding < Sharding.GRADIENTS:
-        raise UsageError(f"--zero-2: {title} runs no plan whose replicas share gradients")
+        raise UsageError(f"--zero-2: {title} {runtime.no_more_sharing}")
+    if offer.zero2 > 1 and runtime.sums_each_pass:
+        raise UsageError(f"--zero-2: {title} shares weights and gradients (--fsdp), or the optimizer's state alone")
     if offer.fsdp > 1 and setting.most_sharding < Sharding.WEIGHTS:
-        raise UsageError(f"--fsdp: {title} runs no plan whose replicas share weights; --runtime torchtitan does")
+        raise UsageError(f"--fsdp: {title} {runtime.no_more_sharing}; --runtime torchtitan shares weights")
     if offer.offload and not setting.offload:
         raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
     if offer.gathered and not setting.gathered:
@@ -327,8 +339,8 @@ def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
     for recomputation in request.recomputations:
         if not setting.may_recompute(recomputation):
             raise UsageError(f"--recompute: {title} has no {recomputation.text}")
-    if offer.expert_tensor > 1 and not setting.experts:
-        raise UsageError(f"--expert-tensor-parallel: {title} spreads no experts")
+    if offer.expert_tensor > 1 and not setting.expert_tensor:
+        raise UsageError(f"--expert-tensor-parallel: {title} divides no experts among GPUs")
 
 
 def headroom_of(given: str | float) -> Headroom:
@@ -368,17 +380,33 @@ def with_offers(
     """With context and expert parallelism of these degrees (None: what is usual), software (None: the runtime's own),
     and what the runtime always does."""
     devices = request.nodes * gpus_per_node
+    spreads = usual_spreads(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else ()
+    each_pass = runtime.sums_each_pass and request.offer.zero != 1
+    most_ranks = max((ranks for ranks, _ in spreads), default=max(experts or (1,)))
     offer = replace(
         request.offer,
         zero=request.offer.zero if runtime.shares_state else 1,
-        sharded_over=(devices,) if runtime.sums_each_pass and request.offer.zero != 1 else (),
+        sharded_over=_groups(devices, gpus_per_node, most_ranks) if each_pass else (),
+        summed_over=devices if runtime.sums_each_pass else 0,
         contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
-        experts=usual_experts(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else experts,
+        experts=() if experts is None else experts,
+        spreads=spreads,
         gathered=runtime.setting.always_gathered,
         always_sequence=runtime.setting.experts_in_sequence and any(kind.experts for kind in _kinds(model, None)),
     )
     used = software or runtime.software
     return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)
+
+
+def _groups(devices: int, gpus_per_node: int, expert_ranks: int) -> tuple[int, ...]:
+    """Devices over which weights may be shared: all, or those of a node or of twice as many each time (HSDP), where
+    they are all groups alike and hold all experts."""
+    found, size = [devices], gpus_per_node
+    while size < devices:
+        if devices % size == 0 and size % expert_ranks == 0:
+            found.append(size)
+        size *= 2
+    return tuple(found)
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

@@ -64,7 +64,8 @@ class Runtime:
     training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on one pipeline rank gradients
     are reduced in the backward pass of every microbatch, and what is shared out is all of a weight's state; with
     several ranks once a batch. shares_state: whether its launch shares out the optimizer's state. chain: it hands each
-    layer what the one before it makes, and nothing else.
+    layer what the one before it makes, and nothing else. no_more_sharing: why no plan shares gradients or weights,
+    where ``setting`` has none.
     """
 
     name: RuntimeName
@@ -83,6 +84,7 @@ class Runtime:
     software: str = "megatron-core"
     sums_each_pass: bool = False
     shares_state: bool = True
+    no_more_sharing: str = "runs no plan whose replicas share gradients or weights"
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
         """The schedule that is asked for; else the workload's own, if the runtime has it; else the runtime's usual one.
@@ -199,7 +201,13 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.MEGATRON,
         "Megatron",
         (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED),
-        OneMode((*_WHOLE_LAYERS, *MEGATRON_MODULES), context=True, experts=True, experts_in_sequence=True),
+        OneMode(
+            (*_WHOLE_LAYERS, *MEGATRON_MODULES),
+            context=True,
+            experts=True,
+            expert_tensor=True,
+            experts_in_sequence=True,
+        ),
         fills_interleaved=True,
         letters=True,
     ),
@@ -252,6 +260,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         rank_order="model-data-pipe",
         chain=True,
         software="deepspeed-2021",
+        no_more_sharing="runs ZeRO-2 and ZeRO-3 under no pipeline; its launches are of a PipelineEngine",
     ),
     # FlagScale 1.0: hetero_pipeline_layer_split without virtual stages; recompute_*_per_stage_micro_batch. Its Megatron
     # is 0.15, which refuses t that does not divide num_query_groups, where 0.16 copies heads for more devices.
@@ -259,7 +268,15 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         RuntimeName.FLAGSCALE,
         "FlagScale",
         (ScheduleName.ONE_F_ONE_B,),
-        OneMode(_WHOLE_LAYERS, by_layer=True, context=True, experts=True, experts_in_sequence=True, own_key_heads=True),
+        OneMode(
+            _WHOLE_LAYERS,
+            by_layer=True,
+            context=True,
+            experts=True,
+            expert_tensor=True,
+            experts_in_sequence=True,
+            own_key_heads=True,
+        ),
         first_k=True,
         letters=True,
     ),

@@ -334,9 +334,18 @@ def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
     ("words", "complaint"),
     [
         ((), "expected --out DIR for the files, or --dry-run or --json"),
-        (("--dry-run", "--fsdp", "4"), "--fsdp: Megatron runs no plan whose replicas share weights"),
+        (("--dry-run", "--fsdp", "4"), "--fsdp: Megatron runs no plan whose replicas share gradients or weights"),
         (("--dry-run", "--offload"), "--offload: Megatron's launch files have no activations in host memory"),
         (("--dry-run", "--zero-2", "4"), "--zero-2: Megatron runs no plan whose replicas share gradients"),
+        (
+            ("--dry-run", "--zero-2", "4", "--runtime", "deepspeed"),
+            "--zero-2: DeepSpeed runs ZeRO-2 and ZeRO-3 under no",
+        ),
+        (
+            ("--dry-run", "--zero-2", "4", "--runtime", "torchtitan"),
+            "--zero-2: torchtitan shares weights and gradients",
+        ),
+        (("--dry-run", "--expert-tensor-parallel", "2", "--runtime", "torchtitan"), "torchtitan divides no experts"),
         (("--dry-run", "--recompute", "op"), "--recompute: Megatron has no"),
         (("--dry-run", "--headroom", "1.5"), "expected a size, such as 4GiB, or a share below 1"),
         (("--dry-run", "--precision", "bf16,fp3"), "fp3"),

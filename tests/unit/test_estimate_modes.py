@@ -11,7 +11,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.plan import usual_contexts, usual_experts
+from piper_ray.proposal.plan import usual_contexts, usual_spreads
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
@@ -296,23 +296,28 @@ def test_weights_that_fill_a_device_when_gathered_are_not_sharded() -> None:
     assert small.instance.notes == ()
 
 
+MIXTRAL_SPREADS, DEEPSEEK_SPREADS = ((8, 1), (8, 2), (8, 4), (1, 8)), ((8, 1), (16, 1), (32, 1), (1, 8))
+
+
 @pytest.mark.parametrize(
-    ("model", "tokens", "name", "contexts", "experts"),
+    ("model", "tokens", "name", "contexts", "spreads"),
     [
         ("llama3-8b", 8192, RuntimeName.MEGATRON, (1, 2, 4), ()),
         ("llama3-8b", 32768, RuntimeName.MEGATRON, (1, 2, 4, 8), ()),
         ("llama3-8b", 131072, RuntimeName.TORCHTITAN, (1, 2, 4, 8), ()),
         ("llama3-8b", 131072, RuntimeName.DEEPSPEED, (1,), ()),
-        ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1, 2, 4), (8,)),
+        ("mixtral-8x22b", 8192, RuntimeName.MEGATRON, (1, 2, 4), MIXTRAL_SPREADS),
+        ("mixtral-8x22b", 8192, RuntimeName.TORCHTITAN, (1, 2, 4), ((8, 1),)),
         ("mixtral-8x22b", 8192, RuntimeName.DEEPSPEED, (1,), ()),
-        ("deepseek-v3", 4096, RuntimeName.MEGATRON, (1, 2), (8, 16, 32)),
+        ("deepseek-v3", 4096, RuntimeName.MEGATRON, (1, 2), DEEPSEEK_SPREADS),
         ("resnet50", None, RuntimeName.MEGATRON, (1,), ()),
     ],
 )
 def test_what_plan_tries_if_nobody_says(
-    model: str, tokens: int | None, name: RuntimeName, contexts: tuple[int, ...], experts: tuple[int, ...]
+    model: str, tokens: int | None, name: RuntimeName, contexts: tuple[int, ...], spreads: tuple[tuple[int, int], ...]
 ) -> None:
     read, runtime = read_model(model), RUNTIMES[name]
     assert usual_contexts(read, tokens, runtime) == contexts
-    assert usual_experts(read, tokens, runtime, 8, 256) == experts
-    assert usual_experts(read, tokens, runtime, 8, 16) == experts[:1]
+    assert usual_spreads(read, tokens, runtime, 8, 256) == spreads
+    within = tuple((ranks, each) for ranks, each in spreads if ranks * each == 8)
+    assert usual_spreads(read, tokens, runtime, 8, 16) == within

@@ -21,7 +21,13 @@ from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
-from piper_ray.workloads.estimate.offered import heads_handed_out, offered_recomputations, require_offered, undominated
+from piper_ray.workloads.estimate.offered import (
+    heads_handed_out,
+    offered_recomputations,
+    require_offered,
+    undominated,
+    without_needless,
+)
 from piper_ray.workloads.estimate.operators import TOKEN_EMBEDDING, Architecture, LayerKind
 from piper_ray.workloads.estimate.roofline import step_flop
 from piper_ray.workloads.estimate.runtimes import DEFAULT, Traits
@@ -198,10 +204,11 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
             f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
-    costs = {
-        kind.key: undominated({mode: costs_of(kind.on(mode.degree), mode, setting) for mode in modes[kind.key]})
+    priced = {
+        kind.key: {mode: costs_of(kind.on(mode.degree), mode, setting) for mode in modes[kind.key]}
         for kind in architecture.kinds
     }
+    costs = {key: undominated(of_kind) for key, of_kind in without_needless(priced, offer.spreads).items()}
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
     trained = trained_model(model, request, setting.training)
     instance = replace(
@@ -260,14 +267,15 @@ def _workspace_bytes(
 ) -> float:
     """What any layer's backward pass needs at its largest t, in the mode that needs most; of sharded weights, at any.
 
-    Context parallelism divides what is needed there further, but not in a plan without it.
+    Context parallelism divides what is needed there further, but not in a plan without it. Devices that share an expert
+    need more, which is charged to their layers: it is not set aside for other plans.
     """
     most = 0.0
     for kind in kinds:
         largest = max(mode.degree for mode in modes[kind.key])
         for mode in modes[kind.key]:
             needed, gathered = _backward_bytes(kind, mode, training, traits)
-            if gathered or (mode.degree == largest and mode.context == 1):
+            if mode.expert_tensor == 1 and (gathered or (mode.degree == largest and mode.context == 1)):
                 most = max(most, needed)
     return most
 

@@ -192,6 +192,7 @@ def costs_of(kind: LayerKind, mode: LayerMode, setting: Setting) -> LayerCosts:
     # Of gradients alone repeated layers need no more than is set aside, or little, which the reserve covers; charged to
     # each it would count as often as a stage has them. What stands once in a model, and recomputation, is charged.
     charged = not kind.recomputable or memory.transient_bytes(kind, mode, stack.traits) > 0.0
+    charged = charged or mode.expert_tensor > 1
     kept = memory.kept_bytes(kind, mode, stack.traits)
     offload = [offload_s(kept, pass_s, setting.gpu) if mode.offload else 0.0 for pass_s in passes_s]
     gathers = [

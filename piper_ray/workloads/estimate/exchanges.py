@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from piper_ray.model.mode import Recomputation
-from piper_ray.workloads.estimate.dispatch import dispatch_s, sorting_s
+from piper_ray.workloads.estimate.dispatch import dispatch_s, dispatcher_for, sorting_s
 from piper_ray.workloads.estimate.groups import Group, latency_s, ring_bytes_per_s
 from piper_ray.workloads.estimate.hardware import Gpu
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import Exchange, LayerKind
 from piper_ray.workloads.estimate.roofline import forward_s as one_s
-from piper_ray.workloads.estimate.software import ContextExchange, Stack
+from piper_ray.workloads.estimate.software import ContextExchange, Stack, TokenDispatcher
 
 
 def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
@@ -112,18 +112,31 @@ def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stac
     gpu, per_node = stack.gpu, stack.gpus_per_node
     group = Group(mode.degree)
     if is_all_to_all(exchange, mode):
-        share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context) * mode.expert_tensor
-        spread = Group(mode.expert_ranks, mode.expert_tensor)
-        copies = kind.value("e")
-        tokens = kind.value("s b") / (mode.degree * mode.context) * mode.expert_tensor
+        sent_s = _to_experts_s(exchange, kind, mode, stack)
         seen = 1.0 - stack.software.expert_overlap
-        sent_s = seen * dispatch_s(share, copies, spread, stack) + sorting_s(tokens, copies, spread, stack)
-        once_s, messages = stack.imbalance * sent_s, 2.0 * seen
+        imbalance = stack.imbalance if mode.expert_ranks > 1 else 1.0
+        once_s, messages = imbalance * sent_s, 2.0 * seen
     else:
         size_bytes = kind.value(exchange.bytes) / mode.context
         once_s = stack.software.tensor_slowdown * all_reduce_s(size_bytes, group, gpu, per_node)
         messages = 2.0 if mode.sequence_parallel else 1.0
     return once_s + messages * stack.software.message_s if once_s > 0.0 else 0.0
+
+
+def _to_experts_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
+    """Tokens to experts and back. Where several devices share an expert, kernels that know of nodes send each of these
+    a copy; after an all-to-all they gather what they got, and sum up what they say by a reduce-scatter."""
+    each, seen = mode.expert_tensor, 1.0 - stack.software.expert_overlap
+    spread, copies = Group(mode.expert_ranks, each), kind.value("e")
+    share = kind.value(exchange.expert_bytes) / (mode.degree * mode.context)
+    tokens = kind.value("s b") / (mode.degree * mode.context) * each
+    if each == 1:
+        return seen * dispatch_s(share, copies, spread, stack) + sorting_s(tokens, copies, spread, stack)
+    whole = Group(mode.expert_ranks * each)
+    if dispatcher_for(whole.size, stack) is TokenDispatcher.ONCE_PER_NODE:
+        return seen * dispatch_s(share * each, copies * each, whole, stack)
+    gather_s = all_gather_s(share * each, Group(each), stack.gpu, stack.gpus_per_node)
+    return seen * (dispatch_s(share, copies, spread, stack) + gather_s) + sorting_s(tokens, copies, whole, stack)
 
 
 def regather_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:

@@ -102,7 +102,8 @@ def _product_gradient_bytes(
                 beside += numbers * rows * columns
         elif product.divided == "count":
             learned = kind.value(operator.parameters) > 0.0
-            handed += numbers * (rows * depth + (0.0 if learned else depth * columns)) / mode.degree
+            copied = mode.expert_tensor if operator.routed and depth == kind.value("h") else 1
+            handed += numbers * (copied * rows * depth + (0.0 if learned else depth * columns)) / mode.degree
         else:
             shared = mode.degree if product.divided == "tokens" and mode.sequence_parallel else 1
             handed += numbers * rows * depth / shared
@@ -229,7 +230,7 @@ def activation_bytes(kind: LayerKind, mode: LayerMode, runtime: Traits = DEFAULT
     return 0.0 if mode.offload else kept_bytes(kind, mode, runtime)
 
 
-def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> int:
+def kept_parts(operator: Operator, saved: KeptBytes, mode: LayerMode) -> float:
     """The number by which what an operator keeps is divided; what products read may be kept as it was gathered."""
     whole = mode.gathered and operator.products and operator.products[0].divided == "columns"
     return mode.parts(Split.WHOLE if whole and saved.split is Split.SEQUENCE else saved.split)

@@ -15,9 +15,12 @@ _Figure = TypeVar("_Figure")
 
 @dataclass(frozen=True)
 class LayerMode(Mode):
-    """A mode on ``degree * context`` devices, and what it divides there. degree: t of tensor parallelism."""
+    """A mode on ``degree * context`` devices, and what it divides there. degree: t of tensor parallelism. groups: of
+    replicas that each share weights among them, and sum gradients in every pass (HSDP); 0: once a batch, of as many
+    groups as a stage has."""
 
     degree: int = 1
+    groups: int = 0
 
     @cached_property
     def divided(self) -> Hashable:
@@ -58,7 +61,8 @@ class LayerMode(Mode):
     def least_data_parallel_degree(self) -> int:
         """What shards and experts need: c replicas of the weights, or T ranks, for each replica of a stage."""
         spread = self.expert_ranks * self.expert_tensor
-        return max(1, -(-self.optimizer_shards // self.context), -(-spread // self.devices))
+        sharing = self.optimizer_shards * max(1, self.groups)
+        return max(1, -(-sharing // self.context), -(-spread // self.devices))
 
     def does_again(self, step: Operator | KeptBytes | Exchange) -> bool:
         """Whether selective recomputation does a step again, or makes again what the layer would keep."""
@@ -70,9 +74,10 @@ class LayerMode(Mode):
             return 0.0 if operator.on_chip else 0.5 if operator.products else 1.0
         return 1.0 if self.recomputation == Recomputation.FULL or self.does_again(operator) else 0.0
 
-    def parts(self, split: Split) -> int:
+    def parts(self, split: Split) -> float:
         """The number by which a figure of the tokens is divided."""
-        return self.context * split.parts(self.degree, self.sequence_parallel)
+        shared = self.expert_tensor if split is Split.COPIES else 1
+        return self.context * split.parts(self.degree, self.sequence_parallel) / shared
 
     def parameter_parts(self, operator: Operator) -> int:
         """The number by which an operator's parameters are divided."""
@@ -102,9 +107,12 @@ class Offer:
 
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
-    over, each of which expert_tensor devices share. gathered: what sequence parallelism would gather again is kept.
+    over, each of which expert_tensor devices share. spreads: further pairs of both, each left out where others never
+    lose to it. gathered: what sequence parallelism would gather again is kept.
     recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_over:
-    numbers of devices over which weights are shared, by another number of replicas for each t. always_sequence: what
+    numbers of devices over which weights are shared, by another number of replicas for each t. summed_over: devices of
+    plans whose replicas share weights, which then sum gradients between groups in every pass; 0: any, once a batch.
+    always_sequence: what
     tensor parallelism divides has sequence parallelism, where it can.
     """
 
@@ -115,9 +123,11 @@ class Offer:
     contexts: tuple[int, ...] = (1,)
     experts: tuple[int, ...] = ()
     expert_tensor: int = 1
+    spreads: tuple[tuple[int, int], ...] = ()
     gathered: bool = False
     recomputations: tuple[Recomputation, ...] = (Recomputation.NONE, Recomputation.FULL)
     sharded_over: tuple[int, ...] = ()
+    summed_over: int = 0
     always_sequence: bool = False
 
     def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
@@ -156,13 +166,9 @@ def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tupl
 def modes_of(kind: LayerKind, degree: int, offer: Offer = PLAIN) -> Iterator[LayerMode]:
     """Every mode of a kind at a degree, the plainest first."""
     for context in offer.contexts:
-        for experts in (None, *(ranks for ranks in offer.experts if _spreads(kind, ranks, offer.expert_tensor))):
-            plain = LayerMode(
-                degree=degree,
-                context=context,
-                experts=experts,
-                expert_tensor=1 if experts is None else offer.expert_tensor,
-            )
+        asked = dict.fromkeys([*((ranks, offer.expert_tensor) for ranks in offer.experts), *offer.spreads])
+        for experts, each in ((None, 1), *(spread for spread in asked if _spreads(kind, *spread))):
+            plain = LayerMode(degree=degree, context=context, experts=experts, expert_tensor=each)
             yield from _with_memory_saved(kind, plain, offer)
 
 
@@ -174,8 +180,14 @@ def _with_memory_saved(kind: LayerKind, plain: LayerMode, offer: Offer) -> Itera
         for recomputation in dict.fromkeys(recomputation_of(kind, one) for one in offer.recomputations):
             shardings = offer.shardings(plain.degree)
             for shards, sharding in shardings if kind.parameters else shardings[:1]:
+                replicas, groups = offer.summed_over // plain.degree, 0
+                if sharding is Sharding.WEIGHTS and replicas:
+                    if replicas % shards or shards % plain.context:
+                        continue
+                    groups = replicas // shards
                 mode = replace(
                     plain,
+                    groups=groups,
                     sequence_parallel=sequence_parallel,
                     recomputation=recomputation,
                     optimizer_shards=shards,

@@ -143,6 +143,35 @@ def undominated(costs: Mapping[LayerMode, LayerCosts]) -> dict[LayerMode, LayerC
     }
 
 
+ModesOfKinds = dict[str, dict[LayerMode, LayerCosts]]
+"""Figures of each kind of layer, by key, in each mode."""
+
+
+def without_needless(costs: ModesOfKinds, tried: Sequence[tuple[int, int]]) -> ModesOfKinds:
+    """Without those of these spreads of experts that are the best choice nowhere: in all kinds, as a launch has one."""
+    for spread in reversed(tried):
+        others = {key: {x: found for x, found in of.items() if x.spread != spread} for key, of in costs.items()}
+        if all(_is_needless(of, others[key]) for key, of in costs.items()):
+            costs = others
+    return costs
+
+
+def _is_needless(costs: Mapping[LayerMode, LayerCosts], others: Mapping[LayerMode, LayerCosts]) -> bool:
+    """Whether each mode that is none of the others never beats one of them."""
+    alike: dict[Hashable, list[LayerMode]] = {}
+    for mode in others:
+        alike.setdefault(_beside_spread(mode), []).append(mode)
+    return all(
+        any(_never_loses(other, others[other], mode, found) for other in alike.get(_beside_spread(mode), ()))
+        for mode, found in costs.items()
+        if mode not in others
+    )
+
+
+def _beside_spread(mode: LayerMode) -> Hashable:
+    return mode.degree, mode.context, mode.shares, mode.sequence_parallel, mode.recomputation, mode.offload
+
+
 def _division(mode: LayerMode) -> Hashable:
     return mode.degree, mode.context, mode.experts, mode.expert_tensor
 

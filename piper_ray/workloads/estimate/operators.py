@@ -61,15 +61,17 @@ TOKEN_EMBEDDING = "token embedding"
 
 
 class Split(Enum):
-    """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all."""
+    """TENSOR: each of t devices has 1/t. SEQUENCE: 1/t with sequence parallelism, all without. WHOLE: all. COPIES: of
+    tokens for experts 1/t, and where several devices share an expert what all of these have."""
 
     WHOLE = "whole"
     SEQUENCE = "sequence"
     TENSOR = "tensor"
+    COPIES = "copies"
 
     def parts(self, degree: int, sequence_parallel: bool) -> int:
         """The number by which a figure is divided."""
-        return degree if self is Split.TENSOR or (self is Split.SEQUENCE and sequence_parallel) else 1
+        return degree if self in (Split.TENSOR, Split.COPIES) or (self is Split.SEQUENCE and sequence_parallel) else 1
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def pointwise(
     Parameters of what is divided by tokens are on every device.
     """
     fields: dict[str, Any] = {
-        "parameters_split": Split.TENSOR if split is Split.TENSOR else Split.WHOLE,
+        "parameters_split": Split.TENSOR if split in (Split.TENSOR, Split.COPIES) else Split.WHOLE,
         "saved": (KeptBytes(each(kept, numbers), split, kept_again),) if kept else (),
         **others,
     }

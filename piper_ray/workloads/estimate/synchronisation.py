@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from piper_ray.model.cluster import ring_bytes_per_s as ring_through_nodes
 from piper_ray.model.mode import Sharding
-from piper_ray.workloads.estimate.exchanges import all_gather_s
+from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s
 from piper_ray.workloads.estimate.groups import Group, ring_bytes_per_s
 from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.memory import numbers_on_device
@@ -62,13 +62,13 @@ def reduced(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) 
         }[mode.sharding]
         if once_bytes:
             yield Reduced(numbers.trained * once_bytes, replicas, stride)
-        if mode.sharding >= Sharding.GRADIENTS:
+        if mode.sharding >= Sharding.GRADIENTS and not mode.groups:
             yield Reduced(numbers.trained / shards * gradient_bytes, replicas / shards, round(stride * shards))
 
 
 def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> tuple[float, float]:
     """The times in each forward and backward pass: sharded weights are gathered for both, gradients scattered in the
-    latter."""
+    latter, and there summed between groups of replicas that share apart, if that is done in each (HSDP)."""
     forward_s = backward_s = 0.0
     if mode.sharding < Sharding.GRADIENTS:
         return forward_s, backward_s
@@ -82,6 +82,10 @@ def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training)
         if mode.sharding is Sharding.WEIGHTS:
             gather_s = all_gather_s(numbers.held * training.weight_bytes, group, stack.gpu, stack.gpus_per_node)
             forward_s, backward_s = forward_s + gather_s, backward_s + gather_s
+        if mode.groups > 1:
+            between = Group(mode.groups, round(stride * group.size))
+            shard_bytes = numbers.trained / group.size * gradient_bytes
+            backward_s += all_reduce_s(shard_bytes, between, stack.gpu, stack.gpus_per_node)
     return forward_s, backward_s
 
 

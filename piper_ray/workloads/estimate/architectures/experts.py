@@ -84,7 +84,7 @@ def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             again=_WHOLE,
         ),
         # Sorted by expert, sent, and sorted again by those that are here.
-        pointwise("tokens to experts", "s b e h", (8, 8), 2, kept_again=_WHOLE, again=_WHOLE),
+        pointwise("tokens to experts", "s b e h", (8, 8), 2, Split.COPIES, kept_again=_WHOLE, again=_WHOLE),
         Operator(
             "experts in",
             (Product("s b e / E", "2 m", "h", "E", divided="count"),),
@@ -105,6 +105,7 @@ def routed(style: layers.BlockStyle, experts: Experts) -> tuple[Operator, ...]:
             "sum over experts",
             forward_bytes="14 s b e h + 2 s b h",
             backward_bytes="14 s b e h",
+            split=Split.COPIES,
             again=_WHOLE,
         ),
     )
