@@ -101,7 +101,7 @@ class _Question:
         contexts = offered.contexts if offered.context_parallel else None
         experts = offered.experts if offered.expert_parallel else None
         request = with_offers(request, model, named, node, contexts, experts, trained.software)
-        _require_files(trained_model(model, request, hardware.training), trained.runtime)
+        _require_files(model, trained_model(model, request, hardware.training), trained.runtime)
         return PlanDemand(
             model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=self.room.headroom
         )
@@ -371,12 +371,17 @@ def _others(demand: PlanDemand) -> tuple[str, ...]:
     return ("fp8",) if exportable(trained, Target(demand.runtime.name.value)) is None else ()
 
 
-def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
-    """Raises UsageError, before any search, where the runtime's launch files cannot say the model."""
+def _require_files(model: ModelConfig, trained: TrainedModel, runtime: RuntimeName) -> None:
+    """Raises UsageError, before any search, where the runtime's launch files cannot say the model; of one that sees it
+    is told, and the plan is made all the same."""
     from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.architectures.multimodal import sees
 
-    if (reason := exportable(model, Target(runtime.value))) is None:
+    if (reason := exportable(trained, Target(runtime.value))) is None:
         return
-    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(model, Target(name.value)) is None]
+    if sees(model.config):
+        note(f"{reason}: no launch files")
+        return
+    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(trained, Target(name.value)) is None]
     instead = f"{' or '.join(others)} may do; " if others else ""
     raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
+from piper_ray.workloads.estimate.architectures.multimodal import sees
 from piper_ray.workloads.estimate.architectures.rows import table
 from piper_ray.workloads.estimate.families import Config, Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
@@ -45,6 +46,14 @@ class ModelConfig:
         if most is not None and microbatch.tokens is not None and microbatch.tokens > most:
             raise UsageError(f"--tokens {microbatch.tokens}: {self.name} has positions for {most}; expected at most so")
         return self.family.build(self.config, microbatch, self.name)
+
+
+def with_images(model: ModelConfig, count: int) -> ModelConfig:
+    """With so many images a sample. Raises UsageError for a model that sees none."""
+    if not sees(model.config):
+        raise UsageError(f"--images {count}: {model.name} has no vision tower in front of a decoder; expected none")
+    said = {"images_per_sample": count}
+    return replace(model, config=model.config.model_copy(update=said), document={**model.document, **said})
 
 
 def read_model(model: str) -> ModelConfig:

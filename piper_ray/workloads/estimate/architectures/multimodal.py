@@ -1,7 +1,7 @@
 """Decoders that see: a vision tower, a projector, and a decoder that reads its tokens among those of the text.
 
 The layers are a chain: the projector's tokens go into the embedding, which puts them in their places. A sample has one
-image. Each rule is that of the tower's or the projector's class in Hugging Face's transformers.
+image if nothing else is said (``images_per_sample``), of the config's size. Each rule is that of the tower's or the projector's class in Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
+from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.workloads.estimate import families
 from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
 from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
@@ -148,6 +150,7 @@ class VlmConfig(RowConfig):
     downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
     scale_factor: families.Count = 2
     tie_word_embeddings: families.Flag | None = None
+    images_per_sample: families.Count = 1
 
     @property
     def most_tokens(self) -> int:
@@ -170,6 +173,26 @@ class VlmConfig(RowConfig):
     def check(self, faults: Faults, inside: str = "") -> None:  # noqa: ARG002
         """Both parts are sound."""
         _parts(self, faults)
+
+
+TOWER_PATH = "model.visual."
+"""Of all modules of tower and projector."""
+
+
+def sees(config: families.Config) -> bool:
+    """Whether it is of a decoder with a vision tower."""
+    return isinstance(config, VlmConfig)
+
+
+def images_text(config: families.Config) -> str:
+    """What a sample of a decoder that sees has of images, in words; empty for all others."""
+    parts = _parts(config, Faults()) if isinstance(config, VlmConfig) else None
+    if parts is None or not isinstance(config, VlmConfig):
+        return ""
+    vision = parts[1]
+    height, width = _both(vision.image_size)
+    tokens = _image_tokens(config.projector(vision), vision)
+    return f"{plural(config.images_per_sample, 'image')} of {height} x {width} a sample, {tokens:,} tokens each"
 
 
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
@@ -197,11 +220,22 @@ def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Arch
     text, vision = parts
     decoder = decoder_of(text, microbatch)
     projector = config.projector(vision)
-    nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
+    each, images = _image_tokens(projector, vision), config.images_per_sample
+    if microbatch.tokens is not None and each * images > microbatch.tokens:
+        raise UsageError(
+            f"{name}: {plural(images, 'image')} of {each:,} tokens a sample, which has {microbatch.tokens:,} tokens in "
+            "all; expected fewer images or more tokens (--images, --tokens)"
+        )
+    seen = replace(microbatch, samples=microbatch.samples * images)
+    nodes = [
+        *_tower_nodes(vision, seen),
+        LayerNode(_projector_kind(projector, vision, text, seen), path=f"{TOWER_PATH}projector"),
+    ]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
-    sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
+    of_images = "an image" if images == 1 else f"{images:,} images"
+    sample = f"{sequences_text(microbatch)}, {each * images:,} of each from {of_images}"
     return Architecture(name, chain(*nodes), sample, families.legend("multimodal"))
 
 
@@ -230,12 +264,12 @@ def _tower_nodes(config: VisionConfig, microbatch: families.Microbatch) -> list[
     if rules.scales != "0":
         feeding = replace(feeding, biases=f"{feeding.biases} + {rules.scales}")
     layer = layer_kind("vision-block", "vision layer", symbols, style, [attending, feeding])
-    nodes = [LayerNode(patches, path="model.visual.embeddings")]
-    nodes += stack([layer] * config.num_hidden_layers, "model.visual.encoder.layers")
+    nodes = [LayerNode(patches, path=f"{TOWER_PATH}embeddings")]
+    nodes += stack([layer] * config.num_hidden_layers, f"{TOWER_PATH}encoder.layers")
     closing = _closing(rules, style)
     if closing:
         last = LayerKind("vision-norm", "vision norm", layer.symbols, closing, HIDDEN, checkpoint=HIDDEN)
-        nodes.append(LayerNode(last))
+        nodes.append(LayerNode(last, path=f"{TOWER_PATH}norm"))
     return nodes
 
 
