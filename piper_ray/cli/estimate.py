@@ -75,7 +75,7 @@ class ModelOptions:
         for text in found.notes:
             note(text)
         if self.images is not None:
-            found = with_images(found, self.images)
+            found = with_images(found, self.images, self.tokens)
         return found, load_hardware(self.hardware, note)
 
     def calibrated(self, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> EstimateRequest:

@@ -146,6 +146,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
 
     written = asked.written
     _refuse_at_once(demand, written.against)
+    _tell_what_is_not_written(demand)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
         by_precision, unfit = _by_precision(asked, demand, log)
@@ -223,6 +224,16 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> None:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
     if against is not None:
         facts_of(against)
+
+
+def _tell_what_is_not_written(demand: PlanDemand) -> None:
+    """Of a model that sees, where the runtime's launch files cannot say it."""
+    from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.build import trained_model
+
+    trained = trained_model(demand.model, demand.request, demand.hardware.training)
+    if (reason := exportable(trained, Target(demand.runtime.name.value))) is not None:
+        note(f"no launch files: {reason}")
 
 
 def _by_precision(
@@ -372,15 +383,12 @@ def _others(demand: PlanDemand) -> tuple[str, ...]:
 
 
 def _require_files(model: ModelConfig, trained: TrainedModel, runtime: RuntimeName) -> None:
-    """Raises UsageError, before any search, where the runtime's launch files cannot say the model; of one that sees it
-    is told, and the plan is made all the same."""
+    """Raises UsageError, before any search, where the runtime's launch files cannot say the model. One that sees is
+    planned all the same."""
     from piper_ray.export.targets import exportable
     from piper_ray.workloads.estimate.architectures.multimodal import sees
 
-    if (reason := exportable(trained, Target(runtime.value))) is None:
-        return
-    if sees(model.config):
-        note(f"{reason}: no launch files")
+    if (reason := exportable(trained, Target(runtime.value))) is None or sees(model.config):
         return
     others = [f"--runtime {name.value}" for name in RuntimeName if exportable(trained, Target(name.value)) is None]
     instead = f"{' or '.join(others)} may do; " if others else ""

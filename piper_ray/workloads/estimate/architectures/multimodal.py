@@ -1,7 +1,8 @@
 """Decoders that see: a vision tower, a projector, and a decoder that reads its tokens among those of the text.
 
 The layers are a chain: the projector's tokens go into the embedding, which puts them in their places. A sample has one
-image if nothing else is said (``images_per_sample``), of the config's size. Each rule is that of the tower's or the projector's class in Hugging Face's transformers.
+image if nothing else is said (``images_per_sample``), of the config's size. Each rule is that of the tower's or the
+projector's class in Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import plural
 from piper_ray.workloads.estimate import families
 from piper_ray.workloads.estimate.architectures.decoder import FAMILIES as DECODERS
 from piper_ray.workloads.estimate.architectures.decoder import USUAL, DecoderConfig, DecoderPaths, decoder_of
@@ -71,9 +70,9 @@ def _both(side: int | list[int]) -> tuple[int, int]:
 class VisionConfig(RowConfig):
     """``vision_config`` as the row of its tower describes it."""
 
-    hidden_size: families.Count = 768
-    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", default=12)
-    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", default=12)
+    hidden_size: families.Count = families.key("hidden_size", "width", default=768)
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", "layers", default=12)
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", "heads", default=12)
     intermediate_size: families.Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
@@ -184,15 +183,12 @@ def sees(config: families.Config) -> bool:
     return isinstance(config, VlmConfig)
 
 
-def images_text(config: families.Config) -> str:
-    """What a sample of a decoder that sees has of images, in words; empty for all others."""
-    parts = _parts(config, Faults()) if isinstance(config, VlmConfig) else None
-    if parts is None or not isinstance(config, VlmConfig):
-        return ""
+def images_of(config: families.Config) -> tuple[int, tuple[int, int], int]:
+    """Of a sample of a decoder that sees: images, height and width of each, and tokens of each; 0 images of others."""
+    if not isinstance(config, VlmConfig) or (parts := _parts(config, Faults())) is None:
+        return 0, (0, 0), 0
     vision = parts[1]
-    height, width = _both(vision.image_size)
-    tokens = _image_tokens(config.projector(vision), vision)
-    return f"{plural(config.images_per_sample, 'image')} of {height} x {width} a sample, {tokens:,} tokens each"
+    return config.images_per_sample, _both(vision.image_size), _image_tokens(config.projector(vision), vision)
 
 
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
@@ -203,8 +199,8 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     text_config = DECODERS.get(text_type, USUAL).config
     decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
-    vision_type = str(config.vision_config.get("model_type") or config.named("tower"))
-    tower_config = _TOWERS.get(vision_type, _USUAL_TOWER)
+    vision_type = str(config.vision_config.get("model_type"))
+    tower_config = _TOWERS.get(vision_type) or _TOWERS.get(config.named("tower"), _USUAL_TOWER)
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
         return None
@@ -221,11 +217,6 @@ def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Arch
     decoder = decoder_of(text, microbatch)
     projector = config.projector(vision)
     each, images = _image_tokens(projector, vision), config.images_per_sample
-    if microbatch.tokens is not None and each * images > microbatch.tokens:
-        raise UsageError(
-            f"{name}: {plural(images, 'image')} of {each:,} tokens a sample, which has {microbatch.tokens:,} tokens in "
-            "all; expected fewer images or more tokens (--images, --tokens)"
-        )
     seen = replace(microbatch, samples=microbatch.samples * images)
     nodes = [
         *_tower_nodes(vision, seen),
