@@ -140,7 +140,7 @@ def _tower_text(best: Proposed) -> str:
 
 def _undivided_text(nodes: Sequence[LayerNode]) -> str:
     """Of a tower that tensor parallelism does not divide, nor the decoder behind it, as all stages have one degree."""
-    heads = {node.kind.heads for node in nodes if _seeing(node) and node.kind.heads % 2}
+    heads = {count for node in nodes if _seeing(node) for count in node.kind.heads if count % 2}
     return "".join(f"; its {count} heads are not divided, so TP is 1" for count in sorted(heads))
 
 
