@@ -56,6 +56,9 @@ class ModelOptions:
     nodes: int = option("COUNT", "Nodes of the cluster.", default=REQUIRED, min=1)
     gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the table's.", min=1)
     tokens: int | None = option("COUNT", "Tokens of a sample.", min=1)
+    images: int | None = option(
+        "COUNT", "Images of a sample, of a model that sees; one of the config's size if left out.", min=1
+    )
     hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
     calibrate: Path | None = option(
         "FILE",
@@ -65,12 +68,14 @@ class ModelOptions:
 
     def read(self) -> tuple[ModelConfig, Hardware]:
         """The model, whose config is read from stdin for -, and the table. What their readers note goes to stderr."""
-        from piper_ray.workloads.estimate.config import read_config, read_model
+        from piper_ray.workloads.estimate.config import read_config, read_model, with_images
         from piper_ray.workloads.estimate.hardware import load_hardware
 
         found = read_config(sys.stdin.read(), "stdin") if self.model == str(STDIN) else read_model(self.model)
         for text in found.notes:
             note(text)
+        if self.images is not None:
+            found = with_images(found, self.images, self.tokens)
         return found, load_hardware(self.hardware, note)
 
     def calibrated(self, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> EstimateRequest:

@@ -116,7 +116,7 @@ class _Question:
         contexts = offered.contexts if offered.context_parallel else None
         experts = offered.experts if offered.expert_parallel else None
         request = with_offers(request, model, named, node, contexts, experts, trained.software)
-        _require_files(trained_model(model, request, hardware.training), trained.runtime)
+        _require_files(model, trained_model(model, request, hardware.training), trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
         return PlanDemand(model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=headroom)
 
@@ -176,6 +176,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
 
     written = asked.written
     facts = _refuse_at_once(demand, written.against)
+    _tell_what_is_not_written(demand)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
         try:
@@ -256,6 +257,16 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
     if reasons:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
     return None if against is None else facts_of(against)
+
+
+def _tell_what_is_not_written(demand: PlanDemand) -> None:
+    """Of a model that sees, where the runtime's launch files cannot say it."""
+    from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.build import trained_model
+
+    trained = trained_model(demand.model, demand.request, demand.hardware.training)
+    if (reason := exportable(trained, Target(demand.runtime.name.value))) is not None:
+        note(f"no launch files: {reason}")
 
 
 def _by_precision(
@@ -440,12 +451,14 @@ def _others(demand: PlanDemand) -> tuple[str, ...]:
     return ("fp8",) if exportable(trained, Target(demand.runtime.name.value)) is None else ()
 
 
-def _require_files(model: TrainedModel, runtime: RuntimeName) -> None:
-    """Raises UsageError, before any search, where the runtime's launch files cannot say the model."""
+def _require_files(model: ModelConfig, trained: TrainedModel, runtime: RuntimeName) -> None:
+    """Raises UsageError, before any search, where the runtime's launch files cannot say the model. One that sees is
+    planned all the same."""
     from piper_ray.export.targets import exportable
+    from piper_ray.workloads.estimate.architectures.multimodal import sees
 
-    if (reason := exportable(model, Target(runtime.value))) is None:
+    if (reason := exportable(trained, Target(runtime.value))) is None or sees(model.config):
         return
-    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(model, Target(name.value)) is None]
+    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(trained, Target(name.value)) is None]
     instead = f"{' or '.join(others)} may do; " if others else ""
     raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")

@@ -29,13 +29,16 @@ def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
 
 
 def launch_of(found: FoundPlans, one: Proposed) -> Export:
-    """What the runtime reads of a plan."""
-    from piper_ray.export.targets import export_plan
+    """What the runtime reads of a plan; no files where it can say the plan and not the model (one that sees)."""
+    from piper_ray.export.files import Export
+    from piper_ray.export.targets import export_plan, exportable
     from piper_ray.runtimes.runtime import gpus_per_node_of
 
     demand = found.demand
     node = gpus_per_node_of(one.instance, demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
+    if one.instance.model is not None and exportable(one.instance.model, target) is not None:
+        return Export({}, "none", ())
     return export_plan(on_whole_gpus(found, one), one.plan, one.solution.schedule, target, node)
 
 

@@ -35,6 +35,8 @@ from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
+from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
+from piper_ray.workloads.estimate.operators import LayerNode
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 16
@@ -99,6 +101,10 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         cost = "" if figures.cost is None else f", which cost {rounded(figures.cost)} at that price"
         yield f"training  {rounded(figures.days)} days{cost}"
     yield from _wrapped("layout", layout_words(best).text)
+    images, (height, width), each = images_of(proposal.demand.model.config)
+    if images:
+        seen = f"{plural(images, 'image')} of {height} x {width} a sample, {each:,} of its tokens"
+        yield from _wrapped("vision", f"{seen}{' each' if images > 1 else ''}; {_tower_text(best)}")
     if best.idle_devices:
         yield from _wrapped("idle", f"{best.idle_devices:,} of {instance.devices:,} GPUs: {_why_idle(best)}")
     limit_bytes, peak_bytes = _whole_bytes(proposal), simulation.peak_memory_bytes
@@ -123,6 +129,33 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+
+
+def _tower_text(best: Proposed) -> str:
+    """Where a vision tower and its projector are, and what share of the work there is theirs."""
+    nodes, ranks, tower_s, all_s = best.estimate.architecture.nodes, [], 0.0, 0.0
+    for rank, held in enumerate(best.simulation.ranks):
+        chosen = [one for place in held.stages for one in choices_made(best.instance, best.plan.stages[place])]
+        seeing_s = sum(tmpc.time_per_sample_s for layer, _, tmpc in chosen if _seeing(nodes[layer]))
+        if seeing_s > 0.0:
+            ranks.append(rank)
+            tower_s, all_s = tower_s + seeing_s, all_s + sum(tmpc.time_per_sample_s for _, _, tmpc in chosen)
+    parameters = sum(node.kind.parameters for node in nodes if _seeing(node))
+    where = f"pipeline rank{'s' if len(ranks) > 1 else ''} {range_text(ranks)}"
+    return (
+        f"tower and projector ({rounded(parameters / 1e6)} M parameters, trained with the rest) are on {where}: "
+        f"{share_text(tower_s / all_s)} of the work there{_undivided_text(nodes)}"
+    )
+
+
+def _undivided_text(nodes: Sequence[LayerNode]) -> str:
+    """Of a tower that tensor parallelism does not divide, nor the decoder behind it, as all stages have one degree."""
+    heads = {count for node in nodes if _seeing(node) for count in node.kind.heads if count % 2}
+    return "".join(f"; its {count} heads are not divided, so TP is 1" for count in sorted(heads))
+
+
+def _seeing(node: LayerNode) -> bool:
+    return node.path.startswith(TOWER_PATH)
 
 
 def _whole_bytes(proposal: FoundPlans) -> float:

@@ -1,5 +1,5 @@
 """A model as runtimes build it: an embedding, equal blocks in a row, maybe predictors, and a head; or a chain, in which
-each layer reads what the one before it makes."""
+each layer reads what the one before it makes. A vision tower in front of a decoder is a part of the first piece."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from piper_ray.model.plan_rules import layers_in_order
 
 _IN_LIST = re.compile(r"(?P<list>.*?)\.?(?<![^.])(?P<index>\d+)(?:\.|$)")
 _BLOCK_NAME = re.compile(r"layer|block", re.IGNORECASE)
+_TOWER = re.compile(r"(^|\.)(visual|vision)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class ModelPieces:
-    """Piece 0 is the embedding, 1 to ``blocks`` are the blocks, the last one is the head.
+    """Piece 0 is the embedding, with a tower that is before it; 1 to ``blocks`` are the blocks; the last is the head.
 
     members: layer ids of each piece, in the model's order. predictors: how many layers predict further tokens
     (multi-token prediction); where there are any they are the piece before the head, as runtimes keep them together.
@@ -114,7 +115,10 @@ def pieces_of(instance: Instance) -> ModelPieces:
 def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
     """For each place in the order what tells its block from others; None outside of blocks."""
     layers = [instance.layer_by_id[layer] for layer in order]
-    found = [None if layer.predictor else _IN_LIST.match(layer.path) for layer in layers]
+    towers = _tower_before(instance, order)
+    found = [
+        None if layer.predictor or place < towers else _IN_LIST.match(layer.path) for place, layer in enumerate(layers)
+    ]
     lists = list(dict.fromkeys(match["list"] for match in found if match is not None))
     if len(lists) > 1:
         raise UsageError(
@@ -129,6 +133,14 @@ def _block_keys(instance: Instance, order: Sequence[int]) -> list[object]:
         position if _BLOCK_NAME.search(layer.name) and not layer.predictor else None
         for position, layer in enumerate(layers)
     ]
+
+
+def _tower_before(instance: Instance, order: Sequence[int]) -> int:
+    """How many layers are those of a vision tower whose tokens the decoder reads: 0 where it reads none."""
+    seeing = [place for place, layer in enumerate(order) if _TOWER.search(instance.layer_by_id[layer].path)]
+    count = seeing[-1] + 1 if seeing else 0
+    chained = all(instance.neighbours[layer][0] == (before,) for before, layer in pairwise(order[: count + 1]))
+    return count if chained and count < len(order) else 0
 
 
 def _check_rising(instance: Instance, order: Sequence[int], keys: Sequence[object]) -> None:

@@ -31,12 +31,15 @@ REFUSED_BY_ALL = {
     "some of its layers mix tokens otherwise than by attention": {
         "Qwen3-Next-80B-A3B", "Nemotron-H-8B", "mamba-2.8b", "Mamba-Codestral-7B", "Jamba-v0.1", "Bamba-9B",
     },
-    "decoders of text": {"bert-large", "vit-22b", "vit-large-patch16-224", "DiT-XL/2"},
-    "stands between blocks": {"imagebind-huge"},
-    "several rows of blocks": {
-        "gemma-3-4b", "gemma-3-27b", "Llama-4-Scout", "Llama-4-Maverick", "bart-large", "llava-1.5-7b", "Qwen2-VL-7B",
-        "Qwen2.5-VL-7B", "paligemma-3b", "t5-11b", "whisper-large-v3", "clip-vit-l-14",
+    "decoders of text": {
+        "bert-large", "vit-22b", "vit-large-patch16-224", "DiT-XL/2", "gemma-3-4b", "gemma-3-12b", "gemma-3-27b",
+        "Llama-4-Scout", "Llama-4-Maverick", "llava-1.5-7b", "Qwen2-VL-7B", "Qwen2.5-VL-7B", "Qwen2.5-VL-72B",
+        "paligemma-3b", "Qwen3-VL-8B", "Qwen3-VL-30B-A3B", "Qwen3-VL-235B-A22B", "Mistral-Small-3.1-24B", "GLM-4.5V",
+        "Kimi-VL-A3B", "Qwen3-VL-4B", "Qwen2.5-VL-3B", "Qwen2.5-VL-32B", "pixtral-12b", "InternVL3-8B",
+        "InternVL3-78B", "llava-onevision-7b", "Idefics3-8B", "SmolVLM2-2.2B", "GLM-4.1V-9B", "deepseek-vl2",
     },
+    "stands between blocks": {"imagebind-huge"},
+    "several rows of blocks": {"bart-large", "t5-11b", "whisper-large-v3", "clip-vit-l-14"},
     "no blocks in a row": {"inception-v3"},
     "not made of the same layers": {"resnet50"},
 }  # fmt: skip

@@ -40,8 +40,10 @@ def test_deepseek_on_two_nodes() -> None:
 
 
 def test_models_that_a_runtime_does_not_know() -> None:
-    assert "several rows of blocks" in refused("gemma-3-27b", 2)[0]
-    assert len(refused("Llama-4-Maverick", 4)) == 2
+    assert "several rows of blocks" in refused("clip-vit-l-14", 2)[0]
+    assert len(refused("t5-11b", 1, 1)) == 2
+    assert refused("gemma-3-27b", 2) == ()  # its tower goes with the embedding
+    assert "fewer than 12 nodes cannot do" in refused("Llama-4-Maverick", 4)[0]
     request = EstimateRequest(nodes=2)
     assert reasons_against(read_model("gemma-3-27b"), HARDWARE, "H100-SXM", request, TORCH) == ()
 

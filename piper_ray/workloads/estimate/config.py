@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.workloads.estimate.architectures import FAMILIES, USUAL
+from piper_ray.workloads.estimate.architectures.multimodal import images_of
 from piper_ray.workloads.estimate.architectures.rows import table
 from piper_ray.workloads.estimate.families import Config, Family, Microbatch
 from piper_ray.workloads.estimate.operators import Architecture
@@ -47,6 +48,19 @@ class ModelConfig:
         return self.family.build(self.config, microbatch, self.name)
 
 
+def with_images(model: ModelConfig, count: int, tokens: int | None) -> ModelConfig:
+    """With so many images a sample. tokens: of a sample; None: as many as usual. Raises UsageError for a model that
+    sees none, and for more than a sample holds."""
+    images, _, each = images_of(model.config)
+    if not images:
+        raise UsageError(f"--images {count}: {model.name} has no vision tower in front of a decoder; expected none")
+    if (most := (tokens or model.tokens or 0) // each) < count:
+        text = f"each is {each:,} tokens, and a sample has {tokens or model.tokens:,}"
+        raise UsageError(f"--images {count}: {text}; expected at most {most}, or more --tokens")
+    said = {"images_per_sample": count}
+    return replace(model, config=model.config.model_copy(update=said), document={**model.document, **said})
+
+
 def read_model(model: str) -> ModelConfig:
     """The model of a config.json's path, of a known name or of an id of the Hugging Face hub. Raises UsageError or
     InputError."""
@@ -58,9 +72,7 @@ def read_model(model: str) -> ModelConfig:
         name = path.parent.name if path.stem == "config" and path.parent.name else path.stem
         return _model(model, name, document, {}, Faults(documents.repeated_keys(document)))
     known = known_models()
-    spelt = {_squeezed(name): name for key in known for name in (key, *known[key].get("ids", ()))}
-    names = {name: key for key in known for name in (key, *known[key].get("ids", ()))}
-    found = names.get(spelt.get(_squeezed(model), ""))
+    found = _named(model)
     if found is not None:
         entry = known[found]
         return _model(model, found, entry["config"], entry, Faults())
@@ -71,6 +83,22 @@ def read_model(model: str) -> ModelConfig:
         f"{', '.join(known)}{did_you_mean(model.rpartition('/')[2], known)}"
     )
 
+
+def _named(model: str) -> str | None:
+    """The known model that is meant by a name or an id of the hub, with or without its owner, or by its beginning up to
+    its size, such as ``qwen3-vl-235b``, where one model alone begins so."""
+    names = {
+        spelt: key
+        for key, entry in known_models().items()
+        for name in (key, *entry.get("ids", ()))
+        for spelt in (name.lower(), name.rpartition("/")[2].lower())
+    }
+    exact = {_squeezed(name): key for name, key in reversed(names.items())}
+    begun = {key for name, key in names.items() if name.startswith(f"{model.lower()}-") and _SIZE.search(model)}
+    return exact.get(_squeezed(model)) or (begun.pop() if len(begun) == 1 else None)
+
+
+_SIZE = re.compile(r"\d[bm]$", re.IGNORECASE)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """``Qwen/Qwen3-235B-A22B``"""
@@ -125,7 +153,15 @@ def _model(
     notes: list[str] = []
     model_type = _family_of(document)
     part = next((key for key in _TEXT_PARTS if isinstance(document.get(key), Mapping)), None)
-    if model_type is None and part is not None:
+    if part is not None and isinstance(document.get("vision_config"), Mapping):
+        if model_type is None:
+            notes.append(
+                f"model_type {_unknown(document)}; taken as a ViT by its vision_config, two matrices, and its {part}"
+            )
+            _require_usual(source, document, part)
+            model_type = "vision_language"
+        document = {"text_config": document[part], **document}
+    elif model_type is None and part is not None:
         notes.append(f"a model of several parts; only its {part} is estimated")
         document = _inner(document, part)
         model_type = _family_of(document)
@@ -139,14 +175,12 @@ def _model(
         config.check(faults)
         notes += _assumptions(family, document, config)
     if model_type is None:
-        given = document.get("model_type", document.get("_class_name"))
-        what = "missing" if given is None else f"unknown ({shown(given)})"
+        what = _unknown(document)
         if config is None or faults or not _has_words(document):
             text = f"{what}; expected one of {', '.join(FAMILIES)}, or the usual keys of a decoder"
             raise InputError(source, [Fault("model_type", text), *faults.found])
         if others := sorted(_of_other_layers(family, document)):
-            text = f"tells of layers that are not Llama's, and model_type is {what}; without this key they are taken so"
-            raise InputError(source, [Fault(key, text) for key in others])
+            raise InputError(source, [Fault(key, _not_llamas(what)) for key in others])
         notes.insert(0, f"model_type {what}; taken as a decoder by its keys, with Llama's layers otherwise")
     if config is None or faults:
         raise InputError(source, faults.found)
@@ -163,13 +197,40 @@ def _model(
     )
 
 
+def _unknown(document: Mapping[str, object]) -> str:
+    """What is said of a model_type that no family has."""
+    given = document.get("model_type", document.get("_class_name"))
+    return "missing" if given is None else f"unknown ({shown(given)})"
+
+
+def _not_llamas(what: str) -> str:
+    return f"tells of layers that are not Llama's, and model_type is {what}; without this key they are taken so"
+
+
+def _require_usual(source: str, document: Mapping[str, object], part: str) -> None:
+    """Raises InputError for a decoder of no known family, within a model of several parts, with layers of its own."""
+    inner = document[part]
+    if not isinstance(inner, Mapping) or _family_of({**inner, "model_type": _text_type(inner)}) is not None:
+        return
+    if others := sorted(_of_other_layers(USUAL, inner)):
+        raise InputError(source, [Fault(f"{part}.{key}", _not_llamas(_unknown(inner))) for key in others])
+
+
+def _text_type(inner: Mapping[str, object]) -> object:
+    """Of a decoder within a model of several parts, the row that it has."""
+    given = inner.get("model_type")
+    return table()["text_types"].get(given, given) if isinstance(given, str) else given
+
+
 _OTHER_WORK = re.compile(
     r"mamba|ssm|rwkv|conv(?!ert)|recurren|lru_|hyena|retention|delta|kda_|lightning|hybrid|state_(size|dim)|time_step"
     r"|linear_(attn|attention|num|head|key|value)|index_(topk|n_heads|head_dim)|indexer|compress|attn_(type|layer)"
     r"|cross_(attention|attn)|encoder|layer_types|per_layer|layer_group|layers_block_type|block_types|hc_mult|altup"
     r"|laurel|_cycles|num_hash|inner_group|n_heads_per|num_dense_layers|_sparse_step|_only_layers"
+    r"|embd_layer|vision_lora|speech_lora|mm_vision|mm_hidden|audio_(config|processor)"
 )
-"""Words in a key's name that tell of layers that mix tokens otherwise than by attention, or that are not all alike."""
+"""Words in a key's name that tell of layers that mix tokens otherwise than by attention, or that are not all alike, or
+of towers in front of them."""
 
 _ATTENTION = frozenset({"attention", "full_attention", "sliding_attention", "chunked_attention"})
 

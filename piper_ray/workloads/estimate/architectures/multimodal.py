@@ -1,7 +1,8 @@
 """Decoders that see: a vision tower, a projector, and a decoder that reads its tokens among those of the text.
 
 The layers are a chain: the projector's tokens go into the embedding, which puts them in their places. A sample has one
-image. Each rule is that of the tower's or the projector's class in Hugging Face's transformers.
+image if nothing else is said (``images_per_sample``), of the config's size. Each rule is that of the tower's or the
+projector's class in Hugging Face's transformers.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ def _both(side: int | list[int]) -> tuple[int, int]:
 class VisionConfig(RowConfig):
     """``vision_config`` as the row of its tower describes it."""
 
-    hidden_size: families.Count = 768
-    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", default=12)
-    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", default=12)
+    hidden_size: families.Count = families.key("hidden_size", "width", default=768)
+    num_hidden_layers: families.Layers = families.key("num_hidden_layers", "depth", "layers", default=12)
+    num_attention_heads: families.Count = families.key("num_attention_heads", "num_heads", "heads", default=12)
     intermediate_size: families.Count | None = None
     image_size: _Side = 448
     patch_size: _Side = 14
@@ -148,6 +149,7 @@ class VlmConfig(RowConfig):
     downsample_ratio: Annotated[float, Field(gt=0.01, le=1, description="a share")] = 0.5
     scale_factor: families.Count = 2
     tie_word_embeddings: families.Flag | None = None
+    images_per_sample: families.Count = 1
 
     @property
     def most_tokens(self) -> int:
@@ -172,6 +174,23 @@ class VlmConfig(RowConfig):
         _parts(self, faults)
 
 
+TOWER_PATH = "model.visual."
+"""Of all modules of tower and projector."""
+
+
+def sees(config: families.Config) -> bool:
+    """Whether it is of a decoder with a vision tower."""
+    return isinstance(config, VlmConfig)
+
+
+def images_of(config: families.Config) -> tuple[int, tuple[int, int], int]:
+    """Of a sample of a decoder that sees: images, height and width of each, and tokens of each; 0 images of others."""
+    if not isinstance(config, VlmConfig) or (parts := _parts(config, Faults())) is None:
+        return 0, (0, 0), 0
+    vision = parts[1]
+    return config.images_per_sample, _both(vision.image_size), _image_tokens(config.projector(vision), vision)
+
+
 def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConfig] | None:
     """The configs of decoder and tower; None with their faults noted."""
     text = config.text_config or {**(config.model_extra or {}), "hidden_size": config.hidden_size, "model_type": None}
@@ -180,8 +199,8 @@ def _parts(config: VlmConfig, faults: Faults) -> tuple[DecoderConfig, VisionConf
     tied = {} if config.tie_word_embeddings is None else {"tie_word_embeddings": config.tie_word_embeddings}
     text_config = DECODERS.get(text_type, USUAL).config
     decoder = faults.model(text_config, text_config.completed({**tied, **text}, part=True), "text_config")
-    vision_type = str(config.vision_config.get("model_type") or config.named("tower"))
-    tower_config = _TOWERS.get(vision_type, _USUAL_TOWER)
+    vision_type = str(config.vision_config.get("model_type"))
+    tower_config = _TOWERS.get(vision_type) or _TOWERS.get(config.named("tower"), _USUAL_TOWER)
     tower = faults.model(tower_config, tower_config.completed(config.vision_config, part=True), "vision_config")
     if not isinstance(decoder, DecoderConfig) or tower is None:
         return None
@@ -197,11 +216,17 @@ def build(config: VlmConfig, microbatch: families.Microbatch, name: str) -> Arch
     text, vision = parts
     decoder = decoder_of(text, microbatch)
     projector = config.projector(vision)
-    nodes = [*_tower_nodes(vision, microbatch), LayerNode(_projector_kind(projector, vision, text, microbatch))]
+    each, images = _image_tokens(projector, vision), config.images_per_sample
+    seen = replace(microbatch, samples=microbatch.samples * images)
+    nodes = [
+        *_tower_nodes(vision, seen),
+        LayerNode(_projector_kind(projector, vision, text, seen), path=f"{TOWER_PATH}projector"),
+    ]
     prefix = "model.language_model"
     nodes.append(LayerNode(decoder.embedding, path=f"{prefix}.embed_tokens"))
     nodes += decoder.after_embedding(DecoderPaths(layers=f"{prefix}.layers"))
-    sample = f"{sequences_text(microbatch)}, {_image_tokens(projector, vision):,} of each from an image"
+    of_images = "an image" if images == 1 else f"{images:,} images"
+    sample = f"{sequences_text(microbatch)}, {each * images:,} of each from {of_images}"
     return Architecture(name, chain(*nodes), sample, families.legend("multimodal"))
 
 
@@ -230,12 +255,12 @@ def _tower_nodes(config: VisionConfig, microbatch: families.Microbatch) -> list[
     if rules.scales != "0":
         feeding = replace(feeding, biases=f"{feeding.biases} + {rules.scales}")
     layer = layer_kind("vision-block", "vision layer", symbols, style, [attending, feeding])
-    nodes = [LayerNode(patches, path="model.visual.embeddings")]
-    nodes += stack([layer] * config.num_hidden_layers, "model.visual.encoder.layers")
+    nodes = [LayerNode(patches, path=f"{TOWER_PATH}embeddings")]
+    nodes += stack([layer] * config.num_hidden_layers, f"{TOWER_PATH}encoder.layers")
     closing = _closing(rules, style)
     if closing:
         last = LayerKind("vision-norm", "vision norm", layer.symbols, closing, HIDDEN, checkpoint=HIDDEN)
-        nodes.append(LayerNode(last))
+        nodes.append(LayerNode(last, path=f"{TOWER_PATH}norm"))
     return nodes
 
 

@@ -369,6 +369,10 @@ def square_of_scale(scale_factor: int) -> int:
     return scale_factor**2
 
 
+def positions_of_a_square(init_pos_emb_height: int, init_pos_emb_width: int) -> int:
+    return init_pos_emb_height * init_pos_emb_width
+
+
 def layers_seen_besides(vision_config: Mapping[str, object]) -> int:
     """Layers of the tower that the decoder sees as well as the last one."""
     seen = vision_config.get("deepstack_visual_indexes", [8, 16, 24])
