@@ -50,6 +50,9 @@ _LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
 _SAME = 5e-4
 """Relative. What changes a step by less is told as no change."""
 
+_NO_GAP = 5e-5
+"""Smaller gaps are told as none."""
+
 
 @dataclass(frozen=True)
 class AskedOfPlan:
@@ -200,9 +203,12 @@ def proof_line(proposal: FoundPlans) -> str:
     elif demand.set_aside_bytes:
         left = f" that leaves {size_text(demand.set_aside_bytes)} for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
+    less = f"less than {time_text(rounded_down(proposal.lower_s), 3)}"
+    if proposal.gap < _NO_GAP:  # rounded down, the bound would be told as below the step
+        less = "even 0.01 % less"
     return (
-        f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes less "
-        f"than {time_text(rounded_down(proposal.lower_s), 3)} under this model: gap {gap_text(proposal.gap)}"
+        f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes {less} "
+        f"under this model: gap {gap_text(proposal.gap)}"
     )
 
 
@@ -218,7 +224,7 @@ def unfinished_text(known: FoundPlans) -> str:
 
 def gap_text(gap: float) -> str:
     """``0.41 %``; a gap that rounds to nothing is ``0 %``."""
-    return "0 %" if gap < 5e-5 else f"{100.0 * gap:.2g} %"
+    return "0 %" if gap < _NO_GAP else f"{100.0 * gap:.2g} %"
 
 
 def _why_idle(best: Proposed) -> str:
