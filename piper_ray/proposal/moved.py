@@ -1,0 +1,110 @@
+"""What moves between GPUs when the plan changes, as when nodes are lost: weights and the optimizer's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from piper_ray.model.constraints import choices_made
+from piper_ray.model.mode import Sharding
+from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.layout_words import layout_words
+from piper_ray.runtimes.runtime import gpus_per_node_of, rank_places
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Bytes that GPUs of a plan have to get, as they did not hold them before. all_bytes: what the plan holds in all,
+    of weights and optimizer's state, each replica's weights counted."""
+
+    weights_bytes: float
+    state_bytes: float
+    all_bytes: float
+
+
+_Part = tuple[float, float]
+"""An interval between 0 and 1."""
+
+_ALL: _Part = (0.0, 1.0)
+
+
+@dataclass(frozen=True)
+class _HeldParts:
+    """What a GPU holds of parameters, by layer and whether they are experts'.
+
+    Two intervals each: which of the experts, and which part of each of them. Of dense parameters the first says which
+    part, and the second is all.
+    """
+
+    weights: dict[tuple[int, bool], tuple[_Part, _Part]] = field(default_factory=dict)
+    state: dict[tuple[int, bool], tuple[_Part, _Part]] = field(default_factory=dict)
+
+
+def moved_between(before: Proposed, after: Proposed) -> Moved:
+    """What changes place from one plan to the next. GPUs keep their numbers; those that are lost are the last ones.
+
+    A layer's parameters are laid out alike in all plans: dense ones divided over t, experts in their order over the
+    ranks that they are spread over, and the optimizer's state of each part over the replicas that share it.
+    """
+    old, new = list(_held(before)), list(_held(after))
+    training = after.estimate.setting.training
+    numbers: dict[tuple[int, bool], float] = {}
+    for layer, node in enumerate(after.estimate.architecture.nodes):
+        routed = sum(node.kind.value(each.parameters) for each in node.kind.operators if each.routed)
+        numbers |= {(layer, True): routed, (layer, False): node.kind.parameters - routed}
+    weights_bytes = state_bytes = all_bytes = 0.0
+    for number, own in enumerate(new):
+        had = old[number] if number < len(old) else _HeldParts()
+        for each_bytes, held, known in (
+            (training.weight_bytes, own.weights, had.weights),
+            (training.optimizer_bytes, own.state, had.state),
+        ):
+            for of, parts in held.items():
+                size_bytes, there = each_bytes * numbers[of], _common(parts, parts)
+                missing_bytes = size_bytes * (there - (_common(parts, known[of]) if of in known else 0.0))
+                all_bytes += size_bytes * there
+                if known is had.weights:
+                    weights_bytes += missing_bytes
+                else:
+                    state_bytes += missing_bytes
+    return Moved(weights_bytes, state_bytes, all_bytes)
+
+
+def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:
+    """The share of the whole that both have."""
+    found = 1.0
+    for (low, high), (least, most) in zip(one, other, strict=True):
+        found *= max(0.0, min(high, most) - max(low, least))
+    return found
+
+
+def _held(one: Proposed) -> Iterator[_HeldParts]:
+    """What each GPU holds, in the order of ranks."""
+    words, schedule, node = layout_words(one), one.simulation.schedule, gpus_per_node_of(one.instance)
+    kinds = [each.kind for each in one.estimate.architecture.nodes]
+    ranks = words.tensor * words.context * words.data
+    for place in rank_places(one.plan, schedule, node, words.context):
+        held, within = _HeldParts(), place.rank % ranks
+        for layer, _, tmpc in (x for stage in place.stages for x in choices_made(one.instance, one.plan.stages[stage])):
+            mode = tmpc.mode
+            spread = (mode.experts or words.tensor) * mode.expert_tensor
+            for routed in (False, True)[: 1 + bool(kinds[layer].experts)]:
+                copy, own = divmod(within, spread if routed else words.tensor)
+                parts = (_nth(own, words.tensor), _ALL)
+                if routed:
+                    parts = (_nth(own // mode.expert_tensor, spread // mode.expert_tensor),
+                             _nth(own % mode.expert_tensor, mode.expert_tensor))  # fmt: skip
+                copies = ranks // (spread if routed else words.tensor)
+                shards = mode.optimizer_shards * words.tensor // (spread if routed else words.tensor)
+                shards = max(1, shards) if mode.optimizer_shards else max(1, copies)
+                (low, high), of_each = parts
+                least, most = _nth(copy % shards, shards)
+                shared = (low + least * (high - low), low + most * (high - low)), of_each
+                held.state[layer, routed] = shared
+                held.weights[layer, routed] = shared if mode.sharding is Sharding.WEIGHTS else parts
+        yield held
+
+
+def _nth(number: int, count: int) -> _Part:
+    """One of so many equal parts."""
+    return number / count, (number + 1) / count
