@@ -79,6 +79,7 @@ def estimate(
     nodes: int = 1,
     gpus_per_node: int | None = None,
     tokens: int | None = None,
+    images: int | None = None,
     microbatch: int | None = None,
     batch: int | None = None,
     fused_attention: bool = True,
@@ -106,9 +107,10 @@ def estimate(
 
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". hardware: the path of a TOML file over that table. tokens: the tokens
-    of a sample. microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision:
-    that of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as
-    "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
+    of a sample, images: of a sample of a model that sees. microbatch, batch: in samples. None: what the model's own
+    training or the GPU's node has. precision: that of matrix products, "bf16", "fp16" or "fp8". software: the
+    generation of training software, such as "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained
+    in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
@@ -132,7 +134,7 @@ def estimate(
     512
     """
     from piper_ray.workloads.estimate import build
-    from piper_ray.workloads.estimate.config import read_model
+    from piper_ray.workloads.estimate.config import read_model, with_images
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.estimate.modes import Offer
 
@@ -165,6 +167,8 @@ def estimate(
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
     read = read_model(arguments.location("model", model, MODEL_WORDS))
+    if images is not None:
+        read = with_images(read, arguments.positive("images", images), request.tokens)
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 

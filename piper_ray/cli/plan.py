@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from piper_ray.proposal.demand import PlanDemand, Proposed
     from piper_ray.proposal.propose import FoundPlans, Help
     from piper_ray.report.proposal import AskedOfPlan, ProposalLog
+    from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.config import ModelConfig
     from piper_ray.workloads.estimate.hardware import Hardware
 
@@ -90,13 +91,24 @@ class _Question:
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """For one cluster, in the first precision. Raises UsageError."""
         from piper_ray.proposal.demand import PlanDemand
-        from piper_ray.proposal.plan import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
-        from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
+        from piper_ray.proposal.plan import schedules_of, usual_headroom
+        from piper_ray.workloads.estimate.build import trained_model
 
-        trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
-        schedules = schedules_of(named, trained.schedule)
+        named = RUNTIMES[self.trained.runtime]
+        schedules = schedules_of(named, self.trained.schedule)
         if (chosen := hardware.choice_note(gpu)) is not None:
             note(chosen)
+        request = self.request(model, hardware, gpu, nodes)
+        _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
+        headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
+        return PlanDemand(model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=headroom)
+
+    def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
+        """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""
+        from piper_ray.proposal.plan import refuse_what_cannot_run, with_offers
+        from piper_ray.workloads.estimate.build import EstimateRequest
+
+        trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
         request = of_options(
             EstimateRequest,
             self.modelled,
@@ -115,10 +127,8 @@ class _Question:
         node = self.modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
         contexts = offered.contexts if offered.context_parallel else None
         experts = offered.experts if offered.expert_parallel else None
-        request = with_offers(request, model, named, node, contexts, experts, trained.software)
-        _require_files(model, trained_model(model, request, hardware.training), trained.runtime)
-        headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
-        return PlanDemand(model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=headroom)
+        exchange = offered.context_exchange
+        return with_offers(request, model, named, node, contexts, experts, trained.software, exchange)
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
         """With what the file of measurements says of the GPU, which is told once."""
@@ -369,10 +379,7 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
     if not spare or _interrupted():
         return []
     fewer = range(nodes - 1, max(0, nodes - 1 - spare), -1)
-    batch = found.best.batch
-    demands = [
-        replace(found.demand, request=replace(found.demand.request, nodes=count, batch=batch)) for count in fewer
-    ]
+    demands = [_on_fewer(asked, found, count) for count in fewer]
     plans = [ClusterPlan(found.demand, found)]
     log.begin("fewer nodes")
     plans += current().run(lambda stop: list(plans_of(demands, stop, note, log)))
@@ -386,6 +393,14 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
                 else:
                     write_plan(one.found, one.found.best, launch, folder, command)
     return plans
+
+
+def _on_fewer(asked: _Question, found: FoundPlans, nodes: int) -> PlanDemand:
+    """The same batch in the same precision on so many nodes, with what the runtime can be offered on them."""
+    demand = found.demand
+    own = asked.request(demand.model, demand.hardware, demand.gpu, nodes)
+    request = replace(own, batch=found.best.batch, precision=demand.request.precision)
+    return replace(demand, request=replace(request, calibration=demand.request.calibration))
 
 
 def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[PlanDemand]:

@@ -241,6 +241,11 @@ class PlanOfferOptions(EveryOfferOption):
         default="all",  # read as an option's text is, and shown in the help
         parse=parse_replicas,
     )
+    context_exchange: str | None = option(  # type: ignore[assignment]  # where none is given it is the runtime's own
+        "NAME",
+        "How groups that share a sequence attend to all its tokens: ring, all-gather (of keys and values) or "
+        "all-to-all (of heads), where the runtime can; its own if left out.",
+    )
 
 
 @dataclass(frozen=True)

@@ -92,20 +92,10 @@ def _context_settings(job: ExportJob) -> Settings:
     model = job.instance.model
     if job.context_parallel == 1 or model is None:
         return {}
-    kind = _CONTEXT[ContextExchange(model.context_exchange)]
-    shape = decoder_shape(model)
-    # TransformerEngine's attn_forward_func_with_cp takes no others.
-    if kind == "p2p" and shape is not None and any(shape.windows):
-        raise UsageError(
-            "context parallelism as a ring takes no sliding windows (TransformerEngine), and this model has some; "
-            "expected estimate --context-exchange all-gather or all-to-all"
-        )
-    if kind != "p2p" and shape is not None and shape.latent is not None:
-        raise UsageError(
-            f"context parallelism by {model.context_exchange} takes no latent attention (TransformerEngine), and this "
-            "model has it; expected estimate --context-exchange ring"
-        )
-    return {"cp_comm_type": kind}
+    exchange, shape = ContextExchange(model.context_exchange), decoder_shape(model)
+    if shape is not None and (fault := shape.context_fault(exchange)) is not None:
+        raise UsageError(fault)
+    return {"cp_comm_type": _CONTEXT[exchange]}
 
 
 def _recomputation(job: ExportJob) -> dict[str, Value]:

@@ -36,7 +36,7 @@ from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName
 from piper_ray.simulate.result import Simulation
 from piper_ray.workloads.estimate.build import EstimateRequest
-from piper_ray.workloads.estimate.config import ModelConfig, read_model
+from piper_ray.workloads.estimate.config import ModelConfig, read_model, with_images
 from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from piper_ray.workloads.estimate.doubt import memory_doubt
 from piper_ray.workloads.estimate.families import Microbatch
@@ -45,7 +45,7 @@ from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.estimate.roofline import hardware_flop
-from piper_ray.workloads.estimate.software import ContextExchange, software_named
+from piper_ray.workloads.estimate.software import ContextExchange, context_exchange_named, software_named
 
 _LEAST_TOKENS = 2048
 """Of a group: with fewer its products are too small for a GPU."""
@@ -53,14 +53,38 @@ _LEAST_TOKENS = 2048
 _MOST_GROUPS = 8
 
 
-def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime) -> tuple[int, ...]:
-    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no windows in a ring."""
+def _exchange(model: ModelConfig, runtime: Runtime, asked: str | None, contexts: tuple[int, ...] | None) -> str:
+    """How groups share a sequence: as asked, or as the runtime usually does.
+
+    contexts: degrees that are asked for. Raises UsageError for what the runtime's launch files cannot say of the model.
+    """
+    able, title = runtime.context_exchanges, runtime.title
+    found = context_exchange_named(able[0] if asked is None else asked)
+    if not runtime.setting.context and (asked is not None or max(contexts or (1,)) > 1):
+        option = "--context-parallel" if asked is None else "--context-exchange"
+        raise UsageError(f"{option}: {title}'s launch files share no sequence among GPUs")
+    if found.value not in able:
+        raise UsageError(f"--context-exchange: {title}'s is {' or '.join(able)}, not {found.value}")
+    fault = _context_fault(model, runtime, found)
+    if fault is not None and (asked is not None or max(contexts or (1,)) > 1):
+        raise UsageError(fault)
+    return found.value
+
+
+def _context_fault(model: ModelConfig, runtime: Runtime, exchange: ContextExchange) -> str | None:
+    """Why no kernel of a runtime whose attention is TransformerEngine's does so, by the option."""
+    shape = decoder_shape(TrainedModel(config=model.document))
+    if shape is None or ContextExchange.RING.value not in runtime.context_exchanges:
+        return None
+    return shape.context_fault(exchange)
+
+
+def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime, exchange: str) -> tuple[int, ...]:
+    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no such exchange."""
     length = tokens or model.tokens
     if length is None or not runtime.setting.context:
         return (1,)
-    shape = decoder_shape(TrainedModel(config=model.document))
-    mixing = () if shape is None else shape.mixing
-    if runtime.context_exchange == ContextExchange.RING.value and any(getattr(part, "window", None) for part in mixing):
+    if _context_fault(model, runtime, ContextExchange(exchange)) is not None:
         return (1,)
     kinds = _kinds(model, tokens)
     if not all(attends(kind) and kind.value("s") == length for kind in kinds if kind.recomputable):
@@ -206,6 +230,7 @@ def plan(
     batch: int | None = None,
     microbatch: int | None = None,
     tokens: int | None = None,
+    images: int | None = None,
     schedule: str | None = None,
     precision: str | Iterable[str] = "bf16",
     fused_attention: bool = True,
@@ -219,6 +244,7 @@ def plan(
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
+    context_exchange: str | None = None,
     expert_imbalance: float | None = None,
     recompute: Iterable[str] = (),
     keep_gathered: bool = False,
@@ -235,14 +261,14 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
-    model, gpu, nodes, gpus_per_node, tokens, hardware, calibrate: as of ``estimate``. runtime: "megatron",
+    model, gpu, nodes, gpus_per_node, tokens, images, hardware, calibrate: as of ``estimate``. runtime: "megatron",
     "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: those that divide
     the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero: replicas
     that may share the optimizer's state; "all": however many a stage has (under torch none do). context_parallel,
-    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts. software: that
-    times are of; None: the runtime's own. precision: as of ``estimate``; of several the fastest is planned, and
-    ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such as "4GiB"; None:
-    what published peaks ask for, where a plan fits so.
+    expert_parallel: degrees that are offered; None: what is usual for long sequences, and for experts.
+    context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest is
+    planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such as
+    "4GiB"; None: what published peaks ask for, where a plan fits so.
     cuda_graphs: what of a layer is launched as one: "attn", "moe_router". All others: as of ``estimate``.
     train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
@@ -264,6 +290,8 @@ def plan(
     if price_per_hour is not None and train_tokens is None:
         raise UsageError("price_per_hour needs train_tokens: of how long a training is the cost asked")
     read = read_model(arguments.location("model", model, MODEL_WORDS))
+    if images is not None:
+        read = with_images(read, arguments.positive("images", images), arguments.positive_or_none("tokens", tokens))
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware))
     named = RUNTIMES[arguments.choice("runtime", runtime, RuntimeName)]
 
@@ -300,7 +328,8 @@ def plan(
     )
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
     used = None if software is None else text_argument("software", software, named.software)
-    request = with_offers(request, read, named, node, contexts, experts, used)
+    exchange = None if context_exchange is None else text_argument("context_exchange", context_exchange, "ring")
+    request = with_offers(request, read, named, node, contexts, experts, used, exchange)
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
@@ -376,9 +405,11 @@ def with_offers(
     contexts: tuple[int, ...] | None,
     experts: tuple[int, ...] | None,
     software: str | None = None,
+    exchange: str | None = None,
 ) -> EstimateRequest:
-    """With context and expert parallelism of these degrees (None: what is usual), software (None: the runtime's own),
-    and what the runtime always does."""
+    """With context and expert parallelism of these degrees (None: what is usual), software and exchange of context
+    (None: the runtime's own), and what the runtime always does. Raises UsageError for an exchange it cannot do."""
+    exchange = _exchange(model, runtime, exchange, contexts)
     devices = request.nodes * gpus_per_node
     spreads = usual_spreads(model, request.tokens, runtime, gpus_per_node, devices) if experts is None else ()
     each_pass = runtime.sums_each_pass and request.offer.zero != 1
@@ -388,14 +419,14 @@ def with_offers(
         zero=request.offer.zero if runtime.shares_state else 1,
         sharded_over=_groups(devices, gpus_per_node, most_ranks) if each_pass else (),
         summed_over=devices if runtime.sums_each_pass else 0,
-        contexts=usual_contexts(model, request.tokens, runtime) if contexts is None else contexts,
+        contexts=usual_contexts(model, request.tokens, runtime, exchange) if contexts is None else contexts,
         experts=() if experts is None else experts,
         spreads=spreads,
         gathered=runtime.setting.always_gathered,
         always_sequence=runtime.setting.experts_in_sequence and any(kind.experts for kind in _kinds(model, None)),
     )
     used = software or runtime.software
-    return replace(request, offer=offer, software=used, context_exchange=runtime.context_exchange)
+    return replace(request, offer=offer, software=used, context_exchange=exchange)
 
 
 def _groups(devices: int, gpus_per_node: int, expert_ranks: int) -> tuple[int, ...]:

@@ -60,12 +60,12 @@ class Runtime:
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
-    in Megatron's. context_exchange: how groups that share a sequence attend to all of it. software: the generation of
-    training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on one pipeline rank gradients
-    are reduced in the backward pass of every microbatch, and what is shared out is all of a weight's state; with
-    several ranks once a batch. shares_state: whether its launch shares out the optimizer's state. chain: it hands each
-    layer what the one before it makes, and nothing else. no_more_sharing: why no plan shares gradients or weights,
-    where ``setting`` has none.
+    in Megatron's. context_exchanges: how groups that share a sequence may attend to all of it, its usual way first.
+    software: the generation of training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on
+    one pipeline rank gradients are reduced in the backward pass of every microbatch, and what is shared out is all of a
+    weight's state; with several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
+    chain: it hands each layer what the one before it makes, and nothing else. no_more_sharing: why no plan shares
+    gradients or weights, where ``setting`` has none.
     """
 
     name: RuntimeName
@@ -80,7 +80,7 @@ class Runtime:
     rank_order: str = "tp-cp-ep-dp-pp"
     letters: bool = False
     chain: bool = False
-    context_exchange: str = "ring"
+    context_exchanges: tuple[str, ...] = ("ring",)
     software: str = "megatron-core"
     sums_each_pass: bool = False
     shares_state: bool = True
@@ -183,6 +183,8 @@ def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
 
 _WHOLE_LAYERS = Recomputation.FULL.parts
 
+_OF_TRANSFORMER_ENGINE = ("ring", "all-gather", "all-to-all")
+
 _TORCH_SCHEDULES = (
     ScheduleName.ONE_F_ONE_B,
     ScheduleName.GPIPE,
@@ -210,6 +212,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         ),
         fills_interleaved=True,
         letters=True,
+        context_exchanges=_OF_TRANSFORMER_ENGINE,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
@@ -231,7 +234,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         ),
         ties_ends=False,
         rank_order="tp-cp-dp_shard-dp_replicate-pp",
-        context_exchange="all-gather",
+        context_exchanges=("all-gather",),
         software="fsdp",
         sums_each_pass=True,
     ),
@@ -279,6 +282,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         ),
         first_k=True,
         letters=True,
+        context_exchanges=_OF_TRANSFORMER_ENGINE,
     ),
 }
 

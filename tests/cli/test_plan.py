@@ -330,6 +330,15 @@ def test_fewer_nodes_have_plans_of_their_own(tmp_path: Path) -> None:
     assert run("verify", str(folder / "workload.toml"), str(folder / "plan.json")).returncode == 0
 
 
+def test_fewer_nodes_are_planned_with_what_the_runtime_can_do_there(tmp_path: Path) -> None:
+    """torchtitan's FSDP is over all GPUs of a cluster, and over as many as are left."""
+    words = ("--runtime", "torchtitan", "--microbatch-size", "1", "--dry-run", "--json")
+    both, alone = (small(tmp_path, "--nodes", *given, *words) for given in (("2", "--spare", "1"), ("1",)))
+    assert (both.returncode, alone.returncode) == (0, 0), both.stderr
+    _, fewer = json.loads(both.stdout)["fewer_nodes"]
+    assert fewer["step_s"] == json.loads(alone.stdout)["best"]["step_s"]
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

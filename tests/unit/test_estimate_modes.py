@@ -317,7 +317,7 @@ def test_what_plan_tries_if_nobody_says(
     model: str, tokens: int | None, name: RuntimeName, contexts: tuple[int, ...], spreads: tuple[tuple[int, int], ...]
 ) -> None:
     read, runtime = read_model(model), RUNTIMES[name]
-    assert usual_contexts(read, tokens, runtime) == contexts
+    assert usual_contexts(read, tokens, runtime, runtime.context_exchanges[0]) == contexts
     assert usual_spreads(read, tokens, runtime, 8, 256) == spreads
     within = tuple((ranks, each) for ranks, each in spreads if ranks * each == 8)
     assert usual_spreads(read, tokens, runtime, 8, 16) == within

@@ -13,7 +13,11 @@ import pytest
 import piper_ray
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.headroom import Headroom
+from piper_ray.proposal.plan import with_offers
 from piper_ray.proposal.propose import propose
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.doubt import load_doubt
 from tests.export_support import ROOT
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
@@ -124,12 +128,37 @@ def test_all_options_of_the_command_are_there() -> None:
     section = text.split("\n## plan\n")[1].split("\n## ")[0]
     given = set(re.findall(r"^- `(?:-o, )?--([a-z0-9-]+)", section, re.MULTILINE))
     assert len(given) > 30
-    left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help", "context-exchange"}
+    left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
     names = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
+
+
+def test_context_is_exchanged_as_asked_where_the_runtime_can(config: Path, tmp_path: Path) -> None:
+    model, request, said = read_model(str(config)), EstimateRequest(nodes=1), "all-to-all"
+    megatron, titan = RUNTIMES[RuntimeName.MEGATRON], RUNTIMES[RuntimeName.TORCHTITAN]
+    found = [with_offers(request, model, megatron, 4, (1, 2), None, exchange=said)]
+    found += [with_offers(request, model, one, 4, (1, 2), None) for one in (megatron, titan)]
+    assert [one.context_exchange for one in found] == [said, "ring", "all-gather"]
+    with pytest.raises(UsageError, match="--context-exchange: torchtitan's is all-gather, not all-to-all"):
+        with_offers(request, model, titan, 4, None, None, exchange=said)
+    speed = RUNTIMES[RuntimeName.DEEPSPEED]
+    for option, contexts, asked in (("exchange", None, "ring"), ("parallel", (1, 2), None)):
+        with pytest.raises(UsageError, match=f"--context-{option}: DeepSpeed's launch files share no sequence"):
+            with_offers(request, model, speed, 4, contexts, None, exchange=asked)
+    with pytest.raises(UsageError, match=r"no latent attention .* expected --context-exchange ring"):
+        with_offers(request, read_model("deepseek-v3"), megatron, 8, None, None, exchange=said)
+    file = tmp_path / "windows.json"
+    file.write_text(
+        json.dumps({**CONFIG, "model_type": "mistral", "sliding_window": 1024, "max_position_embeddings": 8192})
+    )
+    windows = read_model(str(file))
+    assert with_offers(request, windows, megatron, 8, None, None).offer.contexts == (1,)
+    assert max(with_offers(request, windows, megatron, 8, None, None, exchange="all-gather").offer.contexts) > 1
+    with pytest.raises(UsageError, match="takes no sliding windows"):
+        with_offers(request, windows, megatron, 8, (1, 2), None)
 
 
 @pytest.mark.parametrize(

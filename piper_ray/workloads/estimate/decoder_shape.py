@@ -11,6 +11,7 @@ from piper_ray.workloads.estimate.architectures.decoder import DecoderConfig, Ru
 from piper_ray.workloads.estimate.architectures.experts import Experts
 from piper_ray.workloads.estimate.architectures.layers import Attention, Described, LatentAttention
 from piper_ray.workloads.estimate.config import model_of_config
+from piper_ray.workloads.estimate.software import ContextExchange
 
 _ROTARY_BASES = ("rope_theta", "rotary_emb_base")
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "norm_eps")
@@ -75,6 +76,21 @@ class DecoderShape:
     def windows(self) -> tuple[int | None, ...]:
         """For each layer with plain attention the number of tokens that one looks back at; None: all."""
         return tuple(part.window for part in self.mixing if isinstance(part, Attention))
+
+    def context_fault(self, exchange: ContextExchange) -> str | None:
+        """Why TransformerEngine's kernels (attn_forward_func_with_cp) attend in no groups that share a sequence so."""
+        ring = exchange is ContextExchange.RING
+        if ring and any(self.windows):
+            return (
+                "context parallelism as a ring takes no sliding windows (TransformerEngine), and this model has some; "
+                "expected --context-exchange all-gather or all-to-all"
+            )
+        if not ring and self.latent is not None:
+            return (
+                f"context parallelism by {exchange.value} takes no latent attention (TransformerEngine), and this "
+                "model has it; expected --context-exchange ring"
+            )
+        return None
 
     @property
     def gates_attention(self) -> bool:
