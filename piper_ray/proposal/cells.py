@@ -267,7 +267,8 @@ class CellSearch:
             )
 
         sample_s = within_s / cell.microbatches
-        if demand.runtime.sums_each_pass and demand.request.offer.sharded_over:
+        offer = demand.request.offer
+        if demand.runtime.sums_each_pass and (offer.sharded_over or offer.fsdp > 1):
             under = Schedule.first_of(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)

@@ -280,7 +280,7 @@ def _work(result: Estimate, kind: LayerKind, operator: Operator, mode: LayerMode
     for word, formula in (("forward", operator.forward_bytes), ("backward", operator.backward_bytes)):
         if kind.value(formula):
             size = kind.value(formula) / parts
-            shown = f"({formula}) / {parts}" if parts > 1 else formula
+            shown = f"({formula}) / {parts:g}" if parts != 1 else formula
             yield f"{word} {shown} = {size:,.0f} bytes: {time_text(roofline.traffic_s(size, gpu), 4)}"
 
 
@@ -378,7 +378,9 @@ def _kept_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
             if not mode.does_again(item)
         ]
     terms = [
-        f"{kind.value(formula):,.0f}" + (f" / {parts}" if parts > 1 else "") + (f" x {share:g}" if share != 1.0 else "")
+        f"{kind.value(formula):,.0f}"
+        + (f" / {parts:g}" if parts != 1 else "")
+        + (f" x {share:g}" if share != 1.0 else "")
         for formula, parts, share in listed
     ]
     total = f"{' + '.join(terms) or '0'} = {memory.kept_bytes(kind, mode, traits):,.0f} bytes"

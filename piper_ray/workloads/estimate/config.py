@@ -160,7 +160,7 @@ def _model(
             )
             _require_usual(source, document, part)
             model_type = "vision_language"
-        document = {"text_config": document[part], **document}
+        document = {**document, "text_config": document.get("text_config", document[part])}
     elif model_type is None and part is not None:
         notes.append(f"a model of several parts; only its {part} is estimated")
         document = _inner(document, part)
