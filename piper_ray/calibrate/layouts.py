@@ -94,7 +94,7 @@ def _model(run: PublishedRun, untold: Untold) -> ModelConfig:
     return model_of_config(described.name or run.id, config)
 
 
-_SHARDINGS = {
+SHARDINGS = {
     "": Sharding.NONE,
     "none": Sharding.NONE,
     "zero1": Sharding.OPTIMIZER,
@@ -108,11 +108,11 @@ _SHARDINGS = {
 
 
 def _sharding(run: PublishedRun) -> Sharding:
-    if run.optimizer_sharding not in _SHARDINGS:
+    if run.optimizer_sharding not in SHARDINGS:
         raise NotExpressible(
-            f"optimizer_sharding: {run.optimizer_sharding}; expected one of {', '.join(filter(None, _SHARDINGS))}"
+            f"optimizer_sharding: {run.optimizer_sharding}; expected one of {', '.join(filter(None, SHARDINGS))}"
         )
-    return _SHARDINGS[run.optimizer_sharding]
+    return SHARDINGS[run.optimizer_sharding]
 
 
 def _generation(run: PublishedRun, untold: Untold, assumed: list[str]) -> str:

@@ -62,7 +62,7 @@ class _Question:
     @property
     def is_table(self) -> bool:
         """Whether several clusters, batches or rooms are asked about."""
-        return sum(self.tables.values()) > 0
+        return any(self.tables.values())
 
     @property
     def tables(self) -> dict[str, bool]:

@@ -12,7 +12,6 @@ from piper_ray import Instance, Status
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.telling import note, working
 from piper_ray.export.files import Target
-from piper_ray.model.mode import Sharding
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -131,17 +130,9 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
     return [*written, out / "README.md", out / MEASURED]
 
 
-_SHARDINGS = {
-    Sharding.NONE: "none",
-    Sharding.OPTIMIZER: "zero1",
-    Sharding.GRADIENTS: "zero2",
-    Sharding.WEIGHTS: "fsdp",
-}
-"""As measured runs call them."""
-
-
 def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
     """The layout as ``--calibrate`` reads it, with a step that is still to be measured."""
+    from piper_ray.calibrate.layouts import SHARDINGS
     from piper_ray.proposal.layout_words import layout_words
 
     words, batch = layout_words(one), one.instance.batch
@@ -162,7 +153,7 @@ def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
         "global_batch": one.batch,
         "seq": batch.tokens_per_sample,
         "stages": blocks,
-        "optimizer_sharding": _SHARDINGS[words.sharding],
+        "optimizer_sharding": next(name for name, kind in SHARDINGS.items() if name and kind is words.sharding),
         "sequence_parallel": words.sequence_parallel,
         "recompute": "selective" if recomputation is None else recomputation.id,
         "precision": found.demand.request.precision,

@@ -99,7 +99,8 @@ def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
                 by_rule = narrowed if constraint.by_layer else _under_rule(restrictions.recompute, instance, narrowed)
                 listed.append(ModeSetting(by_rule, figures.tables(by_rule)))
     kept = unbeaten(listed, ModeSetting.never_loses)
-    others = [one for one in listed if one.tables and not any(one is other for other in kept)]
+    places = {id(one) for one in kept}
+    others = [one for one in listed if one.tables and id(one) not in places]
     return Settings(kept, tuple(others))
 
 

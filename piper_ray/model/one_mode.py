@@ -144,13 +144,8 @@ class OneMode(Constraint):
         shares = sorted({_PLAIN.shares, *(one.shares for one in seen if one.sharding <= most)})
         contexts = sorted(set.intersection(*({one.context for one in row} for row in rows))) if rows else [1]
         contexts = contexts if self.context else [context for context in contexts if context == 1]
-        spreads = (
-            sorted(
-                {x.spread for x in seen if self.expert_tensor or x.expert_tensor == 1}, key=lambda x: (x[0] or 0, x[1])
-            )
-            if self.experts
-            else []
-        )
+        able = {one.spread for one in seen if self.expert_tensor or one.expert_tensor == 1} if self.experts else set()
+        spreads = sorted(able, key=lambda x: (x[0] or 0, x[1]))
         if _PLAIN.spread not in spreads:
             spreads.insert(0, _PLAIN.spread)
         gathered = _choices(seen, "gathered", self.gathered)

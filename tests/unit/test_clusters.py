@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,7 @@ from piper_ray.report.clusters import (
 )
 from piper_ray.report.proposal import change_text
 from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import Training
 from piper_ray.workloads.estimate.modes import Offer
 from tests.unit.test_propose import CONFIG, demand
 
@@ -60,21 +63,23 @@ def held(one: Proposed, of_state: bool) -> list[set[tuple[int, int]]]:
     return found
 
 
+def moves(plans: list[Proposed], training: Training) -> Iterator[tuple[Proposed, Proposed, bool, float, float]]:
+    """From each plan to each: whether of optimizer's state, or else of weights; bytes of a parameter; bytes moved."""
+    for before, after in product(plans, plans):
+        moved = moved_between(before, after)
+        yield before, after, False, training.weight_bytes, moved.weights_bytes
+        yield before, after, True, training.optimizer_bytes, moved.state_bytes
+
+
 def test_what_moves_is_what_was_not_there(plans: list[Proposed]) -> None:
     kinds = plans[0].estimate.architecture.nodes
     training = plans[0].estimate.setting.training
-    for before in plans:
-        for after in plans:
-            moved = moved_between(before, after)
-            for of_state, each_bytes, got in (
-                (False, training.weight_bytes, moved.weights_bytes),
-                (True, training.optimizer_bytes, moved.state_bytes),
-            ):
-                old, new = held(before, of_state), held(after, of_state)
-                old += [set()] * (len(new) - len(old))
-                missing = [pair for had, has in zip(old, new, strict=False) for pair in has - had]
-                counted = sum(each_bytes * kinds[layer].kind.parameters / SHARES for layer, _ in missing)
-                assert got == pytest.approx(counted, abs=1.0)
+    for before, after, of_state, each_bytes, got in moves(plans, training):
+        old, new = held(before, of_state), held(after, of_state)
+        old += [set()] * (len(new) - len(old))
+        missing = [pair for had, has in zip(old, new, strict=False) for pair in has - had]
+        counted = sum(each_bytes * kinds[layer].kind.parameters / SHARES for layer, _ in missing)
+        assert got == pytest.approx(counted, abs=1.0)
     assert moved_between(plans[0], plans[0]).weights_bytes == moved_between(plans[0], plans[0]).state_bytes == 0.0
     assert any(moved_between(plans[0], one).weights_bytes > 0.0 for one in plans)
 
@@ -116,16 +121,10 @@ def test_experts_that_are_spread_move_as_they_lie(tmp_path: Path) -> None:
     training, node = plans[0].estimate.setting.training, plans[0].estimate.architecture.nodes[1]
     routed_share = sum(node.kind.value(x.parameters) for x in node.kind.operators if x.routed) / node.kind.parameters
     assert 0.5 < routed_share < 1.0
-    for before in plans:
-        for after in plans:
-            moved = moved_between(before, after)
-            for of_state, each_bytes, got in (
-                (False, training.weight_bytes, moved.weights_bytes),
-                (True, training.optimizer_bytes, moved.state_bytes),
-            ):
-                old, new = (held_experts(one, of_state, routed_share) for one in (before, after))
-                missing = [has[x] for had, has in zip(old, new, strict=True) for x in has.keys() - had.keys()]
-                assert got == pytest.approx(each_bytes * sum(missing), rel=1e-9, abs=1.0)
+    for before, after, of_state, each_bytes, got in moves(plans, training):
+        old, new = (held_experts(one, of_state, routed_share) for one in (before, after))
+        missing = [has[x] for had, has in zip(old, new, strict=True) for x in has.keys() - had.keys()]
+        assert got == pytest.approx(each_bytes * sum(missing), rel=1e-9, abs=1.0)
     assert moved_between(plans[2], plans[0]).weights_bytes > moved_between(plans[0], plans[2]).weights_bytes == 0.0
     assert moved_between(plans[1], plans[3]).state_bytes > 0.0
 
