@@ -158,8 +158,8 @@ class TrainedOptions:
     )
     batches: Any = option(
         "SAMPLES",
-        "Samples of a batch, over all replicas; of several, as 960,1024, or 960..1056, a table of those that replicas "
-        "divide. Near the usual, divisible by the GPUs, if left out.",
+        "Samples of a batch, over all replicas; 960,1024 or 960..1056 shows a table with a row for each batch that "
+        "replicas divide. If left out, near the usual and divisible by the GPUs.",
         "--global-batch",
         parse=parse_batches,
     )
@@ -216,8 +216,8 @@ class MemoryRoomOptions:
 
     headroom: Any = option(
         "SIZE|SHARE",
-        "Leave so much of each GPU's memory free, as 4GiB, or 8% of what there is; of several, as 0,4%,8%, a table is "
-        "shown. As much as 9 in 10 published peaks ask for, where a plan fits so, if left out.",
+        "Leave so much of each GPU's memory free: 4GiB, or 8% of what there is; 0,4%,8% shows a table with a row for "
+        "each. If left out, as much as 9 in 10 published peaks ask for, where a plan fits so.",
         parse=partial(several, parse_headroom),
     )
     reserve_bytes: float | None = option(

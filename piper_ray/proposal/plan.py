@@ -101,7 +101,7 @@ _MOST_EXPERT_NODES = 4
 def usual_spreads(
     model: ModelConfig, tokens: int | None, runtime: Runtime, gpus_per_node: int, devices: int
 ) -> tuple[tuple[int, int], ...]:
-    """Ranks that experts are spread over, and devices that share each, beside those of tensor parallelism.
+    """Pairs that are tried besides t: ranks that experts are spread over, and devices that share each expert.
 
     Together as many as one, two and four nodes have GPUs: more leave more memory, and each of them more tokens for an
     expert. Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices

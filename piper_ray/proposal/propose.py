@@ -68,8 +68,7 @@ def propose(
     known: Sequence[Proposed] = (),
 ) -> FoundPlans:
     """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
-    proved. known: plans that were found for other
-    demands.
+    proved. known: plans that were found for other demands.
 
     Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
     """

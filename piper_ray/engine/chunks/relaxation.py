@@ -70,7 +70,8 @@ class Case:
 @dataclass
 class Relaxation:
     """``lower_s``: no batch of the case takes less; it rises. kinds: by which prices are looked for, merged ones unless
-    chunks have limits; members: their layers. beside_s: what transfers take at least beside those of the chunks.
+    chunks have limits; members: their layers. beside_s: what all transfers together take at least, less what is counted
+    with the chunks.
 
     counts, rank: of the paths through the event graph so far, as in ``Paths``. layers_in, units: how many layers of
     each kind each chunk has, float64[kinds, s], and units of time each rank, in the last fractional plan, which keeps

@@ -8,7 +8,7 @@ weights, and the synchronisation of the rank at its end. All of that is a sum ov
 - no plan that is better than the best one known lets a rank work longer than that one's batch takes: m W + R seconds.
   Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, are no more than
   the limit rounded down (Gomory, 1958). Where plans are told apart by their fullest rank, it has a least number, too;
-- no chunk is empty: 1 - layers <= 0. Where plans are told apart by it, a chunk has other least and most layers.
+- no chunk is empty: 1 - layers <= 0. A case may set other least and most numbers of layers for each chunk.
 
 A limit (held - limit) <= 0 times a price >= 0 takes nothing from the bound. The least priced sum, in which each layer
 chooses the chunk and the TMPC that are cheapest for it, is then a bound for any prices: ``least_priced_s`` computes it,
