@@ -33,6 +33,7 @@ html_theme = "furo"
 html_title = f"piper_ray {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("tables.js", {"defer": "defer"})]
 html_copy_source = False
 html_show_sphinx = False
 html_show_copyright = False

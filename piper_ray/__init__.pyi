@@ -11,6 +11,7 @@ def __getattr__(name: str) -> object: ...
 # functions: from a model to a plan, what it is worth, files, pictures, sweeps
 from piper_ray.workloads.formats import load as load
 from piper_ray.calibrate.workload import estimate as estimate
+from piper_ray.workloads.estimate.kinds import on_several_kinds as on_several_kinds
 from piper_ray.export.memory import memory as memory
 from piper_ray.workloads.measure.workload import profile as profile
 from piper_ray.engine.solve import solve as solve
@@ -50,6 +51,7 @@ from piper_ray.model.mode import Recomputation as Recomputation
 from piper_ray.model.instance import TrainedModel as TrainedModel
 from piper_ray.model.instance import Tensor as Tensor
 from piper_ray.model.cluster import Cluster as Cluster
+from piper_ray.model.cluster import DeviceKind as DeviceKind
 from piper_ray.model.cluster import Link as Link
 from piper_ray.model.instance import Batch as Batch
 from piper_ray.model.passes import Passes as Passes
@@ -99,6 +101,7 @@ from piper_ray.engine.frontier.walk import PointClosed as PointClosed
 from piper_ray.sweep.point import Progress as Progress
 from piper_ray.sweep.point import SweepListener as SweepListener
 from piper_ray.sweep.point import Point as Point
+from piper_ray.sweep.plan_point import PlanPoint as PlanPoint
 from piper_ray.sweep.point import Best as Best
 from piper_ray.model.events import Event as Event
 from piper_ray.model.events import Note as Note
@@ -130,7 +133,7 @@ from piper_ray.certificate.passes import PathSteps as PathSteps
 from piper_ray.certificate.check import CertifiedBound as CertifiedBound
 from piper_ray.model.solution import Forecast as Forecast
 from piper_ray.proposal.plan import Planned as Planned
-from piper_ray.proposal.plan import Figures as Figures
+from piper_ray.proposal.figures import Figures as Figures
 from piper_ray.engine.frontier.result import Frontier as Frontier
 from piper_ray.engine.frontier.result import FrontierPoint as FrontierPoint
 from piper_ray.engine.frontier.result import FrontierStats as FrontierStats

@@ -1,23 +1,32 @@
 """Independent check of a plan: everything re-derived from the instance, with none of the solver's code.
 
-Under Piper's own schedule the formulas are those of the paper (NeurIPS 2021), section 3, with what ``model`` adds:
-bytes that replicas share out, least data-parallel degrees and tensors with several ends. Under any other the plan is
-simulated.
+Under Piper's own schedule, 2bw, the formulas are those of the paper (NeurIPS 2021), section 3, with what ``model``
+adds: bytes that replicas share out, least data-parallel degrees and tensors with several ends. Under PipeDream's (SOSP
+2019) gradients are summed after each round of a stage's replicas, and each microbatch in flight has a version of the
+weights. Under any other the plan is simulated.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
 from piper_ray.model.figures import bytes_text, plural, time_text
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
-from piper_ray.model.plan_rules import as_planned, chosen_tmpcs, edge_violations, partition_violations
+from piper_ray.model.plan_rules import (
+    as_planned,
+    chosen_tmpcs,
+    device_violations,
+    edge_violations,
+    partition_violations,
+)
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 
@@ -48,6 +57,7 @@ class StageEvaluation:
     in_flight_microbatches: y, the microbatches whose activations a device of this stage holds at once.
     memory_bytes: on each device of the stage; under a flush the most at any time, all chunks on the device together.
     activation_bytes: of that, activations of the microbatches in flight; the rest is there all the time.
+    memory_limit_bytes: what each device has.
     binding: what limits the stage: "time" when it is as slow as the slowest, to within TIME_BINDS, "memory" when it
     takes MEMORY_BINDS of what there is, or more; either, both or neither.
 
@@ -65,6 +75,7 @@ class StageEvaluation:
     resync_s: float
     memory_bytes: float
     activation_bytes: float
+    memory_limit_bytes: float
     in_flight_microbatches: int
     devices: int
     data_parallel_degree: int
@@ -121,8 +132,8 @@ def evaluate(
     """Cost of ``plan`` on ``instance``; raises InvalidPlan with every rule it breaks, stages numbered from 1.
 
     instance: may be what ``load`` takes, such as a path. restrictions: further rules. schedule: what the plan runs
-    under, or its name; None: the instance's own, else Piper's, "2bw". Under any other than that the plan is simulated.
-    step: terms of such a step.
+    under, or its name; None: the instance's own, else Piper's, "2bw". Under a flush the plan is simulated. step: terms
+    of such a step.
     Raises InputError for an instance or plan that is not sound in itself, UsageError for arguments that are something
     else, and for a schedule that cannot run the batch.
 
@@ -134,13 +145,13 @@ def evaluate(
     """
     instance = _checked(instance, plan, restrictions)
     under = Schedule.first_of(schedule, instance.schedule)
-    if under != PAPERS_SCHEDULE:
+    if not under.asynchronous:
         from piper_ray.simulate.run import SimulationOptions, simulate
 
         simulation = simulate(instance, plan, under, options=SimulationOptions.of(step))
         return evaluation_of(instance, plan, simulation, restrictions)
     if step != StepTerms():
-        raise UsageError("Piper's model (2bw) has its own terms of a step; others are for schedules with a flush")
+        raise UsageError(f"{under.name.value} has its own terms of a step; others are for schedules with a flush")
     given, instance = instance, as_planned(instance, plan)
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     violations += [*_degree_violations(instance, plan), *_in_flight_violations(plan)]
@@ -150,14 +161,16 @@ def evaluate(
         choices.append(chosen)
         violations += faults
     in_flight = _in_flight(plan)
-    memory_bytes = _memory_bytes(plan, choices, in_flight)
-    violations += _memory_violations(instance, memory_bytes, in_flight)
+    stashes = under.name is ScheduleName.PIPEDREAM
+    memory_bytes = _memory_bytes(plan, choices, in_flight, given.versions_in_fixed if stashes else None)
+    violations += _memory_violations(instance, plan, memory_bytes, in_flight)
     violations += (x for x in restrictions.violations(given, plan) if x not in violations)
     if not violations and restrictions.has(SustainedRate):
         violations += _unsustained(given, plan)
     if violations:
         raise InvalidPlan(violations)
-    return _cost(instance, plan, choices, in_flight, memory_bytes)
+    evaluation = _cost(instance, plan, choices, in_flight, memory_bytes, syncs_each_round=stashes)
+    return replace(evaluation, schedule=under)
 
 
 def evaluation_of(
@@ -177,7 +190,8 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        bandwidth = replicas_bytes_per_s(instance, devices, d, figures.tensor_parallel_degree)
+        links = links_holding(instance.cluster.of_kind(plan.stages[number].kind), devices)
+        bandwidth = _ring_bytes_per_s(links, d, figures.tensor_parallel_degree)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes have it in them
             resync = 0.0
@@ -194,11 +208,12 @@ def evaluation_of(
             resync_s=part[2],
             memory_bytes=rank.peak_memory_bytes,
             activation_bytes=rank.peak_memory_bytes - rank.fixed_memory_bytes,
+            memory_limit_bytes=rank.memory_limit_bytes,
             in_flight_microbatches=rank.in_flight[rank.stages.index(number)],
             devices=stage.devices,
             data_parallel_degree=stage.data_parallel_degree,
             tensor_parallel_degree=stage.tensor_parallel_degree,
-            binding=binding(instance, slowest, rank_s[number], rank.peak_memory_bytes),
+            binding=binding(rank.memory_limit_bytes, slowest, rank_s[number], rank.peak_memory_bytes),
         )
         for number, (stage, part, rank) in enumerate(zip(plan.stages, parts, ranks, strict=True))
     )
@@ -265,8 +280,7 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
             )
         if t < 1:
             violations.append(f"stage {number}: tensor-parallel degree {t} is less than 1")
-    if plan.devices > instance.devices:
-        violations.append(f"the plan uses {plan.devices} devices, {instance.devices} are there")
+    violations += device_violations(instance, plan)
     if plan.data_parallel_sum > instance.data_parallel_limit:
         violations.append(
             f"the data-parallel degrees sum to {plan.data_parallel_sum}, more than {instance.data_parallel_limit}, "
@@ -275,24 +289,32 @@ def _degree_violations(instance: Instance, plan: Plan) -> list[str]:
     return violations
 
 
-def _memory_bytes(plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int]) -> list[float]:
+def _memory_bytes(
+    plan: Plan, choices: Sequence[dict[int, Tmpc]], in_flight: Sequence[int], stashed: int | None
+) -> list[float]:
     """Of each stage on each of its devices: a y + b, and the d-th part of what the replicas share out; 0 where a degree
-    is none. Where a TMPC is wrong it is that of the layers that are right."""
+    is none. Where a TMPC is wrong it is that of the layers that are right. stashed: the versions of the weights that b
+    has in it, where each microbatch in flight has one; None: it is b whatever is in flight."""
     needed = []
     for stage, chosen, y in zip(plan.stages, choices, in_flight, strict=True):
         d = stage.data_parallel_degree
         parts: list[float] = []
         for tmpc in chosen.values() if d >= 1 else ():
-            parts += (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d)
+            fixed_bytes = tmpc.fixed_bytes
+            if stashed is not None:
+                fixed_bytes = max(0.0, fixed_bytes - stashed * tmpc.weights_bytes) + y * tmpc.weights_bytes
+            parts += (tmpc.activation_bytes * y, fixed_bytes, tmpc.shared_bytes / d)
         needed.append(fsum(parts))
     return needed
 
 
-def _memory_violations(instance: Instance, memory_bytes: Sequence[float], in_flight: Sequence[int]) -> list[str]:
+def _memory_violations(
+    instance: Instance, plan: Plan, memory_bytes: Sequence[float], in_flight: Sequence[int]
+) -> list[str]:
     """Stages over the limit."""
     violations = []
-    limit = instance.memory_bytes
-    for number, (needed, y) in enumerate(zip(memory_bytes, in_flight, strict=True), start=1):
+    for number, (stage, needed, y) in enumerate(zip(plan.stages, memory_bytes, in_flight, strict=True), start=1):
+        limit = instance.cluster.of_kind(stage.kind).memory_bytes
         if not _fits(needed, limit):
             held, more, there = f"{needed:.0f} bytes", f"{needed - limit:.6g}", f"{limit:.0f}"
             if limit >= 2**20:
@@ -308,11 +330,11 @@ def _fits(needed_bytes: float, limit_bytes: float) -> bool:
     return needed_bytes <= limit_bytes * (1.0 + MEMORY_TOLERANCE)
 
 
-def binding(instance: Instance, slowest_s: float, time_s: float, memory_bytes: float) -> tuple[Binding, ...]:
-    """What limits a stage of so much time and memory. slowest_s: of the plan's stages."""
+def binding(limit_bytes: float, slowest_s: float, time_s: float, memory_bytes: float) -> tuple[Binding, ...]:
+    """What limits a stage of so much time and memory. slowest_s: of the plan's stages. limit_bytes: of its devices."""
     reasons: dict[Binding, bool] = {
         "time": time_s >= slowest_s * (1.0 - TIME_BINDS),
-        "memory": memory_bytes >= instance.memory_bytes * MEMORY_BINDS,
+        "memory": memory_bytes >= limit_bytes * MEMORY_BINDS,
     }
     return tuple(name for name, binds in reasons.items() if binds)
 
@@ -323,19 +345,23 @@ def _cost(
     choices: Sequence[dict[int, Tmpc]],
     in_flight: Sequence[int],
     memory_bytes: Sequence[float],
+    *,
+    syncs_each_round: bool,
 ) -> Evaluation:
-    devices, crossing = plan.devices, _crossing_bytes(instance, choices)
-    links = links_holding(instance, devices)
-    parts = [
-        _time_parts_s(instance, links, stage, chosen, cut_bytes)
-        for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True)
-    ]
+    """syncs_each_round: replicas of a stage sum their gradients after one microbatch each, and not after all."""
+    devices, crossing = plan.devices, _crossing_bytes(instance, plan, choices)
+    parts = []
+    for stage, chosen, cut_bytes in zip(plan.stages, choices, crossing, strict=True):
+        links = links_holding(instance.cluster.of_kind(stage.kind), devices)
+        summed = stage.data_parallel_degree if syncs_each_round else instance.microbatches
+        parts.append(_time_parts_s(links, stage, chosen, cut_bytes, summed))
     times = [fsum(part) for part in parts]
     slowest = objective_s(times)
     stages = []
     for stage, chosen, y, (compute, communication, resync), time, held_bytes in zip(
         plan.stages, choices, in_flight, parts, times, memory_bytes, strict=True
     ):
+        limit_bytes = instance.cluster.of_kind(stage.kind).memory_bytes
         stages.append(
             StageEvaluation(
                 time_s=time,
@@ -344,76 +370,89 @@ def _cost(
                 resync_s=resync,
                 memory_bytes=held_bytes,
                 activation_bytes=y * fsum([tmpc.activation_bytes for tmpc in chosen.values()]),
+                memory_limit_bytes=limit_bytes,
                 in_flight_microbatches=y,
                 devices=stage.devices,
                 data_parallel_degree=stage.data_parallel_degree,
                 tensor_parallel_degree=stage.tensor_parallel_degree,
-                binding=binding(instance, slowest, time, held_bytes),
+                binding=binding(limit_bytes, slowest, time, held_bytes),
             )
         )
     return Evaluation(slowest, devices, plan.data_parallel_sum, tuple(stages), times.index(slowest))
 
 
-def _crossing_bytes(instance: Instance, choices: Sequence[dict[int, Tmpc]]) -> list[float]:
-    """comm of each stage: an edge with one end in it is charged twice (forwards and backwards), with its layer's
-    extras, and a tensor with some ends in the stage and others outside once, whatever their number.
+def _crossing_bytes(instance: Instance, plan: Plan, choices: Sequence[dict[int, Tmpc]]) -> list[dict[float, float]]:
+    """comm of each stage by the rate that it is moved at: an edge with one end in it is charged twice (forwards and
+    backwards), with its layer's extras, and a tensor with some ends in the stage and others outside once, whatever
+    their number.
     """
     stage_of = {layer: number for number, chosen in enumerate(choices) for layer in chosen}
-    terms: list[list[float]] = [[] for _ in choices]
+    terms: list[dict[float, list[float]]] = [defaultdict(list) for _ in choices]
     for edge in instance.edges:
         source, target = stage_of[edge.source], stage_of[edge.target]
         if source != target:
-            size = edge.communication_bytes
+            size, rate = edge.communication_bytes, _between_bytes_per_s(instance, plan, source, target)
             sent = choices[source][edge.source].backward_sync_bytes.get(edge.target, 0.0)
             received = choices[target][edge.target].forward_sync_bytes.get(edge.source, 0.0)
-            terms[source] += (size, sent)
-            terms[target] += (size, received)
-    tensors: list[list[float]] = [[] for _ in choices]
+            terms[source][rate] += (size, sent)
+            terms[target][rate] += (size, received)
+    tensors: list[dict[float, list[float]]] = [defaultdict(list) for _ in choices]
     for tensor in instance.tensors:
-        ends = {stage_of[layer] for layer in tensor.layers}
+        ends = sorted({stage_of[layer] for layer in tensor.layers})
+        rate = min(_between_bytes_per_s(instance, plan, one, other) for one in ends for other in ends)
         for number in ends if len(ends) > 1 else ():
-            tensors[number] += (tensor.forward_bytes, tensor.backward_bytes)
-    return [2.0 * fsum(edges) + fsum(cut) for edges, cut in zip(terms, tensors, strict=True)]
+            tensors[number][rate] += (tensor.forward_bytes, tensor.backward_bytes)
+    return [
+        {rate: 2.0 * fsum(edges.get(rate, ())) + fsum(cut.get(rate, ())) for rate in edges | cut}
+        for edges, cut in zip(terms, tensors, strict=True)
+    ]
+
+
+def _between_bytes_per_s(instance: Instance, plan: Plan, source: int, target: int) -> float:
+    """What two stages hand over at: at the rate between kinds, or at that of the links which hold the plan."""
+    one, other = plan.stages[source].kind, plan.stages[target].kind
+    if one != other and instance.cluster.between_bytes_per_s is not None:
+        return instance.cluster.between_bytes_per_s
+    return links_holding(instance.cluster.of_kind(one), plan.devices)[-1][1]
 
 
 def _time_parts_s(
-    instance: Instance,
     links: Sequence[tuple[int, float]],
     stage: Stage,
     chosen: dict[int, Tmpc],
-    crossing_bytes: float,
+    crossing_bytes: dict[float, float],
+    microbatches: int,
 ) -> tuple[float, float, float]:
     """Compute, communication over the cut, and weight resynchronisation of a stage, in s per sample. links: those that
-    hold the plan.
+    hold the plan. crossing_bytes: by rate. microbatches: those after which gradients are summed.
 
-    4(d-1)/d is PipeDream's parameter-server model of all-reduce, paid once for the N microbatches of a batch.
+    4(d-1)/d is PipeDream's parameter-server model of all-reduce: under 2bw for the N microbatches of a batch.
     """
     d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
     compute = fsum([tmpc.time_per_sample_s for tmpc in chosen.values()]) / d
     weights = fsum([tmpc.weights_bytes for tmpc in chosen.values()])
-    resync = 4.0 * (d - 1) / d * weights / (instance.microbatches * _ring_bytes_per_s(links, d, t))
-    _, between_bytes_per_s = links[-1]
-    return compute, crossing_bytes / (d * between_bytes_per_s), resync
+    resync = 4.0 * (d - 1) / d * weights / (microbatches * _ring_bytes_per_s(links, d, t))
+    return compute, fsum(size / (d * rate) for rate, size in crossing_bytes.items()), resync
 
 
-def links_holding(instance: Instance, devices: int) -> list[tuple[int, float]]:
+def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     """Group sizes and bandwidths, the smallest groups first, up to that which holds a plan of so many devices.
 
     A plan that fits into one node is placed in one. A search looks at plans of all sizes: it asks for all devices.
     """
-    links = instance.cluster.links
+    links = cluster.links
     found: list[tuple[int, float]] = []
     for index, link in enumerate(links):
-        size = instance.devices if link.devices is None else link.devices
+        size = cluster.devices if link.devices is None else link.devices
         found.append((size, max(outer.bandwidth_bytes_per_s for outer in links[index:])))
-        if instance.cluster.packed and devices <= size:
+        if cluster.packed and devices <= size:
             break
     return found
 
 
 def replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
     """Of a ring through d replicas, in a plan of so many devices; inf for one replica."""
-    return _ring_bytes_per_s(links_holding(instance, devices), d, t)
+    return _ring_bytes_per_s(links_holding(instance.cluster, devices), d, t)
 
 
 def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> float:

@@ -84,9 +84,11 @@ def _brute_force(instance: Instance, restrictions: Restrictions, most: int) -> B
     return None if best is None else BruteForce(best[0][0], Plan(tuple(best[1])))
 
 
-def least_evaluated_time_s(instance: Instance) -> float | None:
+def least_evaluated_time_s(
+    instance: Instance, schedule: str = "2bw", restrictions: Restrictions = Restrictions()
+) -> float | None:
     """The least time that ``evaluate`` gives to any plan at all; for two or three layers."""
-    times = (_evaluated_time_s(instance, plan) for plan in _all_plans(instance))
+    times = (_evaluated_time_s(instance, plan, schedule, restrictions) for plan in _all_plans(instance))
     return min((time for time in times if time is not None), default=None)
 
 
@@ -100,9 +102,9 @@ def least_stage_time(
     return min((_time(instance, choice, d, t, instance.devices) for choice in fitting), default=None)
 
 
-def _evaluated_time_s(instance: Instance, plan: Plan) -> float | None:
+def _evaluated_time_s(instance: Instance, plan: Plan, schedule: str, restrictions: Restrictions) -> float | None:
     try:
-        return evaluate(instance, plan).time_per_sample_s
+        return evaluate(instance, plan, schedule=schedule, restrictions=restrictions).time_per_sample_s
     except InvalidPlan:
         return None
 

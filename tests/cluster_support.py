@@ -15,6 +15,7 @@ CLUSTER = ROOT / "cluster"
 RAY_UP = sorted((CLUSTER / "ray-up").glob("*.yaml"))
 SBATCH = CLUSTER / "slurm" / "solve.sbatch"
 RAYJOB = CLUSTER / "kuberay" / "rayjob.yaml"
+RAYJOB_SWEEP = CLUSTER / "kuberay" / "sweep.yaml"
 
 
 def document(path: Path) -> Any:
@@ -37,7 +38,7 @@ def pins(path: Path) -> dict[str, str]:
 
 def shell_texts() -> dict[Path, list[str]]:
     """What each cluster file has a shell run."""
-    texts = {path: list(_strings(document(path))) for path in [*RAY_UP, RAYJOB]}
+    texts = {path: list(_strings(document(path))) for path in [*RAY_UP, RAYJOB, RAYJOB_SWEEP]}
     texts[SBATCH] = [SBATCH.read_text(encoding="utf-8")]
     texts[CLUSTER / "Dockerfile"] = [text for name, text in docker_instructions() if name == "RUN"]
     readme = (CLUSTER / "README.md").read_text(encoding="utf-8")

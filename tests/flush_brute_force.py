@@ -91,7 +91,7 @@ def brute_force(
             found = {x for role in roles for x in _stage_choices(instance, layers, d, t, y, sync, role, rates)}
             return tuple(x for x in found if not any(_beats(other, x) for other in found))
 
-        for cut in _partitions(instance, most):
+        for cut in partitions(instance, most):
             p = len(cut)
             held = [m if schedule == "gpipe" else min(m, p - j) for j in range(p)]
             rates = _rates(instance, p * d * t, d, t)
@@ -132,7 +132,7 @@ def _degrees(instance: Instance) -> Iterator[tuple[int, int]]:
                 yield d, t
 
 
-def _partitions(instance: Instance, most: int) -> Iterator[tuple[tuple[int, ...], ...]]:
+def partitions(instance: Instance, most: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Stages front to back, at most so many, no edge backwards."""
     order = [layer.id for layer in instance.layers]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.job import Job, LayerJob, Replicas
+from piper_ray.simulate.steady import rule_in_flight
 
 ROOT = Path(__file__).resolve().parents[1]
 RANKS_TIMEOUT_S = 300
@@ -27,28 +28,34 @@ def job(
     *,
     model: str = "gpt",
     paths: tuple[str, ...] = GPT_PATHS,
-    replicas: int = 1,
+    replicas: int | tuple[int, ...] = 1,
     microbatches: int = 4,
     recompute: tuple[int, ...] = (),
     sharing: Replicas = Replicas.DDP,
     chunks: int | None = None,
+    steps: int = 1,
+    vertical_sync: bool = False,
 ) -> Job:
     """borders: numbers of the layers that stages begin with, the first apart. recompute: of layers that do."""
     layers = [LayerJob(path, paths[:number].count(path), number in recompute) for number, path in enumerate(paths)]
+    degrees = (replicas,) * (len(borders) + 1) if isinstance(replicas, int) else replicas
+    of_schedule = Schedule(schedule, chunks)
     return Job(
         model=f"tests.run_models:{model}",
         arguments={},
         inputs=(),
         stages=tuple(tuple(layers[first:end]) for first, end in pairwise((0, *borders, len(paths)))),
-        schedule=Schedule(schedule, chunks),
-        replicas=replicas,
+        schedule=of_schedule,
+        degrees=degrees,
+        in_flight=rule_in_flight(degrees) if of_schedule.asynchronous else (),
         microbatches=microbatches,
         microbatch=2,
         device="cpu",
         sharing=sharing,
-        steps=1,
+        steps=steps,
         warm_up=0,
         threads=1,
+        vertical_sync=vertical_sync,
     )
 
 

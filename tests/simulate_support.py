@@ -52,7 +52,7 @@ def cut(sizes: Sequence[int], degrees: Sequence[int] | int = 1, tensor_parallel:
 
 
 def placed(schedule: Schedule, replicas: Sequence[int]) -> SimulatedRanks:
-    return layout(schedule, [StageLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, d, 1) for d in replicas])
+    return layout(schedule, [StageLoad(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, d, 1) for d in replicas])
 
 
 def run(

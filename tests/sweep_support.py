@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from piper_ray import dump
+from piper_ray.model.instance import Instance
 from piper_ray.sweep.columns import ORDER
 from piper_ray.sweep.dataset import read_dataset
+from piper_ray.sweep.read import read_sweep
 from tests.instances import equal_chain, two_towers
 
 SMALL = """
@@ -36,6 +39,7 @@ SMALL_POINTS = 129
 
 RUN_COLUMNS = (
     "seconds",
+    "cpu_s",
     "lattice_s",
     "stage_costs_s",
     "search_s",
@@ -57,6 +61,11 @@ def write_small(folder: Path, text: str = SMALL) -> Path:
     path = folder / "small.toml"
     path.write_text(text)
     return path
+
+
+def graphs_of(source: Path) -> dict[str, Instance]:
+    """The graphs of a sweep's workloads, by label."""
+    return {label: one for label, one in read_sweep(source).subjects.items() if isinstance(one, Instance)}
 
 
 def content(location: Path | str) -> list[dict[str, Any]]:
@@ -94,3 +103,32 @@ def dataset_row(number: int, workload: str = "a") -> dict[str, object]:
         "schedule": "2bw",
         "chunks": 1,
     }
+
+
+PLANS = """
+[models]
+ours = "ours.json"
+
+[[plan]]
+models = "ours"
+gpus = ["H100-SXM", "A100-80"]
+batches = 32
+precisions = ["bf16", "fp8"]
+
+[[plan]]
+models = "llama3-405b"
+gpus = "H100-SXM"
+batches = 64
+"""
+"""5 plans: one refused, one infeasible."""
+
+
+def write_plans(folder: Path, text: str = PLANS) -> Path:
+    """The sweep's file, with a small model's config beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+    words = {"intermediate_size": 1376, "vocab_size": 32000, "max_position_embeddings": 512}
+    (folder / "ours.json").write_text(json.dumps(config | words))
+    path = folder / "plans.toml"
+    path.write_text(text)
+    return path

@@ -152,7 +152,7 @@ def _stack(run: PublishedRun, generation: str, hardware: Hardware, untold: Untol
         backward_overlap=run.tensor_overlap,
         expert_overlap=run.expert_overlap,
     )
-    stack = stack_of(gpu, software, precision, run.gpus_per_node or untold.gpus_per_node or gpu.gpus_per_node)
+    stack = stack_of(gpu, software, precision, gpu.domain_of(run.gpus_per_node or untold.gpus_per_node))
     balanced = BALANCED if run.figure == "benchmark" else None
     imbalance = run.expert_imbalance or balanced or untold.imbalance
     return stack if imbalance is None else replace(stack, imbalance=imbalance)

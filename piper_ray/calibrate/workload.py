@@ -78,6 +78,7 @@ def estimate(
     *,
     nodes: int = 1,
     gpus_per_node: int | None = None,
+    domain: int | None = None,
     tokens: int | None = None,
     images: int | None = None,
     microbatch: int | None = None,
@@ -106,11 +107,11 @@ def estimate(
     """The workload of training a model on ``nodes`` equal nodes, by formulas and not measured.
 
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
-    of the table of hardware, such as "H100-SXM". hardware: the path of a TOML file over that table. tokens: the tokens
-    of a sample, images: of a sample of a model that sees. microbatch, batch: in samples. None: what the model's own
-    training or the GPU's node has. precision: that of matrix products, "bf16", "fp16" or "fp8". software: the
-    generation of training software, such as "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained
-    in the model's place (LoRA).
+    of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, of several nodes. hardware: the
+    path of a TOML file over that table. tokens: the tokens of a sample, images: of a sample of a model that sees.
+    microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision: that of matrix
+    products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core", "nemo" or
+    "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
@@ -143,6 +144,7 @@ def estimate(
     request = build.EstimateRequest(
         nodes=arguments.positive("nodes", nodes),
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
+        domain=arguments.positive_or_none("domain", domain),
         tokens=arguments.positive_or_none("tokens", tokens),
         samples=arguments.positive_or_none("microbatch", microbatch),
         batch=arguments.positive_or_none("batch", batch),

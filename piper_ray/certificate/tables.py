@@ -198,7 +198,7 @@ def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]
 
 def between_bytes_per_s(instance: Instance) -> float:
     """Of the link between stages."""
-    _, found = links_holding(instance, instance.devices)[-1]
+    _, found = links_holding(instance.cluster, instance.devices)[-1]
     return found
 
 

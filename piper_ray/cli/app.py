@@ -153,7 +153,7 @@ _DOES: Mapping[str, str] = {
     "export": "Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that "
     "starts it.",
     "import-plan": "Read a layout that somebody runs as a plan for INPUT, to verify, simulate and compare it.",
-    "run": "Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.",
+    "run": "Train a PyTorch model by PLAN with torch, and measure what the plan has promised.",
     "convert": "Write INPUT in another form, with the figures given here in place of its own.",
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
     "memory": "Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, "

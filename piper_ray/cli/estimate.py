@@ -13,7 +13,7 @@ import piper_ray
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
 from piper_ray.cli.shared import STDIN
 from piper_ray.cli.telling import note
-from piper_ray.cli.values import NamedNumber, command_text, parse_degrees, parse_size
+from piper_ray.cli.values import NamedNumber, command_text, parse_degrees, parse_rate, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
 from piper_ray.storage.files import write_atomically
@@ -52,9 +52,17 @@ class ModelOptions:
         "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
         "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
     )
-    gpu: str = option("NAME", "The GPU, such as H100-SXM or A100-80.", default=REQUIRED)
-    nodes: int = option("COUNT", "Nodes of the cluster.", default=REQUIRED, min=1)
+    gpu: list[str] = option(
+        "NAME",
+        "The GPU, such as H100-SXM or A100-80. Of several kinds each with its nodes: --gpu A100-80:32 --gpu "
+        "H100-SXM:32.",
+        default=REQUIRED,
+    )
+    nodes: int | None = option("COUNT", "Nodes of the cluster.", min=1)
     gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the table's.", min=1)
+    domain: int | None = option(
+        "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
+    )
     tokens: int | None = option("COUNT", "Tokens of a sample.", min=1)
     images: int | None = option(
         "COUNT", "Images of a sample, of a model that sees; one of the config's size if left out.", min=1
@@ -65,6 +73,11 @@ class ModelOptions:
         "Measured steps of runs in their layouts, or a profiled workload of this model: fit the few constants that "
         "these tell apart, and say what changed.",
     )
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """As they are given, each once."""
+        return tuple(dict.fromkeys(name.strip() for text in self.gpu for name in text.split(",")))
 
     def read(self) -> tuple[ModelConfig, Hardware]:
         """The model, whose config is read from stdin for -, and the table. What their readers note goes to stderr."""
@@ -78,14 +91,10 @@ class ModelOptions:
             found = with_images(found, self.images, self.tokens)
         return found, load_hardware(self.hardware, note)
 
-    def calibrated(self, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> EstimateRequest:
-        """The request as it is, or with what the file of measurements says; what changed is told."""
-        return self.calibrated_on(self.gpu, model, hardware, request)
-
     def calibrated_on(
         self, gpu: str, model: ModelConfig, hardware: Hardware, request: EstimateRequest
     ) -> EstimateRequest:
-        """The same on a GPU of that name."""
+        """The request as it is, or with what the file of measurements says of that GPU. Notes say what changed."""
         if self.calibrate is None:
             return request
         from piper_ray.calibrate.measurements import Estimated, calibrated
@@ -94,6 +103,23 @@ class ModelOptions:
         for text in found.calibration.told:
             note(text)
         return found
+
+
+def nodes_of_kinds(gpus: tuple[str, ...], nodes: int | None) -> dict[str, int]:
+    """The nodes of each kind of GPU: of one, ``nodes``. Raises UsageError."""
+    if len(gpus) == 1 and ":" not in gpus[0]:
+        if nodes is None:
+            raise UsageError(f"--nodes is missing; expected how many nodes of {gpus[0]} there are")
+        return {gpus[0]: nodes}
+    found: dict[str, int] = {}
+    for text in gpus:
+        name, _, count = text.partition(":")
+        if not count.isdecimal() or int(count) < 1 or name in found:
+            raise UsageError(f"--gpu {text}: expected each kind of GPU once, with its nodes, as A100-80:32")
+        found[name] = int(count)
+    if nodes is not None:
+        raise UsageError(f"--nodes {nodes}: --gpu {gpus[0]} says how many nodes there are; give one of the two")
+    return found
 
 
 @dataclass(frozen=True)
@@ -255,6 +281,18 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
+class KindOptions:
+    """How GPUs of several kinds are joined."""
+
+    between_bytes_per_s: float | None = option(
+        "RATE",
+        "What a GPU sends and receives together between stages on different kinds of GPUs, as 50GB/s; that of the "
+        "slower network if left out.",
+        parse=parse_rate,
+    )
+
+
+@dataclass(frozen=True)
 class EstimateOutput:
     """What is shown of the estimate."""
 
@@ -265,6 +303,7 @@ class EstimateOutput:
 def estimate(
     context: typer.Context,
     modelled: ModelOptions,
+    joined: KindOptions,
     shown: EstimateOutput,
     trained: TrainingOptions,
     running: RunningOptions,
@@ -274,36 +313,52 @@ def estimate(
     from piper_ray.report.estimate import file_text, summary_lines
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
+    from piper_ray.workloads.estimate.kinds import on_several_kinds
 
     out, explain = shown.out, shown.explain
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
-    request = of_options(
-        EstimateRequest,
-        modelled,
-        trained,
-        running,
-        offered,
-        fused=not trained.unfused_attention,
-        offer=offered.offer(),
-        recomputations=tuple(offered.recompute or ()),
-    )
+    nodes = nodes_of_kinds(modelled.gpus, modelled.nodes)
+    if len(nodes) == 1 and joined.between_bytes_per_s is not None:
+        raise UsageError("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
+
+    def asked(count: int) -> EstimateRequest:
+        return of_options(
+            EstimateRequest,
+            modelled,
+            trained,
+            running,
+            offered,
+            fused=not trained.unfused_attention,
+            offer=offered.offer(),
+            nodes=count,
+            recomputations=tuple(offered.recompute or ()),
+        )
+
+    requests = {gpu: asked(count) for gpu, count in nodes.items()}
     model, hardware = modelled.read()
-    request = modelled.calibrated(model, hardware, request)
-    result = run(model, hardware, modelled.gpu, request)
-    for text in result.instance.notes:
+    results = [
+        run(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
+        for gpu, request in requests.items()
+    ]
+    instance = results[0].instance
+    if len(results) > 1:
+        of_kind = {gpu: result.instance for gpu, result in zip(nodes, results, strict=True)}
+        instance = on_several_kinds(of_kind, joined.between_bytes_per_s)
+    for text in instance.notes:
         note(text)
     if explain is not None:
         from piper_ray.report.estimate import explanation_lines
 
-        typer.echo("\n".join(explanation_lines(result, explain)))
+        typer.echo("\n".join(line for result in results for line in explanation_lines(result, explain)))
         if out is None:
             return
-    if out is None:
-        typer.echo(file_text(result, command_text(context, hidden=("explain",))), nl=False)
-        return
-    if out.suffix.lower() == ".json":
-        piper_ray.dump(result.instance, out)
+    if out is not None and out.suffix.lower() == ".json":
+        piper_ray.dump(instance, out)
     else:
-        write_atomically(out, file_text(result, command_text(context, hidden=("explain",))))
-    typer.echo("\n".join(summary_lines(result)))
+        written = file_text(instance, results, command_text(context, hidden=("explain",)))
+        if out is None:
+            typer.echo(written, nl=False)
+            return
+        write_atomically(out, written)
+    typer.echo("\n\n".join("\n".join(summary_lines(result)) for result in results))

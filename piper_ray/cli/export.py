@@ -16,7 +16,6 @@ from piper_ray.cli.shared import LaunchOptions, PlannedOptions, ScheduleOptions,
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import Target
 from piper_ray.model.mode import Recomputation, parse_recomputation
-from piper_ray.model.schedule import PAPERS_SCHEDULE
 from piper_ray.runtimes.runtime import gpus_per_node_of
 
 
@@ -40,8 +39,11 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
     plan_file = planned.plan_file
     instance, plan, claims = planned.load_all()
     planned_for = scheduled.valued(claims.schedule or instance.schedule)
-    if planned_for == PAPERS_SCHEDULE:
-        raise UsageError(f"{plan_file}: a plan for 2bw, which no runtime has; give the --schedule that it is run under")
+    if planned_for.asynchronous:
+        name = planned_for.name.value
+        raise UsageError(
+            f"{plan_file}: a plan for {name}, which no runtime has; give the --schedule that it is run under"
+        )
     with judged(plan_file, instance), working("simulating"):
         found = export_plan(instance, plan, planned_for, wanted.target, gpus_per_node_of(instance, nodes.gpus_per_node))
     if found.excess and not wanted.despite_memory:

@@ -25,7 +25,7 @@ from piper_ray.cli.telling import Unwritten, judged, note, refuse_unwritable, wo
 from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
 
@@ -109,9 +109,9 @@ def verify(
 def _valued(
     instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms, *, simulated: bool
 ) -> tuple[Evaluation, Simulation | None]:
-    """Values the plan by Piper's formulas under its own schedule, else by events. Raises InvalidPlan with every rule
-    that is broken."""
-    if schedule == PAPERS_SCHEDULE:
+    """Values the plan by formulas where it never drains, else by events. Raises InvalidPlan with every rule that is
+    broken."""
+    if schedule.asynchronous:
         evaluation = evaluate(instance, plan, schedule=schedule, step=step)
         return evaluation, piper_ray.simulate(instance, plan, schedule) if simulated else None
     simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
@@ -163,6 +163,9 @@ class SimulateOptions:
         "Microbatches that a replica of each stage keeps in flight under 2bw, pipedream and 1f1b: rule, ceil(s / d); "
         "sustaining, the least that keep an asynchronous pipeline's slowest stage busy; or numbers, as 5,2,1.",
         default=InFlightRule.RULE.value,
+    )
+    vertical_sync: bool = flag(
+        "Under pipedream, count the versions of the weights that vertical sync keeps, in place of those of stashing."
     )
     samples_per_microbatch: int | None = option(
         "SAMPLES", "Samples of a microbatch, for samples/s, in place of the input's.", "--microbatch-size"

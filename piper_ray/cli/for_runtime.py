@@ -18,7 +18,7 @@ from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
-from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, gpus_per_node_of, rank_lines
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, domain_of, gpus_per_node_of, rank_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,7 +95,7 @@ class RuntimeSolve:
         node = gpus_per_node_of(instance, asked.gpus_per_node)
         schedule = runtime.schedule(scheduled.schedule, instance.schedule)
         name = schedule.name if isinstance(schedule, Schedule) else schedule
-        kept = runtime.restricted(restrictions, instance, name, node)
+        kept = runtime.restricted(restrictions, instance, name, domain_of(instance, node))
         if (alone := runtime.on_one_rank(instance)) is not None:
             note(f"{alone}: plans have one rank")
         if scheduled.chunks is not None:

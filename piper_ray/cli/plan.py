@@ -76,6 +76,7 @@ class _Question:
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError, before any work."""
+        self.modelled.refuse_mistakes()
         self.written.refuse_mistakes(self.is_table)
         self.trained.refuse_mistakes(len(self.modelled.gpus), self.is_table)
         if self.is_table and self.written.json:
@@ -83,21 +84,17 @@ class _Question:
         several = [name for name, has in self.tables.items() if has]
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
-        if len(self.modelled.gpus) > 1 and self.modelled.calibrate is not None:
-            raise UsageError("--calibrate: measurements are of one GPU, and the table is of several")
         if self.is_table and len(self.running.precisions) > 1:
             raise UsageError("--precision: one for a table of several plans")
 
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """For one cluster, in the first precision. Raises UsageError."""
         from piper_ray.proposal.demand import PlanDemand
-        from piper_ray.proposal.plan import schedules_of, usual_headroom
+        from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
 
         named = RUNTIMES[self.trained.runtime]
         schedules = schedules_of(named, self.trained.schedule)
-        if (chosen := hardware.choice_note(gpu)) is not None:
-            note(chosen)
         request = self.request(model, hardware, gpu, nodes)
         _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
@@ -105,7 +102,7 @@ class _Question:
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
         """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""
-        from piper_ray.proposal.plan import refuse_what_cannot_run, with_offers
+        from piper_ray.proposal.offers import refuse_what_cannot_run, with_offers
         from piper_ray.workloads.estimate.build import EstimateRequest
 
         trained, offered, named = self.trained, self.offered, RUNTIMES[self.trained.runtime]
@@ -124,11 +121,12 @@ class _Question:
             recomputations=tuple(offered.recompute or ()),
         )
         refuse_what_cannot_run(named, request)
-        node = self.modelled.gpus_per_node or hardware.gpu(gpu).gpus_per_node
+        request = request.on(hardware.gpu(gpu))
+        domain = request.domain_of(hardware.gpu(gpu))
         contexts = offered.contexts if offered.context_parallel else None
         experts = offered.experts if offered.expert_parallel else None
         exchange = offered.context_exchange
-        return with_offers(request, model, named, node, contexts, experts, trained.software, exchange)
+        return with_offers(request, model, named, domain, contexts, experts, trained.software, exchange)
 
     def calibrated(self, demands: list[PlanDemand]) -> list[PlanDemand]:
         """With what the file of measurements says of the GPU, which is told once."""
@@ -155,6 +153,8 @@ def plan(
     asked = _Question(modelled, written, trained, room, offered, running, charged)
     asked.refuse_mistakes()
     model, hardware = modelled.read()
+    for chosen in filter(None, map(hardware.choice_note, modelled.gpus)):
+        note(chosen)
     command = command_text(context, hidden=("json", "verbose"))
     if asked.is_table:
         _plan_clusters(asked, model, hardware)
@@ -225,7 +225,7 @@ def _tell(
     more: tuple[Theirs | None, list[ClusterPlan], list[Path]],
 ) -> None:
     """The answer on stdout. more: the plan of people's own, those for fewer nodes, and the files."""
-    from piper_ray.proposal.plan import figures_of
+    from piper_ray.proposal.figures import figures_of
     from piper_ray.report.clusters import print_spare
     from piper_ray.report.document import to_text
     from piper_ray.report.proposal import against_lines, print_plan, verbose_lines
@@ -266,7 +266,18 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
     if reasons:
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
-    return None if against is None else facts_of(against)
+    facts = None if against is None else facts_of(against)
+    if facts is not None:
+        batch = demand.with_batch(lambda _: None).request.batch or demand.model.batch
+        for option, theirs, ours in (
+            ("--global-batch", facts.global_batch_samples, batch),
+            ("--tokens", facts.tokens_per_sample, demand.request.tokens or demand.model.tokens),
+        ):
+            if theirs is not None and ours is not None and theirs != ours:
+                raise UsageError(
+                    f"--against {against}: it has {option} {theirs}, and {ours} is planned; give {option} {theirs}"
+                )
+    return facts
 
 
 def _tell_what_is_not_written(demand: PlanDemand) -> None:
@@ -368,7 +379,8 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
-    return Theirs(layout, theirs, imported.notes if facts is None else (*facts.notes, *imported.notes))
+    notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
+    return Theirs(layout, theirs, tuple(notes))
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

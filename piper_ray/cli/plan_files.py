@@ -29,7 +29,7 @@ def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
 
 def launch_of(found: FoundPlans, one: Proposed) -> Export:
     """What the runtime reads of a plan; no files where it can say the plan and not the model (one that sees)."""
-    from piper_ray.export.files import Export
+    from piper_ray.export.files import NO_FILES
     from piper_ray.export.targets import export_plan, exportable
     from piper_ray.runtimes.runtime import gpus_per_node_of
 
@@ -37,7 +37,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
     node = gpus_per_node_of(one.instance, demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
     if one.instance.model is not None and exportable(one.instance.model, target) is not None:
-        return Export({}, "none", ())
+        return NO_FILES
     return export_plan(on_whole_gpus(found, one), one.plan, one.solution.schedule, target, node)
 
 
@@ -52,7 +52,7 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
         solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
     written = launch.write(out)
     workload, plan_file = out / WORKLOAD, out / PLAN
-    write_atomically(workload, file_text(replace(one.estimate, instance=instance), command))
+    write_atomically(workload, file_text(instance, [replace(one.estimate, instance=instance)], command))
     evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
     document = plan_document(instance, one.plan, evaluation, proof_document(solution), schedule)
     write_atomically(plan_file, to_text(document))

@@ -73,7 +73,7 @@ def parse_money(text: str) -> float:
 
 def parse_headroom(text: str) -> Headroom:
     """``4GiB``, ``8%`` or ``0.08``. Raises UsageError."""
-    from piper_ray.proposal.plan import headroom_of
+    from piper_ray.proposal.offers import headroom_of
 
     return headroom_of(text)
 
@@ -84,7 +84,7 @@ class PlanClusterOptions(ModelOptions):
 
     panel: ClassVar[str] = "Model and cluster"
 
-    gpu: str = option(
+    gpu: list[str] = option(
         "NAME",
         "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown.",
         default=REQUIRED,
@@ -92,13 +92,21 @@ class PlanClusterOptions(ModelOptions):
     nodes: Any = option(
         "COUNT",
         "Nodes of the cluster; of several, as 8,12 or 8..64 (8, 16, 32, 64), a table is shown.",
-        default=REQUIRED,
         parse=parse_nodes,
     )
 
-    @property
-    def gpus(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(name.strip() for name in self.gpu.split(",")))
+    def refuse_mistakes(self) -> None:
+        """Raises UsageError for clusters that are not said or cannot be planned."""
+        mixed = next((gpu for gpu in self.gpus if ":" in gpu), None)
+        if mixed is not None:
+            raise UsageError(
+                f"--gpu {mixed}: plan is for one kind of GPU; for a cluster of several give the same options to "
+                "piper-ray estimate, which writes its workload, and let piper-ray solve plan that"
+            )
+        if self.nodes is None:
+            raise UsageError(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
+        if len(self.gpus) > 1 and self.calibrate is not None:
+            raise UsageError("--calibrate: measurements are of one GPU, and the table is of several")
 
 
 @dataclass(frozen=True)
@@ -127,8 +135,10 @@ class WrittenOptions:
 
     def refuse_mistakes(self, table: bool) -> None:
         """Raises UsageError for what does not go together, before any work. table: of several clusters."""
-        if self.out is not None and self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"--out {self.out}: is a file; expected a folder")
+        there = next((one for one in (self.out, *self.out.parents) if one.exists()), None) if self.out else None
+        if there is not None and not there.is_dir():
+            is_file = "is a file" if there == self.out else f"{there} is a file"
+            raise UsageError(f"--out {self.out}: {is_file}; expected a folder")
         if self.out is None and not (self.dry_run or self.json or table):
             raise UsageError("expected --out DIR for the files, or --dry-run or --json for the answer alone")
         if self.out is not None and self.dry_run:

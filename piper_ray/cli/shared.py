@@ -90,9 +90,9 @@ class ScheduleOptions:
 
     schedule: ScheduleName | None = option(
         "NAME",
-        "The schedule that the plan is to run under, in place of the input's. 2bw, Piper's own, and pipedream, for "
-        "which no plans are made, never drain. All others flush each batch, as runtimes do, with one d and one t for "
-        "all stages: 1f1b and gpipe are proved; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
+        "The schedule that the plan is to run under, in place of the input's. 2bw, Piper's own, and pipedream never "
+        "drain. All others flush each batch, as runtimes do, with one d and one t for all stages: 1f1b and gpipe are "
+        "proved, as are the former; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
     )
     chunks: int | None = option(
         "V",

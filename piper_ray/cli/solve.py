@@ -25,7 +25,7 @@ from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleErro
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.schedule import Schedule
 
 if TYPE_CHECKING:
     from piper_ray.engine.evaluation.backend import Backend
@@ -357,8 +357,8 @@ def check_own_plan(
     """
     if solution.plan is None:
         return None
-    if solution.schedule == PAPERS_SCHEDULE:
-        evaluation = evaluate(instance, solution.plan, restrictions=restrictions, schedule=PAPERS_SCHEDULE)
+    if solution.schedule.asynchronous:
+        evaluation = evaluate(instance, solution.plan, restrictions=restrictions, schedule=solution.schedule)
     elif simulation is not None:
         evaluation = evaluation_of(instance, solution.plan, simulation, restrictions)
     else:

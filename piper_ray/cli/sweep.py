@@ -15,13 +15,15 @@ from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, option
 from piper_ray.cli.process import others_on_stderr
 from piper_ray.cli.telling import note, say, working
+from piper_ray.model import arguments
 from piper_ray.model.errors import EXIT_INTERRUPTED, ClusterError, DatasetDamaged, UsageError
 from piper_ray.model.stop import Stop
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
-    from piper_ray.report.sweep import FindingsTable
+    from piper_ray.report.findings_table import FindingsTable
     from piper_ray.sweep.findings import Record
+    from piper_ray.sweep.plan_findings import PlanRecord
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,28 @@ class SweepReportOptions:
     storage: str = argument("STORAGE", "The dataset of a sweep, finished or not: its URI.")
     out: Path | None = option(
         "DIR",
-        "Write tables.md, points.csv and the plots (PNG) to the folder DIR, made if it is not there.",
+        "Write tables.md, points.csv, plans.csv and the plots (PNG) to the folder DIR, made if it is not there.",
         "-o",
         "--out",
     )
+    price_per_hour: str | None = option(
+        "GPU=PRICE,...",
+        "The price of an hour of one GPU, by the names of the plans' GPUs, in any currency: costs are in it, else in "
+        "GPU hours.",
+    )
+
+    @property
+    def prices(self) -> dict[str, float]:
+        """By GPU. Raises UsageError."""
+        found = {}
+        for part in filter(None, (self.price_per_hour or "").split(",")):
+            gpu, _, price = part.partition("=")
+            try:
+                found[gpu.strip()] = arguments.number_from("--price-per-hour", float(price), 0.0, "a number >= 0")
+            except ValueError:
+                expected = "expected GPUs with their prices, such as H100-SXM=2.5,A100-80=1.4"
+                raise UsageError(f"--price-per-hour {part}: {expected}") from None
+        return found
 
 
 def sweep(asked: SweepCommand) -> None:
@@ -134,51 +154,65 @@ def _resuming(arguments: list[str]) -> str:
 
 
 def sweep_report(dataset: SweepReportOptions) -> None:
-    """Show what a sweep found: planners compared, best plans, throughput by devices, errors."""
+    """Show what a sweep found: planners compared, best plans, throughput by devices, errors.
+
+    Of plans: the fastest and the cheapest on each GPU, and which runtime and precision win.
+    """
     from piper_ray.report.sweep import tables
+    from piper_ray.report.sweep_plans import plan_tables
     from piper_ray.report.terminal import console, print_table
+    from piper_ray.sweep import plan_findings
     from piper_ray.sweep.dataset import read_whole_parts
     from piper_ray.sweep.findings import COLUMNS, records_of
 
-    storage, out = dataset.storage, dataset.out
+    storage, out, prices = dataset.storage, dataset.out, dataset.prices
     with working("reading the dataset"):
-        rows, damage = read_whole_parts(storage, COLUMNS)
-        records = records_of(rows)
-    if not records:
+        rows, damage = read_whole_parts(storage, list(dict.fromkeys([*COLUMNS, *plan_findings.COLUMNS])))
+        records, plans = records_of(rows), plan_findings.plan_records_of(rows)
+    if prices and (unpriced := {plan.gpu for plan in plans} - prices.keys()):
+        raise UsageError(f"--price-per-hour: no price of {', '.join(sorted(unpriced))}; expected one of each GPU")
+    if not records and not plans:
         _end_with(storage, damage)
         say("the dataset holds no points yet")
         return
     screen = console()
-    found = tables(records)
+    found = [*tables(records), *plan_tables(plans, prices)]
     for index, table in enumerate(found):
         if index:
             screen.print()
         screen.print(table.title, style="bold", soft_wrap=True)
         print_table(screen, table.columns, table.rows)
     if out is not None:
-        _write_report(out, records, found)
+        _write_report(out, records, plans, prices, found)
     _end_with(storage, damage)
 
 
-def _write_report(out: Path, records: list[Record], found: list[FindingsTable]) -> None:
+def _write_report(
+    out: Path, records: list[Record], plans: list[PlanRecord], prices: dict[str, float], found: list[FindingsTable]
+) -> None:
     from piper_ray.model.figures import plural
     from piper_ray.report.plots.curves import figures
+    from piper_ray.report.plots.plan_curves import plan_figures
     from piper_ray.report.plots.style import save
     from piper_ray.report.sweep import points_csv
+    from piper_ray.report.sweep_plans import plans_csv
 
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"--out {out}: cannot be made: {error.strerror or error}") from error
     write_atomically(out / "tables.md", "\n".join(table.markdown() for table in found))
-    write_atomically(out / "points.csv", points_csv(records))
+    tabled = {"points.csv": points_csv(records)} if records else {}
+    tabled |= {"plans.csv": plans_csv(plans)} if plans else {}
+    for name, text in tabled.items():
+        write_atomically(out / name, text)
     plots = 0
     with working("drawing") as line:
-        for name, figure in figures(records):
+        for name, figure in (*figures(records), *plan_figures(plans, prices)):
             line(plots, 0, f"{name}.png")
             save(figure, out / f"{name}.png")
             plots += 1
-    typer.echo(f"\n{out}: tables.md, points.csv, {plural(plots, 'plot')}")
+    typer.echo(f"\n{out}: {', '.join(['tables.md', *tabled, plural(plots, 'plot')])}")
 
 
 def _end_with(storage: str, damage: list[str]) -> None:

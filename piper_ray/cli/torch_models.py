@@ -189,7 +189,10 @@ class RunOptions:
     replicas: Literal["ddp", "fully-shard"] = option(
         None, "How replicas of a stage share their work: torch's DDP, or its fully_shard.", default="ddp"
     )
-    schedule: ScheduleName | None = option("NAME", "In place of the plan's own; one that flushes each batch.")
+    schedule: ScheduleName | None = option("NAME", "In place of the plan's own.")
+    vertical_sync: bool = flag(
+        "Under pipedream, all stages use the version of the weights that a microbatch came in with."
+    )
     chunks: int | None = option("V", "Stages of the plan on each rank, with --schedule.")
     microbatches: int | None = option("N", "Microbatches of a batch, not the plan's.", min=1)
     microbatch: int | None = option("SAMPLES", "Samples of a microbatch, not the plan's.", "--microbatch-size", min=1)
@@ -201,7 +204,7 @@ class RunOptions:
 
 
 def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> None:
-    """Train a PyTorch model by PLAN with torch's pipelines, and measure what the plan has promised.
+    """Train a PyTorch model by PLAN with torch, and measure what the plan has promised.
 
     Starts a process for each rank on this machine; under torchrun each of its processes is one.
     """

@@ -4,6 +4,7 @@ how long they take to sum gradients."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
 from piper_ray.cost.variants import Variant
 from piper_ray.model.cluster import Cluster
@@ -29,27 +30,38 @@ def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...
     return tuple(Schedule(usual.name, chunks, usual.group) for chunks in range(1, MOST_CHUNKS + 1))
 
 
-def degree_pairs(
+def degree_choices(
     instance: Instance, restrictions: Restrictions, variants: Sequence[Variant]
-) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Each d and t that stages may have, and the numbers of the variants that have both."""
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """Each d that stages may have with each choice of a t for each kind of devices (0: stages of no t have room on
+    these), and the numbers of the variants that have both."""
+    names = instance.cluster.kind_names
     for d in restrictions.data_parallel_degrees(instance):
-        for t in sorted({variant.degree for variant in variants}):
-            usable = tuple(
-                number
-                for number, variant in enumerate(variants)
-                if variant.degree == t and variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
-            )
+        there = {number: x for number, x in enumerate(variants) if _has_degree(x, d)}
+        if len(names) > 1:
+            there = {k: x for k, x in there.items() if d * x.degree <= instance.cluster.of_kind(x.kind).devices}
+        of_kinds = [sorted({x.degree for x in there.values() if x.kind == name}) for name in names]
+        for degrees in product(*(found or [0] for found in of_kinds)):
+            usable = tuple(number for number, x in there.items() if x.degree == degrees[names.index(x.kind)])
             if usable:
-                yield d, t, usable
+                yield d, degrees, usable
 
 
-def rank_counts(instance: Instance, restrictions: Restrictions, devices: int) -> range:
-    """p, the ranks of a pipeline, where each takes so many devices and none is without a layer."""
-    most, wanted = instance.devices // devices, restrictions.stage_count
+def _has_degree(variant: Variant, d: int) -> bool:
+    return variant.least_data_parallel_degree <= d <= variant.most_data_parallel_degree
+
+
+def rank_counts(instance: Instance, restrictions: Restrictions, *devices: int) -> range:
+    """p, the ranks of a pipeline, where none is without a layer. devices: that each rank takes, on each kind of devices
+    if there are several; 0: there are no ranks on these."""
+    clusters = [instance.cluster.of_kind(kind).devices for kind in instance.cluster.kind_names]
+    counts = [there // taken if taken > 0 else 0 for there, taken in zip(clusters, devices, strict=True)]
+    most, wanted = sum(counts), restrictions.stage_count
     least = 1
     if restrictions.all_devices:
-        least = most if instance.devices % devices == 0 else most + 1
+        least = most
+        if any(there != count * taken for there, count, taken in zip(clusters, counts, devices, strict=True)):
+            least = most + 1
     if wanted is not None:
         least, most = max(least, wanted), min(most, wanted)
     return range(least, min(most, len(instance.layers)) + 1)

@@ -32,8 +32,9 @@ def surely_in_flight(schedule: Schedule, ranks: int, microbatches: int) -> _Floa
 
 @dataclass(frozen=True)
 class HeldLayers:
-    """Layers that ranks share out. counts: float64[kind], of layers with the same figures; seconds: float64[kind], the
-    least that a layer takes of a batch; fixed_bytes, activation_bytes: float64[kind, TMPC], inf where a kind has fewer.
+    """Layers that ranks share out, in one way to run them or several. counts: float64[kind], of layers with the same
+    figures; seconds: float64[.., kind], the least that a layer takes of a batch; fixed_bytes, activation_bytes:
+    float64[.., kind, TMPC], inf where a kind has fewer.
     """
 
     counts: _FloatArray
@@ -41,9 +42,15 @@ class HeldLayers:
     fixed_bytes: _FloatArray
     activation_bytes: _FloatArray
 
-    def least_s(self, flight: _FloatArray, memory_bytes: float) -> float:
-        """No batch takes less in which each rank does its layers' work in T seconds and holds them in M bytes, with
-        y_q microbatches in flight on rank q, or more. inf: none fits. flight: float64[ranks], the y_q, descending.
+    def whole_s(self, ranks: int) -> _FloatArray:
+        """float64[..]. No batch takes less on so many ranks: of each kind some rank has its share, in whole layers."""
+        found: _FloatArray = (np.ceil(self.counts / ranks) * self.seconds).max(axis=-1)
+        return found
+
+    def least_s(self, flight: _FloatArray, memory_bytes: float) -> _FloatArray:
+        """float64[..]. No batch takes less in which each rank does its layers' work in T seconds and holds them in M
+        bytes, with y_q microbatches in flight on rank q, or more. inf: none fits. flight: float64[ranks], the y_q,
+        descending.
 
         A rank that has the layers l takes as many seconds as the sum of their v_l, and as many bytes as the sum of
         f_l + y_q a_l. Of the k ranks that can hold the least the bytes are looked at, as shares of what all layers
@@ -51,16 +58,20 @@ class HeldLayers:
         least of these shares, wherever it is. So all layers together take at least the sum of the least ones, and at
         most the sum of M / (F + y_q A) over the k ranks and (p - k) T / V. That bounds T for each k.
         """
-        ranks, every_s = flight.size, float(self.counts @ self.seconds)
-        fixed_bytes, activation_bytes = (self.counts @ x.min(axis=1) for x in (self.fixed_bytes, self.activation_bytes))
-        every_bytes = fixed_bytes + flight * activation_bytes
-        if every_s == 0.0 or every_bytes.min() <= 0.0:
-            return every_s / ranks
-        bytes_at = (self.fixed_bytes[:, :, None] + flight * self.activation_bytes[:, :, None]).min(axis=1)
-        shares = np.minimum.accumulate(bytes_at / every_bytes, axis=1)  # [kind, ranks looked at less 1]
-        capacity = np.cumsum(memory_bytes / every_bytes)
-        if self.counts @ shares[:, -1] > capacity[-1]:
-            return math.inf
-        taken = self.counts @ np.minimum(shares[:, :-1], (self.seconds / every_s)[:, None])
-        others_s = (taken - capacity[:-1]) * every_s / np.arange(ranks - 1, 0, -1)
-        return max(every_s / ranks, float(others_s.max(initial=0.0)))
+        ranks, every_s = flight.size, self.seconds @ self.counts
+        fixed_bytes, activation_bytes = (
+            x.min(axis=-1) @ self.counts for x in (self.fixed_bytes, self.activation_bytes)
+        )
+        every_bytes = fixed_bytes[..., None] + flight * activation_bytes[..., None]
+        known = (every_s > 0.0) & (every_bytes.min(axis=-1) > 0.0)
+        part_s, part_bytes = np.where(known, every_s, 1.0), np.where(known[..., None], every_bytes, 1.0)
+        bytes_at = (self.fixed_bytes[..., None] + flight * self.activation_bytes[..., None]).min(axis=-2)
+        shares = np.minimum.accumulate(
+            bytes_at / part_bytes[..., None, :], axis=-1
+        )  # [.., kind, ranks looked at less 1]
+        capacity = np.cumsum(memory_bytes / part_bytes, axis=-1)
+        taken = self.counts @ np.minimum(shares[..., :-1], (self.seconds / part_s[..., None])[..., None])
+        others_s = (taken - capacity[..., :-1]) * part_s[..., None] / np.arange(ranks - 1, 0, -1)
+        found = np.maximum(every_s / ranks, others_s.max(axis=-1, initial=0.0))
+        full = self.counts @ shares[..., -1:] > capacity[..., -1:]
+        return np.where(known, np.where(full[..., 0], math.inf, found), every_s / ranks)

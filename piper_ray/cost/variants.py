@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TypeVar
 
 from piper_ray.model.constraints import Recompute
@@ -29,6 +30,7 @@ class Variant:
 
     least_data_parallel_degree, most_data_parallel_degree: its stages have so many replicas. All its TMPCs are there at
     all these degrees. recompute: the role asked of its layers; None: any.
+    kind: that of its devices, where the cluster has several.
     """
 
     degree: int
@@ -36,36 +38,43 @@ class Variant:
     least_data_parallel_degree: int = 1
     most_data_parallel_degree: int = ANY_DEGREE
     recompute: bool | None = field(default=None, compare=False)
+    kind: str = ""
 
 
 def stage_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
     """All variants that the restrictions leave, by ascending degree, non-recomputing before recomputing."""
     degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
     variants: list[Variant] = []
-    for degree in degrees:
+    for degree, kind in product(degrees, instance.cluster.kind_names):
+        rows = {x.id: tuple(y for y in x.tmpcs.get(degree, ()) if y.kind == kind) for x in instance.layers}
+        if not any(rows.values()):
+            continue
         for recompute in restrictions.roles:
-            allowed = {layer.id: _allowed(layer.tmpcs.get(degree, ()), recompute) for layer in instance.layers}
-            for variant in _by_replicas(instance, degree, allowed, restrictions):
+            allowed = {layer: _allowed(row, recompute) for layer, row in rows.items()}
+            for variant in _by_replicas(instance, Variant(degree, allowed, kind=kind), restrictions):
                 if variant not in variants:
                     variants.append(replace(variant, recompute=recompute))
         if restrictions.recompute is Recompute.FIRST_K and set(restrictions.roles) == {False, True}:
-            for allowed in _first_of_all(instance, degree):
-                variants += _by_replicas(instance, degree, allowed, restrictions)
+            for allowed in _first_of_all(instance, rows):
+                variants += _by_replicas(instance, Variant(degree, allowed, kind=kind), restrictions)
     return tuple(variants)
 
 
 def usable_variants(instance: Instance, restrictions: Restrictions) -> tuple[Variant, ...]:
     """Those whose stages there are devices enough for."""
-    return tuple(variant for variant in stage_variants(instance, restrictions) if variant.degree <= instance.devices)
+    return tuple(
+        variant
+        for variant in stage_variants(instance, restrictions)
+        if variant.degree <= instance.cluster.of_kind(variant.kind).devices
+    )
 
 
-def _first_of_all(instance: Instance, degree: int) -> Iterator[dict[int, tuple[Tmpc, ...]]]:
+def _first_of_all(instance: Instance, rows: Mapping[int, tuple[Tmpc, ...]]) -> Iterator[dict[int, tuple[Tmpc, ...]]]:
     """For each number of layers that have the choice, but none and all: the first so many of them recompute.
 
     The first k of any stage are those of its layers that stand before some place in the order of all; so the variants
     of all places hold each k of each stage, and nothing else.
     """
-    rows = {layer.id: layer.tmpcs.get(degree, ()) for layer in instance.layers}
     free = [layer for layer in layers_in_order(instance) if len({tmpc.recompute for tmpc in rows[layer]}) == 2]
     for count in range(1, len(free)):
         first = set(free[:count])
@@ -133,22 +142,20 @@ def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[
     )
 
 
-def _by_replicas(
-    instance: Instance, degree: int, allowed: Mapping[int, tuple[Tmpc, ...]], restrictions: Restrictions
-) -> Iterator[Variant]:
-    """One variant for each range of data-parallel degrees with its own TMPCs."""
+def _by_replicas(instance: Instance, whole: Variant, restrictions: Restrictions) -> Iterator[Variant]:
+    """A variant once for each range of data-parallel degrees with its own TMPCs."""
     found: Variant | None = None
     for least, most in replica_ranges(instance, restrictions):
         tmpcs = {
             layer: tuple(tmpc for tmpc in listed if tmpc.least_data_parallel_degree <= least)
-            for layer, listed in allowed.items()
+            for layer, listed in whole.tmpcs.items()
         }
         if found is not None and found.tmpcs == tmpcs:
             found = replace(found, most_data_parallel_degree=most)
             continue
         if found is not None:
             yield found
-        found = Variant(degree, tmpcs, least, most)
+        found = replace(whole, tmpcs=tmpcs, least_data_parallel_degree=least, most_data_parallel_degree=most)
     if found is not None:
         yield found
 

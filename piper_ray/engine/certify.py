@@ -76,6 +76,7 @@ def certify(
     True
     """
     instance = instance_of(instance)
+    instance.require_one_kind("a certificate")
     arguments.of_kind("solution", solution, Solution, "a Solution")
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.cost.schedules import rank_counts, sync_s_per_byte
 from piper_ray.cost.shares import HeldLayers, surely_in_flight
@@ -36,52 +40,121 @@ class Worth(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ModeSetting:
-    """One mode for all layers. instance: with its TMPCs alone; tables: by tensor-parallel degree, their figures."""
+class AlikeLayers:
+    """Layers that differ in their places alone. sample: the whole instance with one layer of each kind; places: of all
+    layers of each kind."""
 
-    instance: Instance
+    whole: Instance
+    sample: Instance
+    places: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, whole: Instance) -> AlikeLayers:
+        """The kinds in the order of their first layers."""
+        found: dict[object, list[int]] = {}
+        for place, layer in enumerate(whole.layers):
+            rows = tuple((t, tuple(_seen_from(layer.id, tmpc) for tmpc in row)) for t, row in layer.tmpcs.items())
+            found.setdefault((layer.experts, layer.key_heads, rows), []).append(place)
+        first = tuple(whole.layers[places[0]] for places in found.values())
+        sample = replace(whole, layers=first, edges=(), tensors=()).checked_as(whole)
+        return cls(whole, sample, tuple(map(tuple, found.values())))
+
+    @cached_property
+    def counts(self) -> FloatArray:
+        """float64[kind], of layers."""
+        return np.array([len(places) for places in self.places], float)
+
+    def in_all(self, narrowed: Instance) -> Instance:
+        """The whole instance, each layer with the TMPCs that a narrowed sample leaves to its kind."""
+        layers = list(self.whole.layers)
+        for kind, own, places in zip(self.sample.layers, narrowed.layers, self.places, strict=True):
+            left = {}
+            for t, row in own.tmpcs.items():
+                numbers = {id(tmpc): number for number, tmpc in enumerate(kind.tmpcs[t])}
+                left[t] = [numbers[id(tmpc)] for tmpc in row]
+            for place in places:
+                rows = layers[place].tmpcs
+                tmpcs = {t: tuple(rows[t][number] for number in row) for t, row in left.items()}
+                layers[place] = replace(layers[place], tmpcs=tmpcs)
+        return replace(self.whole, layers=tuple(layers)).checked_as(self.whole)
+
+
+_FIGURES = (
+    "time_per_sample_s",
+    "activation_bytes",
+    "fixed_bytes",
+    "shared_bytes",
+    "weights_bytes",
+    "least_data_parallel_degree",
+)
+_TIME, _ACTIVATION, _FIXED, _SHARED, _WEIGHTS, _NEEDED = range(len(_FIGURES))
+_figures_of = attrgetter(*_FIGURES)
+_all_of = attrgetter(*_FIGURES, "id", "kind", "recompute", "forward_s", "backward_s", "weight_s")
+
+
+def _seen_from(layer: int, tmpc: Tmpc) -> tuple[object, ...]:
+    """All of a TMPC, with its neighbours by their distance from the layer."""
+    before, after = (
+        tuple([(end - layer, size) for end, size in sizes.items()])
+        for sizes in (tmpc.forward_sync_bytes, tmpc.backward_sync_bytes)
+    )
+    return (*_all_of(tmpc), id(tmpc.mode), before, after)
+
+
+@dataclass(frozen=True)
+class ModeSetting:
+    """One mode for all layers. sample: that of the kinds with the mode's TMPCs alone. tables: their figures, by
+    tensor-parallel degree."""
+
+    kinds: AlikeLayers
+    sample: Instance
     tables: dict[int, FigureTable]
 
-    @property
+    @cached_property
+    def instance(self) -> Instance:
+        """All layers, with the mode's TMPCs alone."""
+        return self.kinds.in_all(self.sample)
+
+    @cached_property
     def text(self) -> str:
         """The ids of its TMPCs, the commonest first."""
-        counts = Counter(tmpc.id for layer in self.instance.layers for row in layer.tmpcs.values() for tmpc in row)
+        counts = Counter[str]()
+        for layer, places in zip(self.sample.layers, self.kinds.places, strict=True):
+            for tmpc in chain.from_iterable(layer.tmpcs.values()):
+                counts[tmpc.id] += len(places)
         return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
 
     def on(self, cluster: Cluster) -> ModeSetting:
         """The same on another cluster."""
-        return replace(self, instance=self.instance.replace(cluster=cluster))
+        return replace(self, kinds=replace(self.kinds, whole=self.kinds.whole.replace(cluster=cluster)))
 
     def worth(self, restrictions: Restrictions, schedule: Schedule, step: StepTerms) -> Worth:
         """What may be had of it. restrictions: the others."""
-        return _worth(self.tables, self.instance, restrictions, _Terms(schedule, step))
+        (found,) = worths_of([self], restrictions, schedule, step)
+        return found
 
     def never_loses(self, other: ModeSetting) -> bool:
         """Whether each plan of the other one is one of this, at no more cost, with some TMPCs changed for others."""
         for t, theirs in other.tables.items():
             if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
                 return False
-        return _never_loses(self.instance, other.instance)
+        return _never_loses(self.sample, other.sample)
 
 
 class Settings(NamedTuple):
-    """worth_a_solve: but for those that another one never loses to. others: those with a TMPC for each layer."""
+    """worth_a_solve: but for those that another one never loses to, and each without degrees at which one before it has
+    the same TMPCs. others: those with a TMPC for each layer, each with one that never loses to it."""
 
     worth_a_solve: tuple[ModeSetting, ...]
-    others: tuple[ModeSetting, ...]
-
-    def above(self, other: ModeSetting) -> ModeSetting:
-        """That never loses to one of the others."""
-        return next(one for one in self.worth_a_solve if one.never_loses(other))
+    others: tuple[tuple[ModeSetting, ModeSetting], ...]
 
 
 def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) -> Solution:
     """The best of all settings but those that another one never loses to."""
     restrictions = request.restrictions.without(OneMode)
     settings = settings_of(request.instance, request.restrictions).worth_a_solve
-    valued = sorted(
-        ((one.worth(restrictions, schedule, request.step), one) for one in settings), key=lambda pair: pair[0]
-    )
+    worths = worths_of(settings, restrictions, schedule, request.step)
+    valued = sorted(zip(worths, settings, strict=True), key=lambda pair: pair[0])
     named = numbered("one setting for all layers", [one.text for _, one in valued])
     parts = [
         SubProblem(worth.least_s, replace(request, instance=one.instance, restrictions=restrictions), name)
@@ -92,16 +165,68 @@ def solve_one_setting(request: SolveRequest, schedule: Schedule, solve: Solver) 
 
 def settings_of(instance: Instance, restrictions: Restrictions) -> Settings:
     """The plainest first. restrictions: with their ``OneMode``."""
-    figures, listed = _LayerFigures(instance), list[ModeSetting]()
+    kinds, samples = AlikeLayers.of(instance), list[Instance]()
     for constraint in restrictions.constraints:
         if isinstance(constraint, OneMode):
-            for narrowed in constraint.under_each(instance, constraint.modes(instance)):
-                by_rule = narrowed if constraint.by_layer else _under_rule(restrictions.recompute, instance, narrowed)
-                listed.append(ModeSetting(by_rule, figures.tables(by_rule)))
+            for narrowed in constraint.under_each(kinds.sample, constraint.modes(kinds.sample)):
+                by_layer = constraint.by_layer
+                samples.append(narrowed if by_layer else _under_rule(restrictions.recompute, kinds.sample, narrowed))
+    listed = _with_tables(kinds, samples)
     kept = unbeaten(listed, ModeSetting.never_loses)
-    places = {id(one) for one in kept}
-    others = [one for one in listed if one.tables and id(one) not in places]
-    return Settings(kept, tuple(others))
+    own = {id(one): alone for one, alone in zip(kept, _without_twins(kept), strict=True)}
+    others = [
+        (one, own[id(next(better for better in kept if better.never_loses(one)))])
+        for one in listed
+        if one.tables and id(one) not in own
+    ]
+    return Settings(tuple(own.values()), tuple(others))
+
+
+def _without_twins(settings: Iterable[ModeSetting]) -> Iterator[ModeSetting]:
+    """Each without degrees at which one before it has the same TMPCs, as at t = 1 there is no sequence parallelism."""
+    seen = set[tuple[object, ...]]()
+    for one in settings:
+        rows = {t: (t, *(tuple(map(id, layer.tmpcs[t])) for layer in one.sample.layers)) for t in one.tables}
+        new = [t for t, row in rows.items() if row not in seen]
+        seen.update(rows.values())
+        if not new or len(new) == len(one.tables):
+            yield one
+            continue
+        twins = one.tables.keys() - set(new)
+        yield replace(one, sample=_without(one.sample, twins), tables={t: one.tables[t] for t in new})
+
+
+def _without(narrowed: Instance, degrees: Collection[int]) -> Instance:
+    layers = (
+        replace(layer, tmpcs={t: row for t, row in layer.tmpcs.items() if t not in degrees})
+        for layer in narrowed.layers
+    )
+    return replace(narrowed, layers=tuple(layers)).checked_as(narrowed)
+
+
+def _with_tables(kinds: AlikeLayers, samples: Sequence[Instance]) -> list[ModeSetting]:
+    """With tables that are alike in their numbers of TMPCs. samples: narrowed ones of the kinds."""
+    widths = Counter[int]()
+    for sample in samples:
+        for t, row in chain.from_iterable(layer.tmpcs.items() for layer in sample.layers):
+            widths[t] = max(widths[t], len(row))
+    found = []
+    for sample in samples:
+        tables = {
+            t: FigureTable(_padded([layer.tmpcs[t] for layer in sample.layers], widths[t]), kinds.counts)
+            for t in sample.degrees
+            if all(layer.tmpcs.get(t) for layer in sample.layers)
+        }
+        found.append(ModeSetting(kinds, sample, tables))
+    return found
+
+
+def _padded(rows: Sequence[Sequence[Tmpc]], width: int) -> FloatArray:
+    """float64[row, TMPC, figure], inf where a row has fewer."""
+    found = np.full((len(rows), width, len(_FIGURES)), math.inf)
+    for number, row in enumerate(rows):
+        found[number, : len(row)] = [_figures_of(tmpc) for tmpc in row]
+    return found
 
 
 def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instance:
@@ -118,56 +243,50 @@ def _under_rule(rule: Recompute, whole: Instance, narrowed: Instance) -> Instanc
                 made.setdefault(t, set()).update(tmpc.recompute for tmpc in row)
     allowed = {Recompute.ALWAYS: {True}, Recompute.NEVER: {False}}.get(rule)
     broken = {t for t, found in made.items() if len(found) > 1 or (allowed is not None and not found <= allowed)}
-    if not broken:
-        return narrowed
-    layers = tuple(
-        replace(layer, tmpcs={t: row for t, row in layer.tmpcs.items() if t not in broken}) for layer in narrowed.layers
-    )
-    found = replace(narrowed, layers=layers)
-    if narrowed.checked:
-        found.mark_checked()
-    return found
+    return _without(narrowed, broken) if broken else narrowed
 
 
 def worth_of(
     instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms = StepTerms()
 ) -> Worth:
     """Of all plans of an instance."""
-    return _worth(_LayerFigures(instance).tables(instance), instance, restrictions, _Terms(schedule, step))
+    kinds = AlikeLayers.of(instance)
+    (found,) = worths_of(_with_tables(kinds, [kinds.sample]), restrictions, schedule, step)
+    return found
 
 
-def _worth(tables: dict[int, FigureTable], instance: Instance, restrictions: Restrictions, under: _Terms) -> Worth:
-    """Where plans have not one d and one t for all stages, all devices together do the work."""
-    if not under.schedule.asynchronous or restrictions.has(SameDegrees):
-        found = [
-            _worth_at(table, t, instance, restrictions, under)
-            for t, table in tables.items()
-            if restrictions.admits_tensor_parallel_degree(t)
-        ]
-        about_s, least_s = (min((one[index] for one in found), default=math.inf) for index in range(2))
-        return Worth(about_s, least_s)
-    device_s, degrees = 0.0, [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
-    for layer in instance.layers:
+def worths_of(
+    settings: Sequence[ModeSetting], restrictions: Restrictions, schedule: Schedule, step: StepTerms
+) -> list[Worth]:
+    """Of each setting of one instance. restrictions: the others.
+
+    Where plans have not one d and one t for all stages, all devices together do the work; so, too, under PipeDream's
+    schedule, where a stage may hold fewer versions of its weights than fixed memory has.
+    """
+    if schedule.name is ScheduleName.PIPEDREAM or (schedule.asynchronous and not restrictions.has(SameDegrees)):
+        return [_on_all_devices(one, restrictions) for one in settings]
+    found, under = np.full((len(settings), 2), math.inf), _Terms(schedule, step)
+    for t in settings[0].kinds.whole.degrees if settings else ():
+        able = [number for number, one in enumerate(settings) if t in one.tables]
+        if able and restrictions.admits_tensor_parallel_degree(t):
+            rows = np.stack([settings[number].tables[t].rows for number in able])
+            found[able] = np.minimum(found[able], _worths_at(rows, t, settings[0].kinds, restrictions, under))
+    return [Worth(*pair) for pair in found.tolist()]
+
+
+def _on_all_devices(one: ModeSetting, restrictions: Restrictions) -> Worth:
+    device_s, whole = 0.0, one.kinds.whole
+    degrees = [t for t in whole.degrees if restrictions.admits_tensor_parallel_degree(t)]
+    for layer, places in zip(one.sample.layers, one.kinds.places, strict=True):
         rows = [(t, tmpc.time_per_sample_s) for t in degrees for tmpc in layer.tmpcs.get(t, ())]
-        device_s += min((t * time_s for t, time_s in rows), default=math.inf)
-    return Worth(device_s / instance.devices, device_s / instance.devices)
-
-
-_FIGURES = (
-    "time_per_sample_s",
-    "activation_bytes",
-    "fixed_bytes",
-    "shared_bytes",
-    "weights_bytes",
-    "least_data_parallel_degree",
-)
-_TIME, _ACTIVATION, _FIXED, _SHARED, _WEIGHTS, _NEEDED = range(len(_FIGURES))
+        device_s += len(places) * min((t * time_s for t, time_s in rows), default=math.inf)
+    return Worth(device_s / whole.devices, device_s / whole.devices)
 
 
 @dataclass(frozen=True)
 class FigureTable:
     """The TMPCs of all layers at one degree. rows: float64[kind of layer, TMPC, figure], inf where a layer has fewer;
-    counts: float64[kind of layer], how many layers have these figures."""
+    counts: float64[kind of layer], how many layers there are."""
 
     rows: FloatArray
     counts: FloatArray
@@ -183,59 +302,34 @@ class FigureTable:
         return found
 
 
-class _LayerFigures:
-    """The figures of an instance's TMPCs, looked up once for all settings, which have some of them each."""
-
-    def __init__(self, instance: Instance) -> None:
-        self._known: dict[tuple[float, ...], int] = {}
-        self._place: dict[int, int] = {}  # of a TMPC of the instance, which outlives its settings, by identity
-        for layer in instance.layers:
-            for row in layer.tmpcs.values():
-                for tmpc in row:
-                    figures = tuple(getattr(tmpc, name) for name in _FIGURES)
-                    self._place[id(tmpc)] = self._known.setdefault(figures, len(self._known))
-        self._figures = np.array([*self._known, (math.inf,) * len(_FIGURES)])
-
-    def tables(self, instance: Instance) -> dict[int, FigureTable]:
-        """Of those degrees at which each layer has a TMPC. instance: has none but those of the whole one."""
-        found = {}
-        for t in instance.degrees:
-            rows = Counter(tuple(self._place[id(tmpc)] for tmpc in layer.tmpcs.get(t, ())) for layer in instance.layers)
-            if () in rows:
-                continue
-            most = max(map(len, rows))
-            places = np.array([row + (-1,) * (most - len(row)) for row in rows])
-            found[t] = FigureTable(self._figures[places], np.array(list(rows.values()), float))
-        return found
-
-
-def _worth_at(table: FigureTable, t: int, instance: Instance, restrictions: Restrictions, under: _Terms) -> Worth:
-    """Of plans with that t in all stages."""
-    memory_bytes = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE)
-    batch, schedule = instance.microbatches, under.schedule
+def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restrictions, under: _Terms) -> FloatArray:
+    """float64[setting, 2], as ``Worth`` has them, of plans with that t in all stages. rows: float64[setting, kind of
+    layer, TMPC, figure]."""
+    instance, schedule = kinds.whole, under.schedule
+    memory_bytes, batch = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), instance.microbatches
     in_flight, fill = (1.5, 0.5) if schedule.name in CHUNKED else (1.0, 1.0)  # with two chunks on each rank
-    about_s = least_s = math.inf
+    found = np.full((len(rows), 2), math.inf)
     for d in restrictions.data_parallel_degrees(instance):
         counts = rank_counts(instance, restrictions, d * t)
         if not counts:
             continue
-        of_d, m = _OfReplicas.of(table, d), batch // d
-        if not of_d.held_bytes.max() <= memory_bytes:
+        of_d, m = _OfReplicas.of(rows, kinds.counts, d), batch // d
+        able = np.flatnonzero(of_d.held_bytes.max(axis=1) <= memory_bytes)
+        if not able.size:
             continue
+        of_d = of_d.only(able)
         work_s = of_d.total(_TIME)
         sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t)
-        batch_s = of_d.least_batch_s(counts[-1], m, schedule, sum_s, memory_bytes)
-        least_s = min(least_s, batch_s / batch)
-        if batch_s == math.inf:
-            continue
+        batch_s = of_d.least_batch_s(counts, m, schedule, sum_s, memory_bytes)
         ranks = np.array(counts)
-        kept_bytes = of_d.total(_FIXED) / ranks
-        in_flight_bytes = of_d.total(_ACTIVATION) * np.minimum(m, in_flight * ranks) / ranks
-        sums_s = 4.0 * (d - 1) / d * of_d.total(_WEIGHTS) / ranks / instance.bandwidth_bytes_per_s
-        step_s = (m + fill * (ranks - 1)) * work_s / ranks + sums_s
-        fitting = kept_bytes + in_flight_bytes <= memory_bytes
-        about_s = min(about_s, float(np.where(fitting, step_s, math.inf).min()) / batch)
-    return Worth(about_s, least_s * (1.0 - PROOF))
+        kept_bytes = of_d.total(_FIXED)[:, None] / ranks
+        in_flight_bytes = of_d.total(_ACTIVATION)[:, None] * np.minimum(m, in_flight * ranks) / ranks
+        sums_s = 4.0 * (d - 1) / d * of_d.total(_WEIGHTS)[:, None] / ranks / instance.bandwidth_bytes_per_s
+        step_s = (m + fill * (ranks - 1)) * work_s[:, None] / ranks + sums_s
+        fitting = (kept_bytes + in_flight_bytes <= memory_bytes) & np.isfinite(batch_s)[:, None]
+        about_s = np.where(fitting, step_s, math.inf).min(axis=1)
+        found[able] = np.minimum(found[able], np.stack([about_s, batch_s * (1.0 - PROOF)], axis=1) / batch)
+    return found
 
 
 class _Terms(NamedTuple):
@@ -247,53 +341,64 @@ class _Terms(NamedTuple):
 
 @dataclass(frozen=True)
 class _OfReplicas:
-    """The figures for d replicas, with what they share out under fixed bytes. rows: float64[kind of layer, TMPC,
-    figure]; least: float64[kind of layer, figure], of each by itself; counts: as ``FigureTable`` has them."""
+    """The figures for d replicas, with what they share out under fixed bytes. rows: float64[setting, kind of layer,
+    TMPC, figure]; least: float64[setting, kind of layer, figure], of each by itself; counts: of layers, by kind."""
 
     least: FloatArray
     rows: FloatArray
     counts: FloatArray
 
     @classmethod
-    def of(cls, table: FigureTable, d: int) -> _OfReplicas:
-        rows = np.where(table.rows[:, :, _NEEDED, None] <= d, table.rows, math.inf)
-        rows[:, :, _FIXED] += rows[:, :, _SHARED] / d
-        return cls(rows.min(axis=1), rows, table.counts)
+    def of(cls, rows: FloatArray, counts: FloatArray, d: int) -> _OfReplicas:
+        rows = np.where(rows[..., _NEEDED, None] <= d, rows, math.inf)
+        rows[..., _FIXED] += rows[..., _SHARED] / d
+        return cls(rows.min(axis=2), rows, counts)
 
-    def total(self, figure: int) -> float:
-        """Over all layers."""
-        return float(self.counts @ self.least[:, figure])
+    def only(self, settings: npt.NDArray[np.intp]) -> _OfReplicas:
+        """Of these settings alone."""
+        return replace(self, least=self.least[settings], rows=self.rows[settings])
+
+    def total(self, figure: int) -> FloatArray:
+        """float64[setting], over all layers."""
+        found: FloatArray = self.least[..., figure] @ self.counts
+        return found
 
     @property
     def held_bytes(self) -> FloatArray:
-        """float64[kind of layer], with one microbatch in flight."""
-        found: FloatArray = (self.rows[:, :, _ACTIVATION] + self.rows[:, :, _FIXED]).min(axis=1)
+        """float64[setting, kind of layer], with one microbatch in flight."""
+        found: FloatArray = (self.rows[..., _ACTIVATION] + self.rows[..., _FIXED]).min(axis=2)
         return found
 
-    def least_batch_s(self, ranks: int, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> float:
-        """No batch of m microbatches takes less on so many ranks, or fewer; inf: none fits. sum_s: of the gradients of
-        each byte of a rank's weights.
+    def least_batch_s(self, counts: range, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> FloatArray:
+        """float64[setting]. No batch of m microbatches takes less; inf: none fits. counts: that ranks may have. sum_s:
+        of the gradients of each byte of a rank's weights."""
+        seconds = m * self.least[..., _TIME] + sum_s * self.least[..., _WEIGHTS]
+        held = HeldLayers(self.counts, seconds, self.rows[..., _FIXED], self.rows[..., _ACTIVATION])
+        found = np.full(len(self.rows), math.inf)
+        for ranks in reversed(counts):
+            so_many_s = self._least_on_s(held, ranks, m, schedule, memory_bytes)
+            if (so_many_s >= found).all():  # so it is on fewer
+                break
+            found = np.minimum(found, np.maximum(so_many_s, held.whole_s(ranks)))
+        return found
+
+    def _least_on_s(self, held: HeldLayers, ranks: int, m: int, schedule: Schedule, memory_bytes: float) -> FloatArray:
+        """float64[setting]. No batch takes less on so many ranks, or fewer.
 
         Under a flush without chunks the stages before one have each passed a microbatch on before it begins, and go
         backwards through one after it ends: with stage times x_1 .. x_p the batch takes T >= x_1 + .. + x_(q-1) + m x_q
         for each q. So what is left of T behind the first q stages, which is T - x_1 - .. - x_q, is at least (1 - 1/m)
         of what is left behind q - 1, and T - w >= (1 - 1/m)^p T.
         """
-        work_s = self.total(_TIME)
-        shared_out_s = self._shared_out_s(ranks, m, schedule, sum_s, memory_bytes)
-        if schedule.asynchronous:
-            return shared_out_s
-        if schedule.name in FLUSHED:
-            return max(shared_out_s, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
-        return max(shared_out_s, work_s if schedule.name is ScheduleName.INTERLEAVED else 0.0)
-
-    def _shared_out_s(self, ranks: int, m: int, schedule: Schedule, sum_s: float, memory_bytes: float) -> float:
         flight = surely_in_flight(schedule, ranks, m)
         if schedule.name is ScheduleName.INTERLEAVED:  # with fewer ranks it may be less, but no less than this
             flight = np.minimum(flight, np.arange(ranks, 0, -1.0))
-        seconds = m * self.least[:, _TIME] + sum_s * self.least[:, _WEIGHTS]
-        held = HeldLayers(self.counts, seconds, self.rows[:, :, _FIXED], self.rows[:, :, _ACTIVATION])
-        return held.least_s(flight, memory_bytes)
+        found, work_s = held.least_s(flight, memory_bytes), self.total(_TIME)
+        if schedule.name in FLUSHED and not schedule.asynchronous:
+            found = np.maximum(found, work_s / (1.0 - (1.0 - 1.0 / m) ** ranks))
+        elif schedule.name is ScheduleName.INTERLEAVED:
+            found = np.maximum(found, work_s)
+        return found
 
 
 def _never_loses(one: Instance, other: Instance) -> bool:

@@ -18,7 +18,7 @@ from piper_ray.model.events import Listener, Note
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 
@@ -122,16 +122,13 @@ class SolveRequest:
 def is_by_degrees(schedule: Schedule, restrictions: Restrictions) -> bool:
     """Whether plans have one d and one t for all stages.
 
-    Raises UsageError for a schedule that is not planned for yet, and for constraints that it cannot keep.
+    Raises UsageError for constraints that it cannot keep.
     """
     rules = restrictions.plan_wide
     if schedule.name in FLUSHED or (schedule == PAPERS_SCHEDULE and any(isinstance(x, SameDegrees) for x in rules)):
         how = f"with one d and one t for all stages (schedule {schedule.name.value})"
         restrictions.require_same_degrees(how)
         return True
-    if schedule != PAPERS_SCHEDULE:
-        able = ", ".join(name.value for name in ScheduleName if name is not ScheduleName.PIPEDREAM)
-        raise UsageError(f"plans for schedule {schedule.name.value} are not made yet; expected one of {able}")
     if any(isinstance(rule, (StageCount, AllDevices)) for rule in rules):
         listed = ", ".join(map(repr, rules))
         raise UsageError(f"under 2bw {listed} needs equal d and t in all stages: add SameDegrees (--same-degrees)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from graphlib import CycleError, TopologicalSorter
 
@@ -13,12 +14,13 @@ from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered, unproved
 from piper_ray.model.constraints import Constraint, KeepOrder, Recompute, SameDegrees, SustainedRate, WholePieces
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Instance
+from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import Contract
 from piper_ray.model.passes import with_passes
 from piper_ray.model.plan_rules import in_order, layers_in_order
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StopSearch
 
@@ -35,7 +37,7 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
 
     if restrictions.has(SustainedRate):
         if schedule != PAPERS_SCHEDULE:
-            raise UsageError(f"only 2bw has a rate to sustain; {schedule.name.value} does not go on for ever")
+            raise UsageError(f"a sustained rate is planned for under 2bw alone, not {schedule.name.value}")
         by_rule = replace(request, restrictions=restrictions.without(SustainedRate))
         return solve_sustained(by_rule, again)
     if restrictions.has(KeepOrder):
@@ -51,6 +53,63 @@ def solve_restated(request: SolveRequest, schedule: Schedule, solve: Solver) -> 
     if restrictions.recompute is Recompute.FIRST_K and request.options.contract is not Contract.SAFE:
         raise UsageError("blocks of operators have no first k layers to recompute: leave out contract")
     return solve(request)
+
+
+def stashing(solve: Solver) -> Solver:
+    """Of plans for PipeDream's schedule, by ``solve`` for 2bw.
+
+    A stage of d replicas sums gradients after each round of d microbatches and not after all N, which is 2bw's charge
+    for N / d times the weights: each TMPC is there once for each d, with so many, from d replicas on, and at d the last
+    one is the fastest. Each microbatch in flight has a version of the weights, those in the fixed memory among them.
+    """
+
+    def solved(request: SolveRequest) -> Solution:
+        request.instance.require_one_kind("plans for schedule pipedream")
+        restated = replace(request, instance=stashing_instance(request.instance, request.restrictions))
+        return request.answered(solve, restated, _of_pipedream)
+
+    return solved
+
+
+def stashing_instance(instance: Instance, restrictions: Restrictions) -> Instance:
+    """Whose plans under 2bw take and hold what those of ``instance`` do under PipeDream's schedule."""
+    microbatches, limit = instance.microbatches, instance.data_parallel_limit
+    degrees = [d for d in divisors(microbatches) if d <= limit and restrictions.admits_data_parallel_degree(d)]
+    in_fixed = instance.versions_in_fixed
+
+    def for_degrees(tmpc: Tmpc) -> Iterator[Tmpc]:
+        weights_bytes = tmpc.weights_bytes
+        least = tmpc.least_data_parallel_degree
+        for d in [d for d in degrees if d >= least] or [least]:
+            yield replace(
+                tmpc,
+                id=f"{tmpc.id}{_FOR}{d}",
+                weights_bytes=weights_bytes * microbatches / d,
+                activation_bytes=tmpc.activation_bytes + weights_bytes,
+                fixed_bytes=max(0.0, tmpc.fixed_bytes - in_fixed * weights_bytes),
+                least_data_parallel_degree=d,
+            )
+
+    layers = [
+        replace(x, tmpcs={t: tuple(y for tmpc in row for y in for_degrees(tmpc)) for t, row in x.tmpcs.items()})
+        for x in instance.layers
+    ]
+    return replace(instance, layers=tuple(layers)).checked_as(instance)
+
+
+_FOR = " for d = "
+
+
+def _of_pipedream(solution: Solution) -> Solution:
+    """In the instance's own TMPCs."""
+    plan = solution.plan
+    if plan is not None:
+        stages = [
+            replace(stage, tmpc_ids={v: name.rpartition(_FOR)[0] for v, name in stage.tmpc_ids.items()})
+            for stage in plan.stages
+        ]
+        plan = replace(plan, stages=tuple(stages))
+    return replace(solution, plan=plan, schedule=Schedule(ScheduleName.PIPEDREAM))
 
 
 def _keeping_order(solution: Solution) -> Solution:

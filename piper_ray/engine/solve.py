@@ -11,7 +11,7 @@ from piper_ray.engine.evaluation.backend import Backend
 from piper_ray.engine.layers import solve_layers
 from piper_ray.engine.preparation import Preparation
 from piper_ray.engine.request import SolveRequest, is_by_degrees
-from piper_ray.engine.restated import solve_restated
+from piper_ray.engine.restated import solve_restated, stashing
 from piper_ray.engine.subproblems import solve_on_levels
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
@@ -19,7 +19,7 @@ from piper_ray.model.events import Listener, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import CHUNKED, FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
@@ -62,7 +62,8 @@ def solve(
     others stages have one d and one t, time per sample is the simulated time of a batch over N, and no plan of that
     kind beats the lower bound. "1f1b" and "gpipe" end with a proof. Those with chunks on each rank ("interleaved",
     "looped-bfs", "zb-h1", "zb-v", "dualpipe-v") end with a gap: the plan's stages are its chunks, and by the name alone
-    every number of chunks on a rank is tried. "pipedream" is refused: such plans are simulated alone.
+    every number of chunks on a rank is tried. "pipedream" is planned as "2bw" is, with a version of the weights for
+    each microbatch in flight, and gradients summed after each round of a stage's replicas.
 
     step: terms of a step under a flush: how gradients are summed, how much of that hides, the optimizer.
 
@@ -98,22 +99,31 @@ def solve(
         if step != StepTerms() and planned_for.name not in FLUSHED | CHUNKED:
             raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
 
+        stashes = planned_for.name is ScheduleName.PIPEDREAM
+        schedules = chunk_schedules(PAPERS_SCHEDULE if stashes else asked or planned_for)
+
         def solve_one(one: SolveRequest) -> Solution:
             # Restated, or on a smaller level, another problem is solved than what was prepared for.
             other = one.restrictions != restrictions or one.instance.devices != instance.devices
-            return _solve(one, chunk_schedules(asked or planned_for), None if other else prepared)
+            return _solve(one, schedules, None if other else prepared)
 
-        return solve_restated(request, planned_for, lambda one: solve_on_levels(one, solve_one))
+        def solve_levels(one: SolveRequest) -> Solution:
+            return solve_on_levels(one, solve_one)
+
+        return solve_restated(request, planned_for, stashing(solve_levels) if stashes else solve_levels)
 
 
 def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Preparation | None) -> Solution:
     """schedules: of one name, with the numbers of chunks that may be. Each way loads its own modules: that of single
     layers is so quick that loading the others would show."""
     if request.options.contract is Contract.OPERATORS:
+        request.instance.require_one_kind("blocks of operators")
         from piper_ray.engine.blocks.solve import solve_by_blocks
 
         return solve_by_blocks(request, schedules, lambda exact: _solve(exact, schedules, None))
     planned_for = schedules[0]
+    if planned_for.name not in FLUSHED:
+        request.instance.require_one_kind(f"plans for schedule {planned_for.name.value}")
     if planned_for.name in CHUNKED:
         from piper_ray.engine.chunks.solve import solve_with_chunks
 
@@ -142,6 +152,8 @@ def _check_arguments(
 
 def _check_prepared(planned_for: Schedule, restrictions: Restrictions) -> None:
     """Raises UsageError where another lattice is planned on than one that was prepared."""
+    if planned_for.name is ScheduleName.PIPEDREAM:
+        raise UsageError("prepared has the lattice of 2bw: leave it out under pipedream, which has other figures")
     if planned_for.name in CHUNKED or is_by_degrees(planned_for, restrictions):
         raise UsageError(
             "prepared has the lattice of 2bw, whose stages have d and t of their own: leave it out under "

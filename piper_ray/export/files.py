@@ -61,6 +61,10 @@ class Export:
         return written
 
 
+NO_FILES = Export({}, "none", ())
+"""Where a runtime can run a plan, and its files cannot say the model."""
+
+
 def json_text(document: object) -> str:
     """Indented, with a line's end."""
     return json.dumps(document, indent=2) + "\n"

@@ -15,7 +15,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
-from piper_ray.runtimes.runtime import Runtime
+from piper_ray.runtimes.runtime import Runtime, domain_of
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.stages import stages_of
 from piper_ray.workloads.estimate.software import Software, load_software
@@ -315,7 +315,7 @@ def _unsupported(job: ExportJob) -> Iterator[str]:
     """What is not supported of a plan with one d and one t."""
     instance, plan, runtime = job.instance, job.plan, job.runtime
     t, ranks = job.replica_devices, job.pipeline_ranks
-    for constraint in runtime.constraints(instance, job.schedule.name, job.gpus_per_node):
+    for constraint in runtime.constraints(instance, job.schedule.name, domain_of(instance, job.gpus_per_node)):
         if isinstance(constraint, FilledPipeline):
             yield from constraint.violations(instance, plan.by_rank(job.schedule))
         elif isinstance(constraint, TensorParallelDegrees) and t not in constraint.degrees:

@@ -95,6 +95,7 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     and InvalidPlan for one that breaks a rule of the problem. More memory than there is is noted (``Export.excess``).
     """
     form = _FORMS[target]
+    instance.require_one_kind(f"a launch for {form.runtime.title}")
     job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
     if instance.model is not None:
         _check_model(instance.model, target)

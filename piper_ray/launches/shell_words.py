@@ -8,8 +8,9 @@ from fnmatch import fnmatchcase, translate
 
 from tree_sitter import Node
 
+from piper_ray.launches.files import text_beside
 from piper_ray.launches.shell_state import Outside, State
-from piper_ray.launches.unseen import causes, is_wholly_unseen, readable, unseen
+from piper_ray.launches.unseen import after_unseen, causes, is_wholly_unseen, readable, unseen
 
 _Segment = tuple[bool, list[str]]
 """Whether blanks part it into words, and its fields: several for an array."""
@@ -278,6 +279,12 @@ class ShellWords:
                 found = _calculated(words[2], *(_whole(word) for word in (words[1], words[3])))
                 if found is not None:
                     return str(found)
+            if words[:1] == ["cat"] and len(words) == 2:
+                text = self.state.files.get(words[1])
+                if text is None:
+                    _, text = text_beside(after_unseen(words[1]), self.outside.path)
+                if text is not None:
+                    return text.rstrip("\n")
         return unseen(text_of(node).lstrip("\\ \t\n"))
 
     def _arithmetic_text(self, node: Node) -> str:

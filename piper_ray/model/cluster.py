@@ -13,11 +13,12 @@ in different nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
+from piper_ray.model.errors import UsageError
 from piper_ray.model.units import as_tuple, convert_fields, count, rate, size
 
 if TYPE_CHECKING:
@@ -68,6 +69,13 @@ class Cluster:
 
     packed: a plan that fits into one node lies in one.
 
+    node_devices: the devices of a node, which a launcher starts processes on, where the first link joins several nodes;
+    None: its groups are nodes.
+
+    kinds: where devices are of several kinds, each with its own memory and links (``Cluster.of_kinds``); then ``links``
+    has the fastest of these, and memory_bytes is the largest. between_bytes_per_s: the rate between stages on
+    different kinds.
+
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
     (50000000000.0, 900000000000.0)
@@ -78,12 +86,53 @@ class Cluster:
     devices: int
     memory_bytes: float
     links: tuple[Link, ...]
+    node_devices: int | None = None
+    kinds: tuple[DeviceKind, ...] = ()
+    between_bytes_per_s: float | None = None
     packed: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        convert_fields(self, count, "devices")
+        convert_fields(self, count, "devices", "node_devices")
         convert_fields(self, size, "memory_bytes")
-        convert_fields(self, as_tuple, "links")
+        convert_fields(self, as_tuple, "links", "kinds")
+        if self.between_bytes_per_s is not None:
+            convert_fields(self, rate, "between_bytes_per_s")
+
+    @classmethod
+    def of_kinds(cls, kinds: Sequence[DeviceKind], between_bytes_per_s: float | str) -> Cluster:
+        """One of devices of several kinds.
+
+        >>> new = DeviceKind("H100", Cluster(8, "80GB", [Link("50GB/s")]))
+        >>> old = DeviceKind("A100", Cluster(8, "80GB", [Link("25GB/s")]))
+        >>> cluster = Cluster.of_kinds([new, old], "12GB/s")
+        >>> cluster.devices, cluster.rate_between("H100", "A100"), cluster.rate_between("A100", "A100")
+        (16, 12000000000.0, 25000000000.0)
+        """
+        found = [kind.cluster for kind in kinds]
+        fastest = max((cluster.bandwidth_bytes_per_s for cluster in found), default=0.0)
+        return cls(
+            sum(cluster.devices for cluster in found),
+            max((cluster.memory_bytes for cluster in found), default=0.0),
+            (Link(fastest),),
+            kinds=tuple(kinds),
+            between_bytes_per_s=between_bytes_per_s,  # type: ignore[arg-type] # or a text
+        )
+
+    def of_kind(self, name: str) -> Cluster:
+        """The devices of a kind, with their own memory and links; "": all, where they are of one kind. Of several kinds
+        no plan counts on being in one node."""
+        return next((kind.cluster.spread() for kind in self.kinds if kind.name == name), self)
+
+    @property
+    def kind_names(self) -> tuple[str, ...]:
+        """Of all kinds; ("",) where devices are alike."""
+        return tuple(kind.name for kind in self.kinds) or ("",)
+
+    def rate_between(self, one: str, other: str) -> float:
+        """Bytes per second between stages on devices of these kinds."""
+        if one == other or self.between_bytes_per_s is None:
+            return self.of_kind(one).bandwidth_bytes_per_s
+        return self.between_bytes_per_s
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -127,7 +176,7 @@ class Cluster:
         """The same without a word on plans that fit into a smaller group."""
         if len(self.links) == 1:
             return self
-        return SpreadCluster(self.devices, self.memory_bytes, self.links)
+        return SpreadCluster(self.devices, self.memory_bytes, self.links, self.node_devices)
 
     def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
@@ -141,6 +190,8 @@ class Cluster:
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with those of devices, memory_bytes and bandwidth_bytes_per_s that are given. Where another
         bandwidth is given, one link takes the place of all."""
+        if self.kinds and figures:
+            raise UsageError("each kind of devices has its own figures: change those of its cluster in cluster.kinds")
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
         changed = replace(self, **own) if own else self  # type: ignore[arg-type]
         if figures.get("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s) != self.bandwidth_bytes_per_s:
@@ -172,6 +223,18 @@ class Cluster:
         """The blocks that the d replicas of a stage, t devices each, can be put into whole, with none left over."""
         d, t = data_parallel_degree, tensor_parallel_degree
         return [size for size in self.blocks if size % t == 0 and d % (size // t) == 0]
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """Devices that are alike, in a cluster that has others too. cluster: they alone, with their links.
+
+    >>> DeviceKind("H100", Cluster(8, "80GB", [Link("50GB/s")])).cluster.devices
+    8
+    """
+
+    name: str
+    cluster: Cluster
 
 
 class SpreadCluster(Cluster):

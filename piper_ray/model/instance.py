@@ -112,6 +112,7 @@ class Tmpc:
     Of p and these two any two give the third.
     weight_s: share of backward_s that computes gradients of weights; None where it is not known.
     mode: how it runs the layer beside its degree; left out, as the words of its id and ``recompute`` say.
+    kind: the kind of device that it runs on, where the cluster has several.
 
     A neighbour that a sync table does not name costs nothing on top: tables that differ in zeros only are equal.
 
@@ -133,6 +134,7 @@ class Tmpc:
     backward_s: float | None = None
     weight_s: float | None = None
     mode: Mode = field(default=None, repr=False)  # type: ignore[assignment] # a mode from __post_init__ on
+    kind: str = ""
 
     def __post_init__(self) -> None:
         convert_fields(self, figure, "time_per_sample_s")
@@ -150,8 +152,9 @@ class Tmpc:
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
         """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
         found = object.__new__(Tmpc)  # nothing else needs a look again
-        tables = {"forward_sync_bytes": forward_sync_bytes, "backward_sync_bytes": backward_sync_bytes}
-        vars(found).update(vars(self), **tables)
+        values = vars(found)
+        values.update(vars(self))
+        values["forward_sync_bytes"], values["backward_sync_bytes"] = forward_sync_bytes, backward_sync_bytes
         return found
 
     def _complete_times(self) -> None:
@@ -338,6 +341,15 @@ class Instance:
         on = (self.cluster if cluster is None else cluster).changed(figures)
         return dataclasses.replace(self, cluster=on, batch=batch, schedule=under).checked_as(self)
 
+    def require_one_kind(self, what: str) -> None:
+        """Raises UsageError where devices are of several kinds, which ``what`` cannot take."""
+        if self.cluster.kinds:
+            names = ", ".join(self.cluster.kind_names)
+            raise UsageError(
+                f"{what}: not with devices of several kinds ({names}); solve, evaluate and simulate take them under "
+                "1f1b and gpipe"
+            )
+
     @property
     def devices(self) -> int:
         """K: the number of devices."""
@@ -423,6 +435,12 @@ class Instance:
         return tuple(sorted({t for layer in self.layers for t, tmpcs in layer.tmpcs.items() if tmpcs}))
 
     @cached_property
+    def contexts(self) -> frozenset[int]:
+        """The degrees of context parallelism that any configuration has."""
+        rows = (row for layer in self.layers for row in layer.tmpcs.values())
+        return frozenset(tmpc.mode.context for row in rows for tmpc in row)
+
+    @cached_property
     def least_data_parallel_degrees(self) -> tuple[int, ...]:
         """1, and the least data-parallel degrees that configurations ask for, ascending."""
         asked = {x.least_data_parallel_degree for layer in self.layers for xs in layer.tmpcs.values() for x in xs}
@@ -432,6 +450,12 @@ class Instance:
     def data_parallel_limit(self) -> int:
         """min(N, K): no plan's data-parallel degrees sum to more."""
         return min(self.microbatches, self.devices)
+
+    @property
+    def versions_in_fixed(self) -> int:
+        """Versions of the weights that fixed memory has in it: two in a workload for 2bw, one where the schedule
+        flushes."""
+        return 2 if Schedule.first_of(self.schedule).asynchronous else 1
 
     @cached_property
     def neighbours(self) -> Mapping[int, tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -463,6 +487,9 @@ class Instance:
         ]
         if inner := self.cluster.links[:-1]:
             document.append([[link.devices, link.bandwidth_bytes_per_s + 0.0] for link in inner])
+        if self.cluster.kinds:
+            kinds = [[x.name, *_cluster_figures(x.cluster)] for x in self.cluster.kinds]
+            document.append([self.cluster.between_bytes_per_s, kinds])
         if self.tensors:
             document.append([[x.layers, x.forward_bytes + 0.0, x.backward_bytes + 0.0] for x in self.tensors])
         return hashlib.sha256(json.dumps(document, separators=(",", ":")).encode()).hexdigest()
@@ -514,7 +541,13 @@ def _tmpc_figures(tmpc: Tmpc, before: Iterable[int], after: Iterable[int]) -> li
         *([tmpc.shared_bytes, tmpc.least_data_parallel_degree] if _shards(tmpc) else []),
         *([[tmpc.forward_s, tmpc.backward_s, tmpc.weight_s]] if tmpc.forward_s is not None else []),
         *([repr(tmpc.mode)] if tmpc.mode != mode_of(str(tmpc.id), tmpc.recompute is True) else []),
+        *([{"kind": tmpc.kind}] if tmpc.kind else []),
     ]
+
+
+def _cluster_figures(cluster: Cluster) -> list[object]:
+    links = [[link.devices, link.bandwidth_bytes_per_s + 0.0] for link in cluster.links]
+    return [cluster.devices, cluster.memory_bytes + 0.0, links]
 
 
 def _shards(tmpc: Tmpc) -> bool:

@@ -19,6 +19,7 @@ class Stage:
 
     layers: ids of its layers, in the order of the instance's file.
     tmpc_ids: for each of these layers the id of its TMPC at this tensor-parallel degree.
+    kind: that of its devices, where the cluster has several.
 
     >>> Stage((0, 1), data_parallel_degree=4, tensor_parallel_degree=2, tmpc_ids={0: "plain", 1: "full"}).devices
     8
@@ -28,6 +29,7 @@ class Stage:
     data_parallel_degree: int
     tensor_parallel_degree: int
     tmpc_ids: Mapping[int, str]
+    kind: str = ""
 
     def __post_init__(self) -> None:
         convert_fields(self, counts, "layers")
@@ -152,7 +154,8 @@ class Plan:
     def _merged(chunks: Sequence[Stage]) -> Stage:
         layers = tuple(layer for chunk in chunks for layer in chunk.layers)
         tmpc_ids = {layer: tmpc_id for chunk in chunks for layer, tmpc_id in chunk.tmpc_ids.items()}
-        return Stage(layers, chunks[0].data_parallel_degree, chunks[0].tensor_parallel_degree, tmpc_ids)
+        first = chunks[0]
+        return Stage(layers, first.data_parallel_degree, first.tensor_parallel_degree, tmpc_ids, first.kind)
 
     def to_dict(self) -> dict[str, object]:
         """Upstream's plan document (``stages[].nodes`` and so on), ready for ``json.dump``."""
@@ -171,6 +174,7 @@ class Plan:
                 "dataParallelDegree": stage.data_parallel_degree,
                 "tensorParallelDegree": stage.tensor_parallel_degree,
                 "TMPCids": {str(layer): stage.tmpc_ids[layer] for layer in stage.layers},
+                **({"kind": stage.kind} if stage.kind else {}),
             }
             for stage in self.stages
         ]

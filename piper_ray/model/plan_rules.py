@@ -116,6 +116,29 @@ def order_violations(instance: Instance, plan: Plan) -> list[str]:
     ]
 
 
+def device_violations(instance: Instance, plan: Plan, chunks: int = 1) -> list[str]:
+    """More devices than there are, of any kind, and kinds that the cluster does not have.
+
+    chunks: the stages that each rank runs one after the other.
+    """
+    kinds = instance.cluster.kinds
+    names = [kind.name for kind in kinds]
+    expected = f"one of {', '.join(names)}" if kinds else "none: all devices are alike"
+    violations = [
+        f"stage {number}: its devices are of kind {stage.kind!r}; expected {expected}"
+        for number, stage in enumerate(plan.stages, start=1)
+        if stage.kind not in (names or [""])
+    ]
+    used = plan.devices // chunks
+    if used > instance.devices:
+        violations.append(f"the plan uses {used} devices, {instance.devices} are there")
+    for kind in kinds:
+        used = sum(stage.devices for stage in plan.stages if stage.kind == kind.name) // chunks
+        if used > kind.cluster.devices:
+            violations.append(f"the plan uses {used} devices of kind {kind.name}, {kind.cluster.devices} are there")
+    return violations
+
+
 def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[int, Tmpc], list[str]]:
     """The stage's TMPC for each layer of the instance in it, and what is wrong with the others."""
     t = stage.tensor_parallel_degree
@@ -129,7 +152,7 @@ def chosen_tmpcs(instance: Instance, stage: Stage, number: int) -> tuple[dict[in
             violations.append(f"stage {number}: layer {layer_id} has no TMPC chosen")
             continue
         wanted = stage.tmpc_ids[layer_id]
-        offered = {tmpc.id: tmpc for tmpc in layer.tmpcs.get(t, ())}
+        offered = {tmpc.id: tmpc for tmpc in layer.tmpcs.get(t, ()) if tmpc.kind == stage.kind}
         if wanted in offered:
             chosen[layer_id] = offered[wanted]
             least = offered[wanted].least_data_parallel_degree

@@ -21,7 +21,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
-from piper_ray.planners.pipedream import Level, Partition, PipeDream, States
+from piper_ray.planners.pipedream import Level, Partition, PipeDream, Recurrence, States
 from piper_ray.planners.planner import (
     BaselineResult,
     Exact,
@@ -62,6 +62,7 @@ __all__ = [
     "Megatron",
     "EqualRuns",
     "PipeDream",
+    "Recurrence",
     "Level",
     "States",
     "Partition",
@@ -203,6 +204,12 @@ def _ratio(text: str) -> float | None:
 _SETTINGS: Mapping[str, Mapping[str, Callable[[str], object]]] = {
     "pipedream-2bw": {"separate": _flag},
     "megatron": {"devices-per-node": int},
-    "pipedream": {"states": States, "levels": _levels, "activation-compression-ratio": _ratio},
+    "pipedream": {
+        "states": States,
+        "levels": _levels,
+        "activation-compression-ratio": _ratio,
+        "recurrence": Recurrence,
+        "straight": _flag,
+    },
 }
 """For each planner, by its field's name with hyphens, how the value is read that a user writes (ValueError: none)."""

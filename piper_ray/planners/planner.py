@@ -64,6 +64,7 @@ def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restric
     Who looks at one stage at a time knows nothing of constraints on the whole plan, such as one d and one t under a
     flush, which no runtime can do without.
     """
+    instance.require_one_kind("a comparison of planners")
     if not restrictions.has(KeepOrder):
         return allowed(instance, restrictions, planner.propose(instance, restrictions))
     proposal = planner.propose(in_order(instance), restrictions.without(KeepOrder))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import groupby
 from typing import Any, Protocol
 
 from piper_ray.engine.ledger import Ledger, Limits, preference
-from piper_ray.engine.one_setting import ModeSetting, Settings, settings_of
+from piper_ray.engine.one_setting import ModeSetting, Settings, settings_of, worths_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -30,14 +31,14 @@ from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
 
-CHUNKED_PASSES = 4_000_000_000
-"""That searches under schedules with chunks, which end with a gap, may simulate in all: some 8 s of one core."""
-
-_PART = 4
-"""Of what is left each of them may use no more than such a part."""
+CHUNKED_PASSES = 6_000_000_000
+"""That searches under schedules with chunks, which end with a gap, may simulate in all: some 12 s of one core."""
 
 _LEAST_PASSES = 50_000_000
-"""That each of them may simulate even when these are used up, for a first bound and a quick plan."""
+"""That each of them may simulate, even when these are used up, for a first bound and a quick plan."""
+
+_MORE = 3
+"""So many times as much is for the one of the least bound, whenever all have had their turn."""
 
 LISTED = 5
 """Plans of so many cells are proved to be the best ones."""
@@ -65,7 +66,8 @@ class Cell:
     """Plans of one microbatch size, schedule and mode of all layers. restrictions: on them, but for the mode.
 
     lower_s: none of its plans takes less a step; inf: none fits. about_s: what one of equal stages takes. searched:
-    whether a search has gone through it. found: its best plan known. closing: set at the end of a search.
+    whether a search has gone through it. passes: that another one may simulate, where one more would tell more. found:
+    its best plan known. closing: set at the end of a search.
     """
 
     samples: int
@@ -74,15 +76,30 @@ class Cell:
     setting: ModeSetting
     restrictions: Restrictions
     step: StepTerms
-    lower_s: float = field(init=False)
-    about_s: float = field(init=False)
+    lower_s: float
+    about_s: float
     searched: bool = False
+    passes: int = 0
     found: Proposed | None = None
     closing: Closing = Closing.LEFT_OPEN
 
-    def __post_init__(self) -> None:
-        worth = self.setting.worth(self.restrictions, Schedule.first_of(self.schedule), self.step)
-        self.lower_s, self.about_s = (self.microbatches * sample_s for sample_s in (worth.least_s, worth.about_s))
+    @classmethod
+    def of_each(
+        cls,
+        settings: Sequence[ModeSetting],
+        samples: int,
+        schedule: ScheduleName,
+        estimate: Estimate,
+        restrictions: Restrictions,
+        step: StepTerms,
+    ) -> list[Cell]:
+        """For each of these settings of the estimate's instance."""
+        worths = worths_of(settings, restrictions, Schedule.first_of(schedule), step)
+        all_s = estimate.instance.microbatches
+        return [
+            cls(samples, schedule, estimate, one, restrictions, step, all_s * worth.least_s, all_s * worth.about_s)
+            for one, worth in zip(settings, worths, strict=True)
+        ]
 
     @property
     def microbatches(self) -> int:
@@ -91,12 +108,6 @@ class Cell:
     @property
     def text(self) -> str:
         return f"microbatches of {self.samples}, {self.schedule.value}, {self.setting.text}"
-
-    def on(self, changed: Cluster) -> Cell:
-        """On another cluster, where nothing is known of it but its bound."""
-        instance = self.estimate.instance.replace(cluster=changed)
-        of = replace(self.estimate, instance=instance)
-        return Cell(self.samples, self.schedule, of, self.setting.on(changed), self.restrictions, self.step)
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,22 @@ class Cells:
     def count(self) -> int:
         """Of all combinations."""
         return len(self.cells) + len(self.schedules) * sum(len(one.others) for one in self.settings.values())
+
+    def on(self, changed: Cluster) -> list[Cell]:
+        """These on another cluster. What no plan is faster than is still so with less memory and no other change."""
+        found = list[Cell]()
+        for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule)):
+            before = list(alike)
+            first = before[0]
+            instance = first.estimate.instance.replace(cluster=changed)
+            estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
+            now = Cell.of_each(settings, first.samples, first.schedule, estimate, first.restrictions, first.step)
+            own = first.estimate.instance.cluster
+            if changed.memory_bytes <= own.memory_bytes and replace(changed, memory_bytes=own.memory_bytes) == own:
+                for one, known in zip(now, before, strict=True):
+                    one.lower_s = max(one.lower_s, known.lower_s)
+            found += now
+        return found
 
 
 def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
@@ -134,7 +161,7 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
         settings = modes[samples] = settings_of(instance, next(iter(rules.values())))
         for name, restrictions in rules.items():
             others = restrictions.without(OneMode)
-            found += [Cell(samples, name, of_size, setting, others, demand.step) for setting in settings.worth_a_solve]
+            found += Cell.of_each(settings.worth_a_solve, samples, name, of_size, others, demand.step)
     return Cells(tuple(found), modes, tuple(schedules), tuple(refused))
 
 
@@ -166,7 +193,8 @@ class CellSearch:
     listed: plans of so many cells are sought. known: plans found before, of these cells or others. passes: that
     searches with chunks may simulate. found: the best plan of each cell, the fastest first, and those known before;
     each once, as at t = 1 sequence parallelism changes nothing. bounded: whether a bound of all is wanted, so that each
-    cell with chunks gets one even where passes are used up.
+    cell with chunks gets one even where passes are used up. near: plans that are faster by no more, relative, are of no
+    interest. threads: of each search; None: one per core.
     """
 
     left_open: StoppedBy | None = None
@@ -182,10 +210,12 @@ class CellSearch:
         passes: int = CHUNKED_PASSES,
         *,
         bounded: bool = True,
+        near: float = 0.0,
+        threads: int | None = None,
     ) -> None:
         self.cells = sorted(cells, key=lambda one: (one.schedule in CHUNKED, one.about_s, one.lower_s))
         self._demand, self._watch, self._listed, self._passes_left = demand, watch, listed, passes
-        self._bounded = bounded
+        self._bounded, self._near, self._threads = bounded, near, threads
         self._stop = Stop[Any]() if stop is None else stop
         self.ledger = Ledger[Proposed](limits=Limits(stop=self._stop), cases=dict(enumerate(self.cells)))
         self.found = tuple(sorted(known, key=preference))
@@ -203,23 +233,38 @@ class CellSearch:
             cell.closing = self._closing(cell)
 
     def efforts(self) -> Generator[None, None, None]:
-        """A cell's search each."""
+        """A cell's search each; while passes are left, another one of the least bound's."""
         for number, cell in enumerate(self.cells, start=1):
             if not self._is_of_interest(cell):
                 continue
-            best_s = None if self.ledger.best is None else self.ledger.upper_s
-            self._watch(CellBegun(number, len(self.cells), cell.text, cell.microbatches, best_s))
-            self._go_through(cell)
+            self._begin(number, cell)
             yield
+        while self._bounded and self._passes_left > 0:
+            near_s = self.ledger.upper_s * (1.0 - _CHUNKED_GAP)
+            left = [
+                (cell.lower_s, number)
+                for number, cell in enumerate(self.cells, start=1)
+                if cell.passes and cell.lower_s < near_s
+            ]
+            if not left:
+                break
+            _, number = min(left)
+            self._begin(number, self.cells[number - 1])
+            yield
+
+    def _begin(self, number: int, cell: Cell) -> None:
+        best_s = None if self.ledger.best is None else self.ledger.upper_s
+        self._watch(CellBegun(number, len(self.cells), cell.text, cell.microbatches, best_s))
+        self._go_through(cell)
 
     def within_s(self, cell: Cell) -> float:
         """No slower plan of it is of interest: of cells with chunks, which take a search much longer, one that is
         faster than all others; of others, one that is listed."""
         if cell.schedule in CHUNKED:
-            return self.ledger.upper_s
+            return self.ledger.upper_s * (1.0 - self._near)
         steps_s = [one.step_s for one in self.found]
         last_s = steps_s[self._listed - 1] if len(steps_s) >= self._listed else math.inf
-        return min(RUNNERS_UP * self.ledger.upper_s, last_s)
+        return min(RUNNERS_UP * self.ledger.upper_s, last_s) * (1.0 - self._near)
 
     def _is_of_interest(self, cell: Cell) -> bool:
         within_s = self.within_s(cell)
@@ -228,10 +273,13 @@ class CellSearch:
         return cell.lower_s != math.inf and cell.lower_s < within_s
 
     def _go_through(self, cell: Cell) -> None:
-        within_s = self.within_s(cell)
-        solution = self._solved(cell, within_s)
-        if solution.stats.degrees is not None:
-            self._passes_left -= solution.stats.degrees.passes
+        within_s, passes = self.within_s(cell), cell.passes or _LEAST_PASSES
+        limit = max(_LEAST_PASSES, min(passes, self._passes_left)) if cell.schedule in CHUNKED else None
+        solution = self._solved(cell, within_s, limit)
+        if solution.stats.degrees is not None and limit is not None:
+            used = solution.stats.degrees.passes
+            self._passes_left -= used
+            cell.passes = _MORE * limit if used >= limit else 0
         cell.lower_s = max(cell.lower_s, solution.lower_bound_s * cell.microbatches)
         cell.searched = True
         if solution.plan is not None:
@@ -248,7 +296,7 @@ class CellSearch:
             self.found = tuple(sorted((*self.found, found), key=preference))
         self.ledger.offer(found, cell.text)
 
-    def _solved(self, cell: Cell, within_s: float) -> Solution:
+    def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:
         demand, chunked = self._demand, cell.schedule in CHUNKED
 
         def solved(further: tuple[Constraint, ...], sample_s: float | None) -> Solution:
@@ -257,8 +305,9 @@ class CellSearch:
                 restrictions=cell.restrictions.adding(*further),
                 options=SolveOptions(
                     gap=_CHUNKED_GAP if chunked else _GAP,
-                    passes_limit=max(_LEAST_PASSES, self._passes_left // _PART) if chunked else None,
+                    passes_limit=passes,
                     within_s=sample_s,
+                    threads=self._threads,
                 ),
                 schedule=cell.schedule,
                 listener=self._watch,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from piper_ray.engine.subproblems import rank_of
@@ -17,9 +19,10 @@ from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
-from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.software import Stack
 from piper_ray.workloads.formats.objects import check_instance
 
 _EVERY_SIZE_TO = 16
@@ -32,12 +35,30 @@ NOTHING_FITS = (
 Tell = Callable[[str], None]
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """While millions of small objects are made that all stay, the collector would look through them again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def usual_batch(model: ModelConfig, devices: int) -> int:
+    """In samples: the model's own where so many devices divide it well, else one near it."""
+    return model.batch if model.batch % odd_part(devices) == 0 else divisible_batch(model.batch, devices)
+
+
 @dataclass(frozen=True)
 class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
-    runtime holds beside a plan's figures. headroom: what is to be left free beside.
+    runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
+    free beside. stack: GPUs and software that are no entries of tables; None: as the request says.
     """
 
     model: ModelConfig
@@ -49,19 +70,21 @@ class PlanDemand:
     step: StepTerms = StepTerms()
     set_aside_bytes: float = 0.0
     headroom: Headroom = NO_HEADROOM
+    stack: Stack | None = None
 
     @property
-    def gpus_per_node(self) -> int:
-        return self.request.gpus_per_node or self.hardware.gpu(self.gpu).gpus_per_node
+    def domain(self) -> int:
+        """GPUs that share the fast link."""
+        return self.request.domain_of(self.hardware.gpu(self.gpu))
 
     @property
     def devices(self) -> int:
         """Of the whole cluster."""
-        return self.request.nodes * self.gpus_per_node
+        return self.request.devices_of(self.hardware.gpu(self.gpu))
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
-        return self.runtime.restricted(Restrictions(), instance, schedule, min(self.gpus_per_node, instance.devices))
+        return self.runtime.restricted(Restrictions(), instance, schedule, min(self.domain, instance.devices))
 
     def planned_bytes(self, memory_bytes: float) -> float:
         """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""
@@ -77,25 +100,28 @@ class PlanDemand:
 
     def with_batch(self, tell: Tell) -> PlanDemand:
         """With a batch that the devices divide, where nobody says which one it is to be."""
-        usual, odd = self.model.batch, odd_part(self.devices)
-        if self.request.batch is not None or usual % odd == 0:
+        usual, batch = self.model.batch, usual_batch(self.model, self.devices)
+        if self.request.batch is not None or batch == usual:
             return self
-        batch = divisible_batch(usual, self.devices)
         tell(
-            f"a batch of {batch:,} samples, as {odd} divides the {self.devices:,} GPUs and not the usual {usual:,} "
-            "(--global-batch says another)"
+            f"a batch of {batch:,} samples, as {odd_part(self.devices)} divides the {self.devices:,} GPUs and not the "
+            f"usual {usual:,} (--global-batch says another)"
         )
         return replace(self, request=replace(self.request, batch=batch))
 
     def estimated(self, samples: int, batch: int | None = None) -> Estimate:
         """With microbatches of so many samples. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
-        made = estimate(self.model, self.hardware, self.gpu, request)
+        if self.stack is None:
+            made = estimate(self.model, self.hardware, self.gpu, request)
+        else:
+            made = estimate_on(self.stack, self.model, self.hardware, request)
         memory_bytes = self.planned_bytes(made.instance.memory_bytes)
         instance = made.instance.replace(memory_bytes=memory_bytes)
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
+    @_uncollected()
     def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
         """By samples of a microbatch, and what is said of the sizes that are too large.
 
@@ -112,10 +138,17 @@ class PlanDemand:
                 return found, [f"microbatches of {samples} or more: {error}"]
             if made.least_devices > made.devices:
                 if not found:
-                    raise InfeasibleError(f"{_too_large(made, samples)}\n{NOTHING_FITS}")
+                    raise InfeasibleError(f"{_too_large(made, samples)}\n{self.nothing_fits}")
                 return found, [_too_large(made, samples)]
             found[samples] = made
         return found, []
+
+    @property
+    def nothing_fits(self) -> str:
+        """What would help, where nothing does."""
+        if self.headroom.is_usual or not self.headroom:
+            return NOTHING_FITS
+        return NOTHING_FITS.replace("it takes", "it takes a smaller --headroom,")
 
     @property
     def smallest(self) -> int:

@@ -83,7 +83,7 @@ def _preference(found: Solution) -> tuple[float, ...]:
 
 def _parts(instance: Instance, restrictions: Restrictions) -> Iterator[tuple[Constraint, ...]]:
     """That leave all plans which reduce what they reduce once a batch. restrictions: those that hold anyway."""
-    for count in rank_counts(instance, restrictions, devices=1):
+    for count in rank_counts(instance, restrictions, 1):
         if count > 1:
             yield (StageCount(count),)
         elif count == 1:

@@ -11,14 +11,20 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import InfeasibleError, PiperRayError
 from piper_ray.model.figures import share_text
 from piper_ray.model.headroom import NO_HEADROOM
-from piper_ray.model.restrictions import divisible_batch
+from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
-from piper_ray.proposal.demand import NOTHING_FITS, PlanDemand, Proposed, Tell
-from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
+from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_PASSES = 1_000_000_000
 """That a search on another cluster may simulate of plans with chunks."""
+
+_BATCH_GAIN = 1.01
+"""By so much more another batch has to train a second to be told of."""
+
+_HELP_NEAR = 5e-4
+"""What it may be from the best plan, relative: a change is told to a tenth of a per cent."""
 
 
 @dataclass(frozen=True)
@@ -66,25 +72,32 @@ def propose(
     watch: Watch = unwatched,
     listed: int = LISTED,
     known: Sequence[Proposed] = (),
+    threads: int | None = None,
 ) -> FoundPlans:
     """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
-    proved. known: plans that were found for other demands.
+    proved. known: plans that were found for other demands. threads: of each search; None: one per core.
 
     Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
     """
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
     try:
-        return _proposed(demand, stop, tell, watch, listed, known)
+        return _proposed(demand, stop, tell, watch, listed, known, threads)
     except InfeasibleError:
         if not demand.headroom.is_usual:
             raise
     share = share_text(demand.headroom.share)
     tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: planned as with --headroom 0")
-    return _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known)
+    return _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known, threads)
 
 
 def _proposed(
-    demand: PlanDemand, stop: Stop[Any], tell: Tell, watch: Watch, listed: int, known: Sequence[Proposed]
+    demand: PlanDemand,
+    stop: Stop[Any],
+    tell: Tell,
+    watch: Watch,
+    listed: int,
+    known: Sequence[Proposed],
+    threads: int | None,
 ) -> FoundPlans:
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
@@ -95,7 +108,7 @@ def _proposed(
     for one in cells.refused:
         tell(one)
     kept = list(filter(None, (_still(plan, demand, estimates) for plan in known)))
-    search = CellSearch(demand, cells.cells, stop, watch, listed, kept)
+    search = CellSearch(demand, cells.cells, stop, watch, listed, kept, threads=threads)
 
     def so_far() -> FoundPlans:
         search.close_cells()
@@ -107,7 +120,7 @@ def _proposed(
     if not search.found:
         stop.check()
         why = [] if demand.headroom.is_usual else why_none(demand, estimates, stop)
-        raise InfeasibleError("\n".join([NOTHING_FITS, *refused, *why]))
+        raise InfeasibleError("\n".join([demand.nothing_fits, *refused, *why]))
     return so_far()
 
 
@@ -132,7 +145,7 @@ def what_would_help(
     watch: Watch = unwatched,
     precisions: Sequence[str] = (),
 ) -> Iterator[Help]:
-    """The best plans with less memory or more, with faster links, with a batch that no GPU is idle for, and in these
+    """The best plans with less memory or more, with faster links, with a batch that GPUs divide in more ways, in these
     precisions. None of what is not known yet when the end is wished for."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     cluster = best.instance.cluster
@@ -143,30 +156,35 @@ def what_would_help(
         ("links of twice the rate", replace(cluster, links=faster)),
     )
     for what, changed in changes:
-        on_changed = [cell.on(changed) for cell in proposal.cells.cells]
-        found = _best_of(proposal, on_changed, changed, stop, watch)
+        found = _best_of(proposal, proposal.cells.on(changed), changed, stop, watch)
         if stop.requested:
             return
         yield Help(what, found)
-    batch = divisible_batch(best.batch, best.instance.devices)
-    if best.idle_devices and batch % best.samples == 0 and batch != best.batch:
-        of_batch = {best.samples: demand.estimated(best.samples, batch)}
-        found = _best_of(proposal, cells_of(demand, of_batch).cells, None, stop, watch)
-        if found is not None and not stop.requested:
-            yield Help(f"a batch of {batch:,}", found)
+    batch, samples = divisible_batch(best.batch, best.instance.devices), demand.request.samples or 1
+    few_ways = best.idle_devices or best.batch % odd_part(best.instance.devices)
+    if few_ways and batch != best.batch and batch % samples == 0:
+        found = _best_at(proposal, replace(demand.request, batch=batch), stop, watch)
+        change = Help(f"a batch of {batch:,}", found)
+        if change.samples_per_s > _BATCH_GAIN * best.batch / best.step_s and not stop.requested:
+            yield change
     for precision in precisions:
-        other = replace(demand, request=replace(demand.request, precision=precision))
-        try:
-            in_precision = cells_of(other, other.estimates()[0]).cells
-        except InfeasibleError:
-            in_precision = ()
-        found = _best_of(proposal, in_precision, None, stop, watch)
+        found = _best_at(proposal, replace(demand.request, precision=precision), stop, watch)
         if not stop.requested:
             yield Help(f"{precision} in place of {demand.request.precision}", found, precision)
 
 
+def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], watch: Watch) -> Proposed | None:
+    """The best plan in another precision, or of another batch."""
+    other = replace(proposal.demand, request=request)
+    try:
+        cells = cells_of(other, other.estimates()[0]).cells
+    except InfeasibleError:
+        return None
+    return _best_of(proposal, cells, None, stop, watch)
+
+
 def _best_of(
-    proposal: FoundPlans, cells: tuple[Cell, ...] | list[Cell], changed: Cluster | None, stop: Stop[Any], watch: Watch
+    proposal: FoundPlans, cells: Sequence[Cell], changed: Cluster | None, stop: Stop[Any], watch: Watch
 ) -> Proposed | None:
     """The best plan of these cells. changed: the cluster, where plans that were found are plans too, if they fit."""
     known = []
@@ -174,6 +192,8 @@ def _best_of(
         same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
         if same.simulation.peak_memory_bytes <= same.simulation.memory_limit_bytes:
             known.append(same)
-    search = CellSearch(proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False)
+    search = CellSearch(
+        proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR
+    )
     search.run()
     return search.ledger.best

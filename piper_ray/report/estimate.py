@@ -4,11 +4,12 @@ with its formula and its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from piper_ray.model.cluster import Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import flop_text, given_size_text, memory_text, plural, range_text, size_text, time_text
+from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.report.document import workload_text
 from piper_ray.report.templates import template
@@ -25,10 +26,16 @@ from piper_ray.workloads.estimate.software import ContextExchange, Stack, TokenD
 from piper_ray.workloads.formats.workload_writer import type_keys
 
 
-def file_text(result: Estimate, command: str) -> str:
-    """The workload as TOML under a header that says how to make it again and how to read it."""
+def file_text(instance: Instance, results: Sequence[Estimate], command: str) -> str:
+    """The workload as TOML under headers that say how to make it again and how to read it. results: what it was made
+    from, one for each kind of GPU."""
+    headers = [_header(result, command).splitlines() for result in results]
+    return workload_text(instance, [line for header in headers for line in ("", *header)][1:])
+
+
+def _header(result: Estimate, command: str) -> str:
     modes = [mode for of_kind in result.modes.values() for mode in of_kind]
-    header = template(__package__, "estimate_header.txt.jinja").render(
+    return template(__package__, "estimate_header.txt.jinja").render(
         result=result,
         command=command,
         parameters=_parameters_text(result),
@@ -37,7 +44,6 @@ def file_text(result: Estimate, command: str) -> str:
         offload=any(mode.offload for mode in modes),
         links=list(zip(result.instance.cluster.links, _link_texts(result), strict=True)),
     )
-    return workload_text(result.instance, header.splitlines())
 
 
 def summary_lines(result: Estimate) -> list[str]:

@@ -29,8 +29,8 @@ from piper_ray.model.restrictions import odd_part
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Closing
 from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
-from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
@@ -82,7 +82,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     """What is planned, step, speed, layout, memory, the whole training where that is known, and the proof."""
     best, request = proposal.best, proposal.demand.request
     simulation, instance = best.simulation, best.instance
-    tokens = "" if not instance.batch.tokens_per_sample else f" of {instance.batch.tokens_per_sample:,} tokens"
+    tokens = "" if not instance.batch.tokens_per_sample else f" of {plural(instance.batch.tokens_per_sample, 'token')}"
     yield (
         f"{proposal.demand.model.name} on {instance.devices:,} {proposal.demand.gpu}, "
         f"{proposal.demand.runtime.title}, {request.precision}, batches of {plural(best.batch, 'sample')}{tokens}"
@@ -227,14 +227,16 @@ def gap_text(gap: float) -> str:
     return "0 %" if gap < _NO_GAP else f"{100.0 * gap:.2g} %"
 
 
+_NONE_FASTER = "no plan that was found on more of them is faster"
+
+
 def _why_idle(best: Proposed) -> str:
     """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
     odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
+    divided = f"the {microbatches:,} microbatches" if microbatches > 1 else "the one microbatch"
     if microbatches % odd:
-        return (
-            f"a plan uses d t p of them, and no d that divides the {microbatches:,} microbatches is a multiple of {odd}"
-        )
-    return f"a plan uses d t p of them, d divides the {microbatches:,} microbatches, and none on more of them is faster"
+        return f"a plan uses d t p of them, no d that divides {divided} is a multiple of {odd}, and {_NONE_FASTER}"
+    return f"a plan uses d t p of them, d divides {divided}, and {_NONE_FASTER}"
 
 
 def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
@@ -368,8 +370,11 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
         if one.found is None:
             yield f"with {one.what}: no plan fits" if one.precision is None else f"in {one.precision}: no plan fits"
         elif one.precision is not None:
-            step = time_text(one.found.step_s, 3)
-            yield f"in {one.precision} {step} a step: not chosen, as it changes training (--precision {one.precision})"
+            step = f"in {one.precision} {time_text(one.found.step_s, 3)} a step"
+            if one.found.step_s >= best.step_s * (1.0 - _SAME):
+                yield f"{step}, no faster"
+            else:
+                yield f"{step}: not chosen, as it changes training (--precision {one.precision})"
         elif one.found.batch != best.batch:
             uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0
@@ -385,9 +390,18 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
     step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
     held = f"{held_text(own.simulation.peak_memory_bytes)} on the fullest GPU"
     yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
-    yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
-    yield from _indented(f"why not: {why_not(proposal, theirs)}")
+    if _runs_as(own, best):
+        yield "it is the plan"
+    else:
+        yield from _indented(f"it has {differences(layout_words(own), layout_words(best))}")
+        yield from _indented(f"why not: {why_not(proposal, theirs)}")
     yield from (line for text in theirs.notes for line in _indented(f"note: {text}"))
+
+
+def _runs_as(one: Proposed, other: Proposed) -> bool:
+    """Whether the two have the same microbatches, stages and schedule."""
+    mine, theirs = ((x.samples, x.plan.stages, x.simulation.schedule) for x in (one, other))
+    return mine == theirs
 
 
 def why_not(proposal: FoundPlans, theirs: Theirs) -> str:

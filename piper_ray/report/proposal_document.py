@@ -10,8 +10,8 @@ from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, Cell
 from piper_ray.proposal.clusters import ClusterPlan
 from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
-from piper_ray.proposal.plan import Figures, figures_of
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not
@@ -45,9 +45,9 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [
-            {"microbatch": samples, "mode": mode.text, "than": settings.above(mode).text}
+            {"microbatch": samples, "mode": mode.text, "than": better.text}
             for samples, settings in proposal.cells.settings.items()
-            for mode in settings.others
+            for mode, better in settings.others
         ],
         "refused": list(proposal.refused),
     }

@@ -47,10 +47,13 @@ def promised_share(run: Run, rank: int) -> RankShare | None:
     simulation = run.simulation
     if simulation is None:
         return None
-    place = rank // run.job.replicas
-    found, sums = simulation.ranks[place], simulation.all_reduces[place]
-    gradients_s, optimizer_s = sums.end_s - sums.start_s, simulation.options.optimizer_s
-    compute_s = found.compute_s - optimizer_s
+    measured, layout = run.ranks[rank], simulation.timeline.layout
+    number = layout.first_rank[measured.stages[0]] + measured.replica // layout.lanes  # a lane's stands for all
+    found = simulation.ranks[number]
+    steps = simulation.step_s / (simulation.window_s[1] - simulation.window_s[0])
+    sums = simulation.all_reduces[number] if simulation.all_reduces else None
+    gradients_s, optimizer_s = 0.0 if sums is None else sums.end_s - sums.start_s, simulation.options.optimizer_s
+    compute_s = found.compute_s * steps - optimizer_s
     waiting_s = simulation.step_s - compute_s - gradients_s - optimizer_s
     waiting_s = 0.0 if abs(waiting_s) < _ROUNDED * simulation.step_s else waiting_s
     return RankShare(compute_s, waiting_s, gradients_s, optimizer_s, found.peak_memory_bytes)
@@ -69,12 +72,16 @@ def print_run(console: Console, run: Run) -> None:
 def head_lines(run: Run) -> list[str]:
     """What was run."""
     job = run.job
-    replicas = f" x {plural(job.replicas, 'replica')} ({job.sharing.value})" if job.replicas > 1 else ""
+    if len(set(job.degrees)) > 1:
+        replicas = f" of {', '.join(map(str, job.degrees))} replicas in turn"
+    else:
+        replicas = f" x {plural(job.replicas, 'replica')} ({job.sharing.value})" if job.replicas > 1 else ""
+    synced = ", vertical sync" if job.vertical_sync else ""
     batch = Batch(job.microbatches, job.microbatch)
     each = f"{len(run.ranks)} on {run.device}, {plural(run.threads, 'thread')} each"
     return [
         f"Model     {job.model}",
-        f"Ranks     {each}: {plural(len(job.stages), 'stage')}{replicas}, {job.schedule.text}",
+        f"Ranks     {each}: {plural(len(job.stages), 'stage')}{replicas}, {job.schedule.text}{synced}",
         f"Batch     {batch_text(batch)}",
         *([] if run.load is None else [f"Machine   {load_text(run.load)}"]),
     ]
@@ -95,6 +102,9 @@ def summary_lines(run: Run) -> list[str]:
         if share is not None:
             lines.append(f"  of it the optimizer's {time_text(share, 4)}, which the promise leaves out")
     lines.append(f"loss {run.losses[0]:.6g} in the first step, {run.losses[-1]:.6g} in the last of {len(run.losses)}")
+    if job.schedule.asynchronous:
+        held = ", ".join(str(rank.versions) for rank in run.ranks)
+        lines.append(f"versions of the weights on each rank, at most: {held}")
     border_bytes = max(rank.border_bytes for rank in run.ranks)
     if border_bytes > 0:
         lines.append(
@@ -154,7 +164,7 @@ def run_document(run: Run) -> dict[str, object]:
         "model": job.model,
         **job.schedule.to_dict(),
         "stages": len(job.stages),
-        "replicas": job.replicas,
+        "replicas": list(job.degrees) if len(set(job.degrees)) > 1 else job.replicas,
         "sharing": job.sharing.value,
         "microbatches": job.microbatches,
         "samples_per_microbatch": job.microbatch,
@@ -180,6 +190,7 @@ def _rank_document(run: Run, rank: int) -> dict[str, object]:
         "promised": None if promised is None else vars(promised),
         "passes_median_s": {what: median(times_s) for what, times_s in sorted(_passes(run, rank).items())},
         "border_bytes": found.border_bytes,
+        "versions": found.versions,
     }
 
 

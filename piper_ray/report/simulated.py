@@ -14,7 +14,6 @@ from piper_ray.model.schedule import ScheduleName
 from piper_ray.report.summary import rates_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.simulate.result import RankSimulation, Simulation
-from piper_ray.simulate.timeline import VERSIONS_IN_FIXED
 
 _WHAT = {
     ScheduleName.TWO_BW: "asynchronous 1F1B with two versions of the weights: never drained, updates a batch late",
@@ -71,8 +70,8 @@ def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
     parts_s = (rank.compute_s, rank.communication_s, rank.waiting_s, rank.bubble_s)
     shares = [share_text(seconds / length_s) if length_s > 0 else "-" for seconds in parts_s]
     scale = size_scale(simulation.peak_memory_bytes)
-    unused_bytes = simulation.memory_limit_bytes - rank.peak_memory_bytes
-    over = unused_bytes < -1e-9 * simulation.memory_limit_bytes
+    unused_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes
+    over = unused_bytes < -1e-9 * rank.memory_limit_bytes
     unused = f"over by {size_text(-unused_bytes, 3)}" if over else size_text(max(0.0, unused_bytes), 3)
     in_flight = "+".join(str(count) for count in rank.in_flight)
     return [str(rank.devices), *shares, in_flight, scale.with_unit(rank.peak_memory_bytes), unused]
@@ -188,7 +187,7 @@ def _communication(simulation: Simulation) -> Iterator[str]:
 def _memory(simulation: Simulation) -> Iterator[str]:
     """What is missing everywhere; of what is unused, by neighbouring ranks with about as much, the largest amounts."""
     limit_bytes = simulation.memory_limit_bytes
-    unused = [limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
+    unused = [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in simulation.ranks]
     for short, ranks in _runs([x < -1e-9 * limit_bytes for x in unused]):
         if short:
             yield f"{size_text(-min(unused[rank] for rank in ranks))} too little memory on {ranks_text(ranks)}"
@@ -212,16 +211,16 @@ def _versions(simulation: Simulation) -> Iterator[str]:
 
     def most_bytes(numbers: Sequence[int]) -> float:
         return max(
-            max(0, number - VERSIONS_IN_FIXED) * simulation.stages[rank.stages[0]].weights_bytes
+            number * simulation.stages[rank.stages[0]].weights_bytes
             for number, rank in zip(numbers, simulation.ranks, strict=True)
         )
 
     stashed = [versions.stashed for versions in known]
     synced = [versions.vertical_sync for versions in known]
     yield (
-        f"weight stashing keeps {_spread(stashed)} versions of the weights, up to {size_text(most_bytes(stashed))} "
-        f"beyond the two in the input's fixed memory; vertical sync {_spread(synced)}, up to "
-        f"{size_text(most_bytes(synced))}"
+        f"weight stashing keeps {_spread(stashed)} versions of the weights, up to {size_text(most_bytes(stashed))}; "
+        f"vertical sync {_spread(synced)}, up to {size_text(most_bytes(synced))}; the peaks have those of "
+        + ("vertical sync" if simulation.options.vertical_sync else "stashing")
     )
 
 

@@ -47,18 +47,24 @@ _STYLES = {Status.OPTIMAL: "bold green", Status.FEASIBLE: "bold yellow"}
 
 
 def instance_lines(instance: Instance) -> list[str]:
-    """What is to be planned and on what: two lines."""
+    """What is to be planned and on what: two lines, and one for each kind of devices where there are several."""
     name = f"{printable(instance.name)}: " if instance.name else ""
     degrees = ", ".join(str(degree) for degree in instance.degrees)
     workload = (
         f"Workload  {name}{plural(len(instance.layers), 'layer')}, {plural(len(instance.edges), 'edge')}, "
         f"tensor-parallel degrees {degrees or 'none'}"
     )
-    cluster = (
-        f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}, "
-        f"M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"
-    )
-    return [workload, cluster]
+    head = f"Cluster   K = {instance.devices:,} devices, N = {batch_text(instance.batch)}"
+    kinds = instance.cluster.kinds
+    if not kinds:
+        return [workload, f"{head}, M = {memory_text(instance.memory_bytes)}, B = {links_text(instance.cluster)}"]
+    between = given_size_text(instance.cluster.between_bytes_per_s or 0.0)
+    of_kinds = [
+        f"Kind      {printable(x.name)}: K = {x.cluster.devices:,}, M = {memory_text(x.cluster.memory_bytes)}, "
+        f"B = {links_text(x.cluster)}"
+        for x in kinds
+    ]
+    return [workload, f"{head}, B = {between}/s between kinds", *of_kinds]
 
 
 def links_text(cluster: Cluster) -> str:
@@ -118,7 +124,8 @@ def _unkept_text(simulation: Simulation, slower: float) -> str:
     if simulation.sustaining is None:
         return text
     kept = ", ".join(map(str, simulation.sustaining))
-    return f"{text}; {kept} in flight would do (--sustained plans so, with the memory that it takes)"
+    how = " (--sustained plans so, with the memory that it takes)" if simulation.schedule == PAPERS_SCHEDULE else ""
+    return f"{text}; {kept} in flight would do{how}"
 
 
 def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
@@ -308,11 +315,15 @@ def _layers_table(
     layers_width = free - tmpcs_width
     numbers = [Column(head, right=True) for head in (("#", "rank") if rank_of else ("#",))]
     degrees = [Column(head, right=True) for head in ("d", "t", "devices")]
+    has_kinds = any(stage.kind for stage in plan.stages)
+    if has_kinds:
+        numbers.append(Column("kind"))
     columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]
     rows = [
         [
             str(number),
             *([str(rank_of[number - 1])] if rank_of else []),
+            *([printable(stage.kind)] if has_kinds else []),
             layers_text(instance, stage.layers, layers_width),
             str(stage.data_parallel_degree),
             str(stage.tensor_parallel_degree),
@@ -337,7 +348,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
             *(times.text(part) for part in (stage.time_s, stage.compute_s, stage.communication_s, stage.resync_s)),
             sizes.text(stage.memory_bytes),
             sizes.text(stage.activation_bytes),
-            f"{100 * stage.memory_bytes / instance.memory_bytes:.1f}",
+            f"{100 * stage.memory_bytes / stage.memory_limit_bytes:.1f}",
             "both" if len(binds) == 2 else "".join(binds),
         ]
         for number, stage in enumerate(evaluation.stages, start=1)

@@ -7,16 +7,17 @@ import io
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text, given_size_text, plural, printable, size_text, time_text
+from piper_ray.report.findings_table import FindingsTable
 from piper_ray.report.terminal import Column, LiveLog, print_table
-from piper_ray.sweep.demand import Demand, PointKind
+from piper_ray.sweep.demand import Demand, PointKind, kind_of
 from piper_ray.sweep.findings import Record, best_of_each, comparisons
-from piper_ray.sweep.point import Best, Progress, Sweep
+from piper_ray.sweep.plan_point import PlanPoint
+from piper_ray.sweep.point import Best, Point, Progress, Sweep
 
 _LINE_EVERY_S = 10.0
 
@@ -64,6 +65,9 @@ def progress_text(progress: Progress) -> str:
 def best_text(best: Best) -> str:
     """What was found, where, and why that one of several that are as fast."""
     point = best.point
+    if isinstance(point, PlanPoint):
+        where = f"{plural(point.nodes, 'node')} of {point.gpu}, batch {point.batch:,}, {point.precision}"
+        return f"{time_text(best.time_per_sample_s)}/sample on {where} ({point.trained_by})"
     why = f", of {best.alike:,} as fast with the fewest devices, then the least memory" if best.alike > 1 else ""
     return (
         f"{time_text(best.time_per_sample_s)}/microbatch at K = {point.devices:,}, N = {point.microbatches:,}, "
@@ -73,10 +77,32 @@ def best_text(best: Best) -> str:
 
 def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
     """What a sweep will take: a row for each kind of point."""
-    counts = Counter(PointKind.of(point) for point in sweep.points)
+    solved = [point for point in sweep.points if isinstance(point, Point)]
+    if solved:
+        _print_solves(console, solved, demand)
+        console.print()
+    plans = Counter(kind_of(point) for point in sweep.points if isinstance(point, PlanPoint))
+    if plans:
+        rows = [[*map(str, kind), f"{points:,}"] for kind, points in plans.items()]
+        names = [Column(head) for head in ("model", "runtime", "precision")]
+        print_table(console, [*names, Column("nodes", right=True), Column("plans", right=True)], rows)
+        console.print()
+    seconds = sum(demand.seconds(point) for point in sweep.points)
+    subjects = {point.workload for point in solved}
+    models = {point.workload for point in sweep.points} - subjects
+    of = [plural(len(found), word) for found, word in ((subjects, "workload"), (models, "model")) if found]
+    console.print(
+        f"{plural(len(sweep.points), 'point')} of {' and '.join(of)}, about {duration_text(seconds)} on one core by a "
+        "rough forecast",
+        soft_wrap=True,
+    )
+
+
+def _print_solves(console: Console, points: Sequence[Point], demand: Demand) -> None:
+    counts = Counter(PointKind.of(point) for point in points)
     rows = []
-    for kind, points in counts.items():
-        sample = next(point for point in sweep.points if PointKind.of(point) == kind)
+    for kind, count in counts.items():
+        sample = next(point for point in points if PointKind.of(point) == kind)
         forecast = demand.lattice(sample)
         need = demand.memory_bytes(sample)
         rows.append(
@@ -86,22 +112,15 @@ def print_forecast(console: Console, sweep: Sweep, demand: Demand) -> None:
                 "yes" if kind.tensor_parallelism else "no",
                 kind.recompute,
                 kind.schedule,
-                f"{points:,}",
+                f"{count:,}",
                 "?" if forecast.downsets is None else f"{forecast.downsets:,}",
                 "?" if need is None else size_text(need, 2),
-                duration_text(points * demand.seconds(sample)),
+                duration_text(count * demand.seconds(sample)),
             ]
         )
     heads = ("points", "downsets", "memory of a worker", "about, on one core")
     columns = [Column("workload"), Column("planner"), Column("t > 1"), Column("recompute"), Column("schedule")]
     print_table(console, [*columns, *(Column(head, right=True) for head in heads)], rows)
-    console.print()
-    seconds = sum(demand.seconds(point) for point in sweep.points)
-    console.print(
-        f"{plural(len(sweep.points), 'point')} of {plural(len(sweep.graphs), 'workload')}, about "
-        f"{duration_text(seconds)} on one core by a rough forecast",
-        soft_wrap=True,
-    )
 
 
 def outcome_lines(progress: Progress) -> list[str]:
@@ -110,44 +129,26 @@ def outcome_lines(progress: Progress) -> list[str]:
     counts = [f"{plural(progress.recorded + progress.done, 'point')} of {progress.points:,} on record{before}"]
     if progress.infeasible:
         counts.append(f"{progress.infeasible:,} infeasible")
+    if progress.refused:
+        counts.append(f"{progress.refused:,} refused")
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in progress.errors.most_common())
     counts.append(f"{progress.failed:,} failed" + (f" ({kinds})" if kinds else ""))
     lines = [", ".join(counts)]
     of_run = " in this run" if progress.recorded else ""
     lines += [f"best of {label}{of_run}: {best_text(best)}" for label, best in sorted(progress.best.items())]
     if progress.done:
-        capacity_s = progress.run_s * max(1, progress.workers)
+        capacity_s = max(progress.worker_s, 1e-9)
         lines.append(
             f"{progress.start_s + progress.run_s:.1f} s: {progress.start_s:.1f} s to start, {progress.run_s:.1f} s on "
             f"{plural(progress.workers, 'worker')}, which solved for {progress.solving_s:.1f} s, "
-            f"{100 * min(1.0, progress.solving_s / capacity_s):.0f} % of their time"
+            f"{100 * min(1.0, progress.solving_s / capacity_s):.0f} % of their time; {progress.cpu_s:.1f} s of CPU, "
+            f"{100 * progress.cpu_s / capacity_s:.0f} %, {time_text(progress.cpu_s / progress.done, 3)} a point"
         )
     return lines
 
 
 MOST_COLUMNS = 8
 """The most curves of a table by devices."""
-
-
-@dataclass(frozen=True)
-class FindingsTable:
-    """A title, and cells as text. left: how many columns hold words; the others hold figures."""
-
-    title: str
-    heads: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: int
-
-    @property
-    def columns(self) -> list[Column]:
-        """The columns for a terminal."""
-        return [Column(head, right=index >= self.left) for index, head in enumerate(self.heads)]
-
-    def markdown(self) -> str:
-        marks = ["---" if index < self.left else "---:" for index in range(len(self.heads))]
-        rows = [self.heads, tuple(marks), *self.rows]
-        cells = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
-        return f"## {self.title}\n\n" + "\n".join(cells) + "\n"
 
 
 def tables(records: Sequence[Record]) -> list[FindingsTable]:

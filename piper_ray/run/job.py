@@ -4,10 +4,12 @@ measured: steps, and of one of them what each rank did and held; or what went wr
 from __future__ import annotations
 
 import ast
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import accumulate
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +17,10 @@ from piper_ray.model import arguments
 from piper_ray.model.cores import share_of_cores
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import plural, time_text
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.run.stream import PassStream
 from piper_ray.simulate.actions import ActionKind, flush_lists
+from piper_ray.simulate.steady import rule_in_flight
 from piper_ray.workloads.formats.plans import PlannedDocument
 
 if TYPE_CHECKING:
@@ -60,7 +64,8 @@ class JobOptions:
     """How a plan is run. Raises UsageError for what makes no sense.
 
     model, arguments: of the factory; inputs: as ``profile`` takes them. microbatches: N; microbatch: samples of one;
-    None: the plan's own. steps: measured ones, after those of the ``warm_up`` and two more.
+    None: the plan's own. steps: measured ones, after those of the ``warm_up`` and two more. vertical_sync: under
+    PipeDream.
     """
 
     model: str
@@ -72,6 +77,7 @@ class JobOptions:
     sharing: Replicas
     steps: int
     warm_up: int
+    vertical_sync: bool
 
     def __post_init__(self) -> None:
         arguments.of_kind("model", self.model, str, "a factory, such as 'model.py:build'")
@@ -108,22 +114,24 @@ def _plain(key: str, value: object) -> object:
 class Job(JobOptions):
     """What the ranks of a run are told.
 
-    stages: the layers of each, front to back; replicas: d. microbatches: N; microbatch: samples of one.
+    stages: the layers of each, front to back; degrees: d of each. in_flight: the microbatches that a replica of each
+    stage keeps under an asynchronous schedule. microbatches: N; microbatch: samples of one.
 
     model, arguments: of the factory; inputs: as ``profile`` takes them. steps: measured ones, after ``steps_before``
     others, of which ``warm_up`` are the warm-up's. threads: the threads of each rank, on a CPU.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
-    >>> measured.job.replicas  # doctest: +SKIP
+    >>> measured.job.degrees  # doctest: +SKIP
     """
 
     microbatches: int
     microbatch: int
     stages: tuple[tuple[LayerJob, ...], ...]
     schedule: Schedule
-    replicas: int
+    degrees: tuple[int, ...]
     threads: int
+    in_flight: tuple[int, ...] = ()
 
     @property
     def places(self) -> int:
@@ -131,9 +139,24 @@ class Job(JobOptions):
         return len(self.stages) // self.schedule.v
 
     @property
+    def replicas(self) -> int:
+        """d of all stages, under a flush."""
+        return self.degrees[0]
+
+    @property
     def ranks(self) -> int:
-        """p d: rank r d + i is replica i of place r."""
-        return self.places * self.replicas
+        """Place by place, and within one replica by replica."""
+        return sum(self.degrees[: self.places])
+
+    def seat(self, rank: int) -> tuple[int, int]:
+        """The place and the replica that a rank is."""
+        first = [0, *accumulate(self.degrees[: self.places])]
+        place = bisect_right(first, rank) - 1
+        return place, rank - first[place]
+
+    def rank_of(self, place: int, replica: int) -> int:
+        """The rank that is a replica of a place."""
+        return sum(self.degrees[:place]) + replica
 
     @property
     def steps_before(self) -> int:
@@ -148,13 +171,15 @@ class Job(JobOptions):
 
     def stages_of(self, rank: int) -> tuple[int, ...]:
         """What a rank holds, by chunk."""
-        return self.schedule.stages_of_rank(rank // self.replicas, self.places)
+        place, _ = self.seat(rank)
+        return self.schedule.stages_of_rank(place, self.places)
 
     def name_of(self, rank: int) -> str:
         """``rank 1 (stage 2, replica 1)``."""
         stages = self.stages_of(rank)
         text = f"rank {rank} (stage{'s' if len(stages) > 1 else ''} {', '.join(str(stage + 1) for stage in stages)}"
-        return f"{text}, replica {rank % self.replicas})" if self.replicas > 1 else f"{text})"
+        place, replica = self.seat(rank)
+        return f"{text}, replica {replica})" if self.degrees[place] > 1 else f"{text})"
 
 
 def pass_lists(schedule: Schedule, places: int, microbatches: int) -> tuple[tuple[Pass, ...], ...]:
@@ -223,11 +248,6 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
         raise UsageError("the plan does not say how many microbatches a batch has; expected --microbatches N")
     if microbatch is None:
         raise UsageError("the plan does not say how many samples a microbatch has; expected --microbatch-size SAMPLES")
-    if schedule.asynchronous:
-        raise UsageError(
-            f"schedule {schedule.name.value} never drains, and torch has no such schedule; expected a plan for one "
-            "that flushes each batch (solve --schedule 1f1b), or --schedule 1f1b to run this one so"
-        )
     for number, stage in enumerate(plan.stages, start=1):
         if stage.tensor_parallel_degree > 1:
             raise UsageError(
@@ -235,13 +255,14 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
                 "and cannot divide a layer; expected a plan with t = 1 (solve --no-tensor-parallel)"
             )
     degrees = [stage.data_parallel_degree for stage in plan.stages]
-    if len(set(degrees)) > 1:
+    if not schedule.asynchronous and len(set(degrees)) > 1:
         raise UsageError(
             f"the stages have data-parallel degrees {', '.join(map(str, degrees))}: torch's pipelines have one for all "
             "stages; expected a plan with one (solve --same-degrees, or a schedule with a flush)"
         )
-    if microbatches % degrees[0]:
-        raise UsageError(f"{microbatches} microbatches cannot be shared by {degrees[0]} replicas; expected a multiple")
+    for d in degrees:
+        if microbatches % d:
+            raise UsageError(f"{microbatches} microbatches cannot be shared by {d} replicas; expected a multiple")
     if len(plan.stages) % schedule.v:
         raise UsageError(
             f"schedule {schedule.name.value} puts {schedule.v} stages on each rank; the plan has {len(plan.stages)}, "
@@ -252,12 +273,41 @@ def job_of(plan: PlannedDocument, schedule: Schedule, options: JobOptions) -> Jo
         "microbatch": microbatch,
         "stages": _layers(plan),
         "schedule": schedule,
-        "replicas": degrees[0],
-        "threads": _threads(plan, len(plan.stages) // schedule.v * degrees[0]),
+        "degrees": tuple(degrees),
+        "threads": _threads(plan, sum(degrees) // schedule.v),
+        "in_flight": (plan.in_flight or rule_in_flight(degrees)) if schedule.asynchronous else (),
     }
     job = Job(**(vars(options) | planned))
-    PipelinePlan.of(job)  # raises where there is none
+    if schedule.asynchronous:
+        _check_stream(job)
+    else:
+        PipelinePlan.of(job)  # raises where there is none
+    if job.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
+        raise UsageError(f"vertical sync: schedule {schedule.name.value} has one version in all stages anyway")
     return job
+
+
+def pass_stream(job: Job) -> PassStream:
+    """All passes of the run under an asynchronous schedule: those of the steps, and of more in which it drains."""
+    depth = max(y * d for y, d in zip(job.in_flight, job.degrees, strict=True))
+    batches = job.steps_before + job.steps + -(-depth // job.microbatches)
+    return PassStream(job.schedule.name, job.degrees, job.in_flight, job.microbatches, batches, job.vertical_sync)
+
+
+def _check_stream(job: Job) -> None:
+    """Raises UsageError for a job that cannot go on for ever."""
+    name = job.schedule.name.value
+    if job.device != "cpu":
+        raise UsageError(f"schedule {name} runs over gloo alone; expected --device cpu")
+    if job.sharing is not Replicas.DDP:
+        raise UsageError(f"schedule {name} keeps versions of whole weights; expected --replicas ddp")
+    for number, (y, d) in enumerate(zip(job.in_flight, job.degrees, strict=True), start=1):
+        if job.schedule.name is ScheduleName.TWO_BW and y * d > job.microbatches:
+            raise UsageError(
+                f"stage {number} keeps {y * d} microbatches in flight, and a batch has {job.microbatches}: two versions"
+                " of the weights are enough for larger batches alone; expected more --microbatches"
+            )
+    replace(pass_stream(job), batches=3).order()
 
 
 def _threads(plan: PlannedDocument, ranks: int) -> int:
@@ -283,7 +333,8 @@ class Stretch:
     """A stretch of a rank's time, in seconds since the step began.
 
     what: "F", "B", "I", "W", "all-reduce" or "optimizer". stage, microbatch: their numbers in the plan
-    and in the batch, from 0; None where it is of none.
+    and in the batch, from 0; None where it is of none. version: the updates in the weights that a pass used, under an
+    asynchronous schedule; its microbatches count on into the next batch.
 
     >>> stretch = Stretch("forward", 0, 3, 0.5, 0.75)
     >>> stretch.end_s - stretch.start_s
@@ -295,6 +346,7 @@ class Stretch:
     microbatch: int | None
     start_s: float
     end_s: float
+    version: int | None = None
 
     @property
     def duration_s(self) -> float:
@@ -307,7 +359,7 @@ class RankRun:
     """What one rank did in the step that is shown, and held at most in any.
 
     stretches: one after the other. border_bytes: the part of the peak that torch keeps of all microbatches to receive
-    into.
+    into. versions: of its weights, the most at a time.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -320,6 +372,7 @@ class RankRun:
     stretches: tuple[Stretch, ...]
     peak_memory_bytes: float
     border_bytes: float
+    versions: int = 1
 
     def _sum_s(self, *what: str) -> float:
         return sum(one.duration_s for one in self.stretches if one.what in what)

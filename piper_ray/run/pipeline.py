@@ -29,7 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.data import PassInputs
-from piper_ray.run.job import Pass, PipelinePlan, Replicas, Stretch
+from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas, Stretch
 from piper_ray.run.stages import Border, StageModule, borders_of, cuts_of, untouched
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.simulate.communication import Handing, in_time
@@ -59,6 +59,7 @@ class _Open:
     microbatch: int | None
     start: Mark
     end: Mark
+    version: int | None = None
 
 
 class Recorder:
@@ -74,10 +75,10 @@ class Recorder:
         self._open.clear()
         self._begun = self.clock()
 
-    def add(self, what: str, stage: int | None, k: int | None, start: Mark) -> None:
-        """Notes a stretch from ``start`` until now."""
+    def add(self, what: str, stage: int | None, k: int | None, start: Mark, version: int | None = None) -> None:
+        """Notes a stretch from ``start`` until now. version: of the weights that it used."""
         microbatch = None if k is None else self._first + k * self._apart
-        self._open.append(_Open(what, stage, microbatch, start, self.clock()))
+        self._open.append(_Open(what, stage, microbatch, start, self.clock(), version))
 
     def lengthen(self) -> None:
         """The last stretch lasts until now."""
@@ -87,7 +88,7 @@ class Recorder:
         """The stretches of the step, in seconds since it began, once the device is done with it."""
         begun_s = self._begun()
         return [
-            Stretch(one.what, one.stage, one.microbatch, one.start() - begun_s, one.end() - begun_s)
+            Stretch(one.what, one.stage, one.microbatch, one.start() - begun_s, one.end() - begun_s, one.version)
             for one in self._open
         ]
 
@@ -185,6 +186,23 @@ class TableSchedule(_PipelineScheduleRuntime):
         return losses
 
 
+def divided_model(
+    spec: str, stages: Sequence[Sequence[LayerJob]], model: TrainableModel, of_loss: Inputs, *, whole: bool
+) -> tuple[list[StageModule], list[Border], StageLoss]:
+    """A model on the CPU as the modules of all stages, what these receive and send, and the loss of the last one's
+    output. whole: see ``StageModule``. Raises InputError for a model that the plan does not fit."""
+    with untouched(model.module):
+        traced = _traced(spec, stages, model)
+        loss = StageLoss(spec, traced.result, model.loss)
+        modules = [StageModule(cut, traced.layers, whole=whole) for cut in cuts_of(spec, stages, traced)]
+        tensors = PassInputs.of(model.inputs).tensors
+        borders = borders_of(spec, modules, tensors, lambda outputs: loss(outputs, of_loss))
+    for module, border in zip(modules, borders, strict=True):
+        module.copied = border.written
+        module.sends = border.sent if module is not modules[-1] else None
+    return modules, borders, loss
+
+
 class Pipeline:
     """modules: the modules of this rank's stages, by stage. border_bytes: the bytes that torch keeps to receive into.
     reads_inputs: whether they read inputs of the model. has_loss: whether the last stage is here."""
@@ -205,12 +223,7 @@ class Pipeline:
         """
         self.plan, self.device = plan, device
         place, replica = (mesh.get_local_rank(name) for name in ("pp", "dp"))
-        with untouched(model.module):
-            traced = _traced(spec, plan, model)
-            loss = StageLoss(spec, traced.result, model.loss)
-            stages = [StageModule(cut, traced.layers, whole=plan.splits) for cut in cuts_of(spec, plan.stages, traced)]
-            tensors = PassInputs.of(model.inputs).tensors
-            borders = borders_of(spec, stages, tensors, lambda outputs: loss(outputs, of_loss))
+        stages, borders, loss = divided_model(spec, plan.stages, model, of_loss, whole=plan.splits)
         self.recorder = Recorder(clock_of(device), replica, plan.replicas)
         self._sum_group = mesh.get_group("dp") if sums_by_hand(plan) else None
         self.modules: dict[int, nn.Module] = {}
@@ -218,8 +231,6 @@ class Pipeline:
         timed = []
         for stage in plan.stages_of(place):
             module, border = stages[stage], borders[stage]
-            module.copied = border.written
-            module.sends = border.sent if stage < len(stages) - 1 else None
             self.modules[stage] = shared(module.on(device), plan, mesh, border)
             self.border_bytes += _border_bytes(plan, stage, border)
             timed.append(
@@ -303,9 +314,9 @@ def _kind(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _traced(spec: str, plan: PipelinePlan, model: TrainableModel) -> TracedModel:
+def _traced(spec: str, stages: Sequence[Sequence[LayerJob]], model: TrainableModel) -> TracedModel:
     """The model traced; its layers are those of the plan."""
-    paths = sorted({layer.path for stage in plan.stages for layer in stage})
+    paths = sorted({layer.path for stage in stages for layer in stage})
     known = {path for path, _ in model.module.named_modules(remove_duplicate=False)}
     name = type(model.module).__name__
     what = f"is in the plan, and {name} has no such module; expected the model that was planned"
@@ -348,12 +359,17 @@ def shared(module: StageModule, plan: PipelinePlan, mesh: DeviceMesh, border: Bo
     group = mesh.get_group("dp")
     if not sums_by_hand(plan):
         return DistributedDataParallel(module, process_group=group, find_unused_parameters=border.idle)
+    begin_alike(module, group)
+    return module
+
+
+def begin_alike(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Gives all replicas the first one's numbers, as torch's wrapper does."""
     with torch.no_grad():
-        for tensor in [*module.parameters(), *module.buffers()]:  # as the wrapper does
+        for tensor in [*module.parameters(), *module.buffers()]:
             sent = tensor.contiguous()
             dist.broadcast(sent, group=group, group_src=0)
             tensor.copy_(sent)
-    return module
 
 
 def _own_layers(layers: Mapping[int, nn.Module], writing: Collection[int]) -> list[nn.Module]:

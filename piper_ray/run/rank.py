@@ -20,8 +20,10 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -34,6 +36,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, PiperRayError, UsageError
+from piper_ray.run.asynchronous import AsynchronousStage
 from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.pipeline import PassFailed, Pipeline
@@ -113,7 +116,9 @@ def peak_memory(device: torch.device) -> _AllocatedBytes | _LiveBytes:
 
 
 _CPU = torch.device("cpu")
-_LEARNING_RATE = 1e-4
+_optimizer = partial(torch.optim.AdamW, lr=1e-4)
+_FOLLOWED = 2
+"""The steps during which memory is followed; the optimizer's state is made in the first."""
 
 Progress = Callable[[int], None]
 """Steps done, those of the warm-up included."""
@@ -151,7 +156,7 @@ class _RankStep:
 
     @property
     def end_s(self) -> float:
-        return max(stretch.end_s for stretch in self.stretches)
+        return max((stretch.end_s for stretch in self.stretches), default=0.0)
 
 
 def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
@@ -160,11 +165,13 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     Random numbers, of dropout say, begin with the rank's own number: replicas differ in them, and runs do not. Raises
     InputError and UsageError for a model that does not fit the plan, PassFailed for an error in a pass.
     """
+    if job.schedule.asynchronous:
+        return _train_without_end(job, device, progress)
     mesh = init_device_mesh(device.type, (job.places, job.replicas), mesh_dim_names=("pp", "dp"))
     training = RankTraining(job, mesh, device)
     torch.manual_seed(dist.get_rank())
     parameters = training.pipeline.parameters()
-    optimizer = torch.optim.AdamW(parameters, lr=_LEARNING_RATE) if parameters else None
+    optimizer = _optimizer(parameters) if parameters else None
     memory = peak_memory(device)
     with memory:
         for module in training.pipeline.modules.values():
@@ -177,7 +184,61 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
         progress(done)
         steps.append(_step(training, optimizer))
     progress(job.steps_before + job.steps)
-    return _gathered(job, device, training.pipeline.border_bytes, memory.peak_bytes, steps)
+    return _gathered(job, device, steps, memory.peak_bytes, border_bytes=training.pipeline.border_bytes)
+
+
+def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Run | None:
+    """See ``train``: batch follows batch. A step lasts from the end of a batch on the last rank to that of the next."""
+    factory = find_factory(job.model, dict(job.arguments))
+    declared = [parse_input(text) for text in job.inputs]
+    model = factory.build(job.microbatch, _CPU, declared)
+    stage = AsynchronousStage(job, model, Data(factory, model, declared, job.microbatch), _optimizer)
+    torch.manual_seed(dist.get_rank())
+    ends: list[Callable[[], float]] = [stage.recorder.clock()]
+    memory = peak_memory(device)
+    with ExitStack() as followed:
+        followed.enter_context(memory)
+        memory.held([*stage.module.parameters(), *stage.module.buffers()])
+
+        def batch_done(done: int) -> None:
+            ends.append(stage.recorder.clock())
+            progress(min(done, job.steps_before + job.steps))
+            if done == 1:
+                memory.forget_peak()
+            if done == _FOLLOWED:
+                followed.close()
+
+        _together(device)
+        stage.recorder.begin()
+        ends[0] = stage.recorder.clock()
+        stage.run(batch_done)
+    done_s: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(done_s, [end() - ends[0]() for end in ends])
+    steps = _batches(stage, [max(of_ranks) for of_ranks in zip(*done_s, strict=True)])
+    told = steps[: job.steps_before + job.steps]
+    return _gathered(job, device, told, memory.peak_bytes, versions=stage.weights.most)
+
+
+def _batches(stage: AsynchronousStage, ends_s: list[float]) -> list[_RankStep]:
+    """What a rank did from the end of each batch to that of the next. Stretches that an end cuts count on both sides;
+    microbatches count from the first of the batch."""
+    found = []
+    all_stretches = stage.recorder.stretches()
+    for number, (start_s, end_s) in enumerate(pairwise(ends_s)):
+        first = number * stage.stream.microbatches
+        stretches = [
+            replace(
+                one,
+                microbatch=None if one.microbatch is None else one.microbatch - first,
+                start_s=max(one.start_s, start_s) - start_s,
+                end_s=min(one.end_s, end_s) - start_s,
+            )
+            for one in all_stretches
+            if one.start_s < end_s and one.end_s > start_s
+        ]
+        losses = [loss for k, loss in stage.losses.items() if k // stage.stream.microbatches == number]
+        found.append(_RankStep(stretches, (sum(losses), len(losses))))
+    return found
 
 
 def _step(training: RankTraining, optimizer: torch.optim.Optimizer | None) -> _RankStep:
@@ -204,7 +265,13 @@ def _together(device: torch.device) -> None:
 
 
 def _gathered(
-    job: Job, device: torch.device, border_bytes: float, peak_bytes: float, steps: list[_RankStep]
+    job: Job,
+    device: torch.device,
+    steps: list[_RankStep],
+    peak_bytes: float,
+    *,
+    border_bytes: float = 0.0,
+    versions: int = 1,
 ) -> Run | None:
     ranks = dist.get_world_size()
     found: list[tuple[list[float], list[tuple[float, int]]]] = [([], []) for _ in range(ranks)]
@@ -220,10 +287,11 @@ def _gathered(
     own = RankRun(
         name=job.name_of(rank),
         stages=job.stages_of(rank),
-        replica=rank % job.replicas,
+        replica=job.seat(rank)[1],
         stretches=tuple(steps[job.steps_before + shown].stretches),
         peak_memory_bytes=float(peak_bytes),
         border_bytes=border_bytes,
+        versions=versions,
     )
     runs: list[RankRun | None] = [None] * ranks
     dist.gather_object(own, runs if rank == 0 else None)

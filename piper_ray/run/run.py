@@ -41,6 +41,7 @@ def run(
     microbatch: int | None = None,
     arguments_of_model: Mapping[str, object] | None = None,
     inputs: Iterable[str] = (),
+    vertical_sync: bool = False,
 ) -> Run:
     """Trains a PyTorch model by a plan, in processes on this machine, and measures it.
 
@@ -48,7 +49,8 @@ def run(
     needs its ``instance``, which also makes the promise that the run is held against; without one it is what the plan's
     document says. schedule: None, the plan's own. steps: measured, after ``warm_up`` others. device: "cpu" or "cuda",
     where each rank takes a GPU. sharing: "ddp" or "fully-shard", how replicas of a stage share their work.
-    microbatches, microbatch: N, and samples of one, in place of the plan's.
+    microbatches, microbatch: N, and samples of one, in place of the plan's. vertical_sync: under pipedream all stages
+    use the version of the weights that a microbatch came in with.
 
     Raises UsageError for a plan that torch's pipelines cannot run, InputError for a model that the plan does not fit
     and for what goes wrong in it, LimitError where memory is not enough, and ClusterError where a process is lost.
@@ -66,6 +68,7 @@ def run(
         sharing=Replicas(arguments.choice("sharing", sharing, Replicas)),
         steps=steps,
         warm_up=warm_up,
+        vertical_sync=vertical_sync,
     )
     job, promise = prepared(plan, instance, schedule, options)
     stop: Stop[Any] = Stop()

@@ -12,15 +12,15 @@ from piper_ray.simulate.trace import Event, document, simulation_events, stretch
 
 def run_trace(run: Run) -> dict[str, object]:
     """The shown step in Chrome's trace format, and the simulated one where there is a simulation: both begin at 0.
+    An asynchronous schedule has no step that begins at 0: its simulation is left out.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
     >>> events = piper_ray.run_trace(measured)["traceEvents"]  # doctest: +SKIP
     """
-    replicas = run.job.replicas
-    events = list(_measured(run))
-    if run.simulation is not None:
-        tracks = [place * (replicas + 1) + replicas for place in range(run.job.places)]
+    job, events = run.job, list(_measured(run))
+    if run.simulation is not None and not job.schedule.asynchronous:
+        tracks = [place + job.rank_of(place, job.degrees[place]) for place in range(job.places)]
         events += simulation_events(run.simulation, tracks, "promised ")
     facts: Event = {
         "schedule": run.job.schedule.name.value,
@@ -41,9 +41,9 @@ def write_run_trace(run: Run, path: str | Path) -> None:
 
 
 def _measured(run: Run) -> Iterator[Event]:
-    replicas, chunks = run.job.replicas, run.job.schedule.v
+    chunks = run.job.schedule.v
     for number, rank in enumerate(run.ranks):
-        track = number // replicas * (replicas + 1) + rank.replica
+        track = number + run.job.seat(number)[0]
         yield from track_names(track, f"measured {rank.name}", 1, batch=True)
         for one in rank.stretches:
             part = PathPart(number, one.what, one.stage, one.microbatch, one.start_s, one.end_s)

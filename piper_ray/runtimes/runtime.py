@@ -147,8 +147,7 @@ class Runtime:
         """Degrees of context parallelism; the planner's t counts the devices of all groups."""
         if not self.setting.context:
             return {1}
-        rows = (row for layer in instance.layers for row in layer.tmpcs.values())
-        return {1, *(tmpc.mode.context for row in rows for tmpc in row)}
+        return {1, *instance.contexts}
 
     def restricted(
         self, restrictions: Restrictions, instance: Instance, schedule: ScheduleName, gpus_per_node: int
@@ -173,12 +172,23 @@ class Runtime:
 
 
 def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
-    """The number as given, else as the workload's links say, else the usual one; never more than there are devices."""
-    inner = instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
-    found = given or inner or USUAL_GPUS_PER_NODE
+    """The number as given, else as the workload's cluster says, else the usual one; never more than there are
+    devices."""
+    found = given or instance.cluster.node_devices or _domain(instance) or USUAL_GPUS_PER_NODE
     if found < 1:
         raise UsageError(f"a node has at least one GPU, not {found}")
     return min(found, instance.devices)
+
+
+def domain_of(instance: Instance, gpus_per_node: int) -> int:
+    """GPUs that share the fast link: those of a node of so many, or of several nodes."""
+    several = instance.cluster.node_devices is not None
+    return min(_domain(instance) or gpus_per_node, instance.devices) if several else gpus_per_node
+
+
+def _domain(instance: Instance) -> int | None:
+    """The devices of the innermost of several links."""
+    return instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
 
 
 _WHOLE_LAYERS = Recomputation.FULL.parts

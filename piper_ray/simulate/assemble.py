@@ -59,6 +59,7 @@ class _Scene:
     seconds: PassSeconds
     hops: tuple[Hop, ...]
     all_reduce_s: Floats
+    memory_limits_bytes: tuple[float, ...]
     microbatches: int
     planned_in_flight: tuple[int, ...] | None
 
@@ -74,6 +75,8 @@ class _Scene:
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
     """See ``run.simulate``; arguments are sound."""
     scene = _scene(instance, plan, schedule, options)
+    if options.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
+        raise UsageError(f"vertical sync: schedule {schedule.name.value} has one version in all stages anyway")
     if schedule.asynchronous and options.transfers.on_one_stream:
         raise UsageError(f"transfers on one stream: no runtime that has one runs schedule {schedule.name.value}")
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
@@ -102,9 +105,16 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     figures = stages.figures
     placed = layout(schedule, figures)
     cluster, devices = instance.cluster, plan.devices // schedule.v
-    bandwidth = transfer_bytes_per_s(cluster, devices)
+    kinds = [stage.kind for stage in plan.stages]
+
+    def rate(source: int, target: int) -> float:
+        return transfer_bytes_per_s(cluster, devices, kinds[source], kinds[target])
+
     replicas_bandwidth = np.array(
-        [replicas_bytes_per_s(cluster, devices, x.data_parallel_degree, x.tensor_parallel_degree) for x in figures]
+        [
+            replicas_bytes_per_s(cluster.of_kind(kind), devices, x.data_parallel_degree, x.tensor_parallel_degree)
+            for x, kind in zip(figures, kinds, strict=True)
+        ]
     )
     degrees = np.array([stage.data_parallel_degree for stage in figures])
     weights_bytes = np.array([stage.weights_bytes for stage in figures])
@@ -112,7 +122,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     forward_s = np.array([stage.forward_s for stage in figures])
     input_s = np.array([stage.input_s for stage in figures])
     weight_s = np.array([stage.weight_s for stage in figures])
-    charged = np.array(charged_s(stages, placed.places, bandwidth)) * (options.transfers is Transfers.IN_PASSES)
+    charged = np.array(charged_s(stages, placed.places, rate)) * (options.transfers is Transfers.IN_PASSES)
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
@@ -122,8 +132,9 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         stages,
         placed,
         PassSeconds(compute_s, communication_s),
-        hops(stages, placed.places, bandwidth, overlapped=options.transfers is not Transfers.IN_PASSES),
+        hops(stages, placed.places, rate, overlapped=options.transfers is not Transfers.IN_PASSES),
         all_reduce_s,
+        tuple(cluster.of_kind(kind).memory_bytes for kind in kinds),
         instance.microbatches,
         plan.in_flight if schedule.asynchronous else None,
     )
@@ -218,7 +229,6 @@ def _simulation(
         window_s=window_s,
         in_flight=in_flight,
         timeline=timeline,
-        memory_limit_bytes=instance.memory_bytes,
         notes=tuple(_pipeline_notes(scene)),
         all_reduces=after[0],
         optimizer_steps=after[1],
@@ -328,7 +338,9 @@ def _ranks(
         alike = rank.place, mine.stop - mine.start
         if alike not in known:
             known[alike] = held_microbatches(timeline, number)
-        versions = weight_versions(timeline, number) if scene.schedule.name is ScheduleName.PIPEDREAM else None
+        versions = None
+        if scene.schedule.name is ScheduleName.PIPEDREAM:
+            versions = weight_versions(timeline, number, scene.options.vertical_sync)
         if (alike, versions) not in memories:
             memories[alike, versions] = memory_steps(timeline, scene.figures, number, versions, known[alike])
         memory = memories[alike, versions]
@@ -351,6 +363,7 @@ def _ranks(
                 in_flight=tuple(int(microbatches.max(initial=0)) for microbatches in known[alike].microbatches),
                 peak_memory_bytes=memory.peak_bytes,
                 fixed_memory_bytes=memory.fixed_bytes,
+                memory_limit_bytes=scene.memory_limits_bytes[rank.stages[0]],
                 versions=versions,
             )
         )
@@ -381,10 +394,12 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
     return notes
 
 
-def transfer_bytes_per_s(cluster: Cluster, devices: int) -> float:
-    """The bandwidth for what the stages of a plan of so many devices hand over: some two neighbours have no other
-    link."""
-    _, bandwidth = _groups(cluster, devices)[-1]
+def transfer_bytes_per_s(cluster: Cluster, devices: int, one: str = "", other: str = "") -> float:
+    """The bandwidth for what two stages of a plan of so many devices hand over: some two neighbours have no other link.
+    one, other: the kinds of their devices, where there are several."""
+    if one != other and cluster.between_bytes_per_s is not None:
+        return cluster.between_bytes_per_s
+    _, bandwidth = _groups(cluster.of_kind(one), devices)[-1]
     return bandwidth
 
 
@@ -396,6 +411,8 @@ def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> floa
     row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)
     carried, near = float("inf"), 1
     for size, bandwidth in inner:
+        if size % t > 0:
+            continue  # replicas lie across groups
         together = min(Counter(replica * t // size for replica in range(row)).values())
         if together > near:
             carried, near = min(carried, near * bandwidth), together

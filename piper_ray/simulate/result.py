@@ -42,8 +42,8 @@ class RankSimulation:
     compute_s: passes and the optimizer, without transfers. communication_s: transfers that hold up passes, and
     all-reduce. waiting_s: nothing to do while what is next is on its way. bubble_s: nothing to do otherwise. They add
     up to the simulation's ``window_s``. in_flight: the most microbatches at once, for each of its stages.
-    fixed_memory_bytes: the part of the peak that is there all the time. versions: the versions of the weights, under
-    PipeDream.
+    fixed_memory_bytes: the part of the peak that is there all the time. memory_limit_bytes: what its devices have.
+    versions: the versions of the weights, under PipeDream.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -64,6 +64,7 @@ class RankSimulation:
     in_flight: tuple[int, ...]
     peak_memory_bytes: float
     fixed_memory_bytes: float
+    memory_limit_bytes: float
     versions: Versions | None
 
 
@@ -140,7 +141,6 @@ class Simulation:
     window_s: tuple[float, float]
     in_flight: tuple[int, ...] | None
     timeline: Timeline
-    memory_limit_bytes: float
     notes: tuple[str, ...]
     promised_s: float | None = None
     sustaining: tuple[int, ...] | None = None
@@ -186,6 +186,11 @@ class Simulation:
         return self.pipelines * sum(rank.devices for rank in self.ranks)
 
     @property
+    def memory_limit_bytes(self) -> float:
+        """What the devices have; with several kinds those that have most."""
+        return max(rank.memory_limit_bytes for rank in self.ranks)
+
+    @property
     def peak_memory_bytes(self) -> float:
         """The peak memory of a device of the fullest rank."""
         return max(rank.peak_memory_bytes for rank in self.ranks)
@@ -212,12 +217,11 @@ class Simulation:
     @property
     def memory_violations(self) -> list[str]:
         """Each rank that holds more than a device has, in words; numbered from 0."""
-        limit_bytes = self.memory_limit_bytes
         return [
             f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device, "
-            f"{bytes_text(rank.peak_memory_bytes - limit_bytes)} more than it has"
+            f"{bytes_text(rank.peak_memory_bytes - rank.memory_limit_bytes)} more than it has"
             for rank in self.ranks
-            if rank.peak_memory_bytes > limit_bytes * (1.0 + _MEMORY_TOLERANCE)
+            if rank.peak_memory_bytes > rank.memory_limit_bytes * (1.0 + _MEMORY_TOLERANCE)
         ]
 
     def memory(self, rank: int) -> MemorySteps:

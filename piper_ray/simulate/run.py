@@ -59,8 +59,9 @@ class SimulationOptions:
     latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. transfers:
     how stages hand over; on one stream under a flush alone. all_reduce, all_reduce_overlap, optimizer_s: as in
     ``StepTerms``; the overlap counts under a flush. in_flight: an ``InFlightRule``, or for each stage the microbatches
-    that a replica keeps in flight. samples_per_microbatch, tokens_per_sample: numbers of the batch, in place of the
-    instance's.
+    that a replica keeps in flight. vertical_sync: under pipedream the peaks of memory have the versions of the weights
+    that vertical sync keeps, in place of those of stashing. samples_per_microbatch, tokens_per_sample: numbers of the
+    batch, in place of the instance's.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -75,6 +76,7 @@ class SimulationOptions:
     all_reduce_overlap: float = 0.0
     optimizer_s: float = 0.0
     in_flight: InFlightRule | tuple[int, ...] = InFlightRule.RULE
+    vertical_sync: bool = False
     samples_per_microbatch: int | None = None
     tokens_per_sample: int | None = None
 
@@ -94,6 +96,7 @@ class SimulationOptions:
             "all_reduce_overlap": share("all_reduce_overlap", self.all_reduce_overlap),
             "transfers": arguments.choice("transfers", self.transfers, Transfers),
             "all_reduce": arguments.choice("all_reduce", self.all_reduce, AllReduce),
+            "vertical_sync": arguments.flag("vertical_sync", self.vertical_sync),
         }
         for name in ("samples_per_microbatch", "tokens_per_sample"):
             if getattr(self, name) is not None:

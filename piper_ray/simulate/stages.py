@@ -4,9 +4,9 @@ seconds fall on its passes: the one place that simulations ask."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations_with_replacement, pairwise
 from math import fsum
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import chosen_tmpcs, edge_violations, partition_violations
+from piper_ray.model.plan_rules import chosen_tmpcs, device_violations, edge_violations, partition_violations
 from piper_ray.model.schedule import UNEVEN, Schedule
 
 
@@ -47,7 +47,7 @@ class StageLoad:
     """One stage of a plan on one of its replicas: seconds for one microbatch, bytes on each device.
 
     activation_bytes: the bytes for each microbatch in flight. fixed_bytes: the bytes whatever is in flight; the weights
-    are among them.
+    are among them. beside_bytes: of these, what is beside the versions of the weights that they should have in them.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -62,6 +62,7 @@ class StageLoad:
     weight_s: float
     activation_bytes: float
     fixed_bytes: float
+    beside_bytes: float
     weights_bytes: float
     data_parallel_degree: int
     tensor_parallel_degree: int
@@ -116,7 +117,7 @@ def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
     if violations:
         raise InvalidPlan(violations)
     figures = tuple(
-        _figures(chosen.values(), stage.data_parallel_degree, stage.tensor_parallel_degree)
+        _figures(chosen.values(), stage.data_parallel_degree, stage.tensor_parallel_degree, instance.versions_in_fixed)
         for chosen, stage in zip(choices, plan.stages, strict=True)
     )
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
@@ -144,13 +145,10 @@ def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> li
         violations.append(f"schedule {name} needs one data-parallel degree for all stages")
     if v > 1 and len({stage.tensor_parallel_degree for stage in plan.stages}) > 1:
         violations.append(f"schedule {name} needs one tensor-parallel degree for all stages: they share their devices")
-    devices = plan.devices if violations else plan.devices // v
-    if devices > instance.devices:
-        violations.append(f"the plan uses {devices} devices, {instance.devices} are there")
-    return violations
+    return violations + device_violations(instance, plan, 1 if violations else v)
 
 
-def _figures(tmpcs: Iterable[Tmpc], d: int, t: int) -> StageLoad:
+def _figures(tmpcs: Iterable[Tmpc], d: int, t: int, versions_in_fixed: int) -> StageLoad:
     chosen = list(tmpcs)
     passes = [pass_times(tmpc) for tmpc in chosen]
     return StageLoad(
@@ -159,6 +157,10 @@ def _figures(tmpcs: Iterable[Tmpc], d: int, t: int) -> StageLoad:
         weight_s=fsum(times.weight_s for times in passes),
         activation_bytes=fsum(tmpc.activation_bytes for tmpc in chosen),
         fixed_bytes=fsum(x for tmpc in chosen for x in (tmpc.fixed_bytes, tmpc.shared_bytes / d)),
+        beside_bytes=fsum(
+            max(0.0, tmpc.fixed_bytes - versions_in_fixed * tmpc.weights_bytes) + tmpc.shared_bytes / d
+            for tmpc in chosen
+        ),
         weights_bytes=fsum(tmpc.weights_bytes for tmpc in chosen),
         data_parallel_degree=d,
         tensor_parallel_degree=t,
@@ -197,21 +199,32 @@ class Hop:
     backward_s: float
 
 
-def charged_s(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float) -> list[tuple[float, float]]:
+Rate = Callable[[int, int], float]
+"""Bytes per second between two stages."""
+
+
+def charged_s(stages: Stages, rank_of: Sequence[int], rate: Rate) -> list[tuple[float, float]]:
     """For each stage the seconds that the transfers of its forward and its backward pass take, as Piper charges them.
 
-    Stages on one rank hand over for nothing.
+    Stages on one rank hand over for nothing. A tensor with several ends goes at the slowest rate of all pairs of its
+    stages, and of a stage and another on devices like its own.
     """
-    moved: list[list[tuple[float, float]]] = [[] for _ in stages.figures]
+    moved: list[dict[float, list[tuple[float, float]]]] = [defaultdict(list) for _ in stages.figures]
     for message in stages.messages:
         if rank_of[message.source] != rank_of[message.target]:
-            moved[message.source].append((message.sent_bytes, message.sent_bytes))
-            moved[message.target].append((message.received_bytes, message.received_bytes))
+            at = rate(message.source, message.target)
+            moved[message.source][at].append((message.sent_bytes, message.sent_bytes))
+            moved[message.target][at].append((message.received_bytes, message.received_bytes))
     for tensor in stages.tensors:
         if len({rank_of[stage] for stage in tensor.stages}) > 1:
+            at = min(rate(*pair) for pair in combinations_with_replacement(tensor.stages, 2))
             for stage in tensor.stages:
-                moved[stage].append((tensor.forward_bytes, tensor.backward_bytes))
-    return [_seconds(sizes, bandwidth_bytes_per_s) for sizes in moved]
+                moved[stage][at].append((tensor.forward_bytes, tensor.backward_bytes))
+    return [_sum([_seconds(sizes, at) for at, sizes in of_stage.items()]) for of_stage in moved]
+
+
+def _sum(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return fsum(forward_s for forward_s, _ in parts), fsum(backward_s for _, backward_s in parts)
 
 
 def _seconds(sizes: Sequence[tuple[float, float]], bytes_per_s: float) -> tuple[float, float]:
@@ -219,7 +232,7 @@ def _seconds(sizes: Sequence[tuple[float, float]], bytes_per_s: float) -> tuple[
     return fsum(forward for forward, _ in sizes) / bytes_per_s, fsum(backward for _, backward in sizes) / bytes_per_s
 
 
-def hops(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float, *, overlapped: bool) -> tuple[Hop, ...]:
+def hops(stages: Stages, rank_of: Sequence[int], rate: Rate, *, overlapped: bool) -> tuple[Hop, ...]:
     """Who waits for whom: each stage for the one before it, and for those that send to it over other stages.
 
     Transfers take their own time only if they are ``overlapped``, and between ranks. A tensor with several ends goes
@@ -236,5 +249,5 @@ def hops(stages: Stages, rank_of: Sequence[int], bandwidth_bytes_per_s: float, *
     for pair in sorted(moved):
         source, target = pair
         moves = overlapped and rank_of[source] != rank_of[target]
-        found.append(Hop(source, target, *_seconds(moved[pair], bandwidth_bytes_per_s if moves else float("inf"))))
+        found.append(Hop(source, target, *_seconds(moved[pair], rate(source, target) if moves else float("inf"))))
     return tuple(found)

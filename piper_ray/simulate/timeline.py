@@ -215,10 +215,6 @@ def _stuck_text(placed: SimulatedRanks, program: Program, events: Events) -> str
     )
 
 
-VERSIONS_IN_FIXED = 2
-"""What an input's fixed bytes hold of the weights: those in use and 2BW's second version, or the gradients."""
-
-
 @dataclass(frozen=True, eq=False)
 class MemorySteps:
     """Memory of one rank: bytes[i] from time_s[i] on, until the next. float64[steps], times ascending from 0.
@@ -252,14 +248,20 @@ class Versions:
 
     stashed: one for each microbatch in flight that saw another, and the newest. vertical_sync: all from the newest back
     to the oldest that a microbatch may still ask for, if each meets in every stage the version that was the input
-    stage's newest when it came in.
+    stage's newest when it came in. are_synced: that is so, and counts in the rank's memory.
 
-    >>> Versions(stashed=4, vertical_sync=7).stashed
-    4
+    >>> Versions(stashed=4, vertical_sync=7).kept, Versions(stashed=4, vertical_sync=7, are_synced=True).kept
+    (4, 7)
     """
 
     stashed: int
     vertical_sync: int
+    are_synced: bool = False
+
+    @property
+    def kept(self) -> int:
+        """Those that count."""
+        return self.vertical_sync if self.are_synced else self.stashed
 
 
 class Held(NamedTuple):
@@ -300,8 +302,8 @@ def memory_steps(
     stages = timeline.layout.ranks[rank].stages
     fixed_bytes = sum(figures[stage].fixed_bytes for stage in stages)
     if versions is not None:
-        more = max(0, versions.stashed - VERSIONS_IN_FIXED)
-        fixed_bytes += more * sum(figures[stage].weights_bytes for stage in stages)
+        kept = (figures[stage].beside_bytes + versions.kept * figures[stage].weights_bytes for stage in stages)
+        fixed_bytes = sum(kept)
     held = held or held_microbatches(timeline, rank)
     held_bytes = np.full(len(held.time_s), float(fixed_bytes))
     for stage, microbatches in zip(stages, held.microbatches, strict=True):
@@ -309,7 +311,7 @@ def memory_steps(
     return MemorySteps(np.concatenate([[0.0], held.time_s]), np.concatenate([[fixed_bytes], held_bytes]))
 
 
-def weight_versions(timeline: Timeline, rank: int) -> Versions:
+def weight_versions(timeline: Timeline, rank: int, are_synced: bool = False) -> Versions:
     """Of a rank with one stage, whose replicas update their weights together, after one microbatch each.
 
     A version is named by the microbatches that went into it: multiples of the stage's replicas.
@@ -323,7 +325,7 @@ def weight_versions(timeline: Timeline, rank: int) -> Versions:
     end_s = timeline.end_s[mine][~forward]
     microbatch = timeline.microbatch[mine][~forward]
     if not len(end_s):
-        return Versions(1, 1)
+        return Versions(1, 1, are_synced)
     used = np.searchsorted(end_s, start_s, side="right")  # updates of this rank before each forward pass
     current = np.arange(1, len(end_s) + 1)
     # Just after the i-th backward pass: those of forward passes that have started, and the newest.
@@ -339,7 +341,7 @@ def weight_versions(timeline: Timeline, rank: int) -> Versions:
     next_in = np.where(there, next_in, 0)
     oldest = np.where(there & (entered_s[next_in] <= end_s), input_label[next_in], label_now)
     kept = current - oldest // replicas + 1
-    return Versions(stashed, max(1, int(kept.max())))
+    return Versions(stashed, max(1, int(kept.max())), are_synced)
 
 
 def _input_stage(timeline: Timeline) -> tuple[Floats, Floats, int]:

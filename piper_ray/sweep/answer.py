@@ -42,7 +42,8 @@ from piper_ray.model.solution import Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.planners import planner_of
 from piper_ray.planners.planner import Proposal, Terms, allowed_proposal, evaluated
-from piper_ray.sweep.point import Point
+from piper_ray.sweep.plan_point import PlannedModel, PlanPoint, Row, plan_row, schedules_tried
+from piper_ray.sweep.point import AnyPoint, Point
 from piper_ray.version import __version__
 
 KEPT = 8
@@ -92,14 +93,12 @@ class KeptLattice:
         return prepared
 
 
-Row = dict[str, object]
-
 _LONGEST_MESSAGE = 2_000
 
 
 def answer(
-    point: Point,
-    graph: Instance,
+    point: AnyPoint,
+    subject: Instance | PlannedModel,
     options: SolveOptions,
     lattices: Lattices,
     backend: Backend | None = None,
@@ -108,31 +107,45 @@ def answer(
 ) -> Row:
     """The point's row, but for ``Sweep.identity``. An error of the planner is an answer too.
 
-    Raises KeyboardInterrupt when interrupted, StopSearch when ``stop`` asks.
+    subject: what ``Sweep.subjects`` has of the point. Raises KeyboardInterrupt when interrupted, StopSearch when
+    ``stop`` asks.
     """
-    began = time.perf_counter()
+    began, cpu_began = time.perf_counter(), time.process_time()
     stop = stop or Stop()
-    kept = KeptLattice(lattices, point)
-    prepare = kept.prepare if point.schedule == PAPERS_SCHEDULE else None
-    terms = Terms(options, backend, listener, stop.part(), prepare)
-    instance = point.on(graph)
     try:
-        with _interrupts() as interrupts:
-            proposal = allowed_proposal(planner_of(point.planner, terms), instance, point.restrictions)
-        if proposal.solution is None:
-            row = _of_proposal(*evaluated(instance, proposal))
-        else:
+        if isinstance(point, PlanPoint):
+            assert isinstance(subject, PlannedModel)
+            with _interrupts() as interrupts:
+                row = plan_row(point, subject, stop)
             stop.check()
-            if interrupts or proposal.solution.stopped_by is StoppedBy.INTERRUPT:
+            if interrupts:
                 raise KeyboardInterrupt
-            row = {**_of_solution(proposal.solution), **_of_search(proposal.solution.stats, kept)}
+        else:
+            assert isinstance(subject, Instance)
+            terms = Terms(options, backend, listener)
+            row = _solved(point, point.on(subject), KeptLattice(lattices, point), terms, stop)
     except StopSearch:
         raise
     except InfeasibleError as error:
         row = {"status": Status.INFEASIBLE.value, "note": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever it is, the other points go on
         row = error_row(type(error).__name__, str(error))
-    return {**row, **_of_run(), "seconds": time.perf_counter() - began, "spread": backend is not None}
+    seconds, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    return {**row, **_of_run(), "seconds": seconds, "cpu_s": cpu_s, "spread": backend is not None}
+
+
+def _solved(point: Point, instance: Instance, kept: KeptLattice, terms: Terms, stop: Stop[Any]) -> Row:
+    """instance: the point's. Raises what ``answer`` does, and what the planner does."""
+    prepare = kept.prepare if point.schedule == PAPERS_SCHEDULE else None
+    planner = planner_of(point.planner, replace(terms, stop=stop.part(), prepare=prepare))
+    with _interrupts() as interrupts:
+        proposal = allowed_proposal(planner, instance, point.restrictions)
+    if proposal.solution is None:
+        return _of_proposal(*evaluated(instance, proposal))
+    stop.check()
+    if interrupts or proposal.solution.stopped_by is StoppedBy.INTERRUPT:
+        raise KeyboardInterrupt
+    return {**_of_solution(proposal.solution), **_of_search(proposal.solution.stats, kept)}
 
 
 class Report(NamedTuple):
@@ -146,12 +159,28 @@ _lattices = Lattices()
 """What this process keeps from call to call. It spares work, and no answer depends on it."""
 
 
-def solve_points(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:  # noqa: ARG001
-    """What a worker is called with: each point's row. Their schedule is one. Errors of planners are in the rows."""
-    _make_ready(points[0].schedule)
+def solve_points(
+    subject: Instance | PlannedModel,
+    points: tuple[AnyPoint, ...],
+    options: SolveOptions,
+    control: object,  # noqa: ARG001
+) -> Report:
+    """What a worker is called with: each point's row. They are of one kind. Errors of planners are in the rows."""
+    for schedule in _schedules_of(points[0]):
+        _make_ready(schedule)
     began = time.perf_counter()
-    rows = tuple(answer(point, graph, options, _lattices) for point in points)
+    rows = tuple(answer(point, subject, options, _lattices) for point in points)
     return Report(rows, time.perf_counter() - began)
+
+
+def _schedules_of(point: AnyPoint) -> Iterator[Schedule]:
+    """Those that its search goes through."""
+    if isinstance(point, Point):
+        yield point.schedule
+    else:
+        with suppress(UsageError):  # which its row tells
+            for name in schedules_tried(point):
+                yield Schedule.first_of(name).settled
 
 
 @cache
@@ -168,7 +197,7 @@ def _make_ready(schedule: Schedule) -> None:
 
 def lost_row(message: str) -> Row:
     """The row of a point that ended every worker that had it."""
-    return {**error_row("WorkerLost", message), **_of_run(), "seconds": 0.0, "spread": False}
+    return {**error_row("WorkerLost", message), **_of_run(), "seconds": 0.0, "cpu_s": 0.0, "spread": False}
 
 
 def error_row(kind: str, message: str) -> Row:

@@ -10,9 +10,11 @@ from statistics import geometric_mean, median
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from piper_ray.model.options import EXACT
 from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.sweep.plan_point import PLAN
 from piper_ray.sweep.point import scene_name, schedule_text
 
 
@@ -88,7 +90,8 @@ COLUMNS = [
 
 
 def records_of(table: pa.Table) -> list[Record]:
-    """Sorted by workload, N, B, schedule, planner (the exact one first), M and K."""
+    """Of the dataset's rows those that are solves, sorted by workload, N, B, schedule, planner (the exact one first), M
+    and K."""
     found = [
         Record(
             scene=Scene(
@@ -100,7 +103,7 @@ def records_of(table: pa.Table) -> list[Record]:
             method=Method(row["planner"], _without(row)),
             **{field.name: row[field.name] for field in fields(Record) if field.name in row},
         )
-        for row in table.to_pylist()
+        for row in table.filter(pc.not_equal(table["planner"], PLAN)).to_pylist()
     ]
     return sorted(found, key=lambda r: (r.scene, method_order(r.method), r.memory_bytes, r.devices))
 

@@ -1,5 +1,5 @@
-"""A point of a sweep: one workload on one cluster, under restrictions, for one planner; and what a sweep tells while it
-goes on, and at its end."""
+"""A point of a sweep: one workload on one cluster, under restrictions, for one planner, or a plan (``plan_point``); and
+what a sweep tells while it goes on, and at its end."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import EXACT, SolveOptions
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
+from piper_ray.sweep.plan_point import REFUSED, PlannedModel, PlanPoint
 
 
 @dataclass(frozen=True)
@@ -46,40 +47,56 @@ class Point:
             schedule=self.schedule,
         )
 
-
-@dataclass(frozen=True)
-class Sweep:
-    """Points with the graphs that they name. graph_hashes: the hash of each graph's figures, whatever its cluster."""
-
-    name: str
-    points: tuple[Point, ...]
-    graphs: Mapping[str, Instance]
-    graph_hashes: Mapping[str, str]
-    options: SolveOptions
-
-    def identity(self, point: Point) -> dict[str, object]:
-        """What tells which point a row of the dataset is of. input_hash: SHA-256 of all that decides its answer: of
-        equal hashes rows are equal, figures of time and host aside.
-        """
-        restrictions = point.restrictions
+    def identity(self, graph_hash: str, options: SolveOptions) -> dict[str, object]:
+        """What tells which point a row of the dataset is of, as ``Sweep.identity`` has it."""
+        restrictions = self.restrictions
         facts = {
-            "graph_hash": self.graph_hashes[point.workload],
-            "workload": point.workload,
-            "planner": point.planner,
-            "devices": point.devices,
-            "microbatches": point.microbatches,
-            "memory_bytes": float(point.memory_bytes),
-            "bandwidth_bytes_per_s": float(point.bandwidth_bytes_per_s),
+            "graph_hash": graph_hash,
+            "workload": self.workload,
+            "planner": self.planner,
+            "devices": self.devices,
+            "microbatches": self.microbatches,
+            "memory_bytes": float(self.memory_bytes),
+            "bandwidth_bytes_per_s": float(self.bandwidth_bytes_per_s),
             "tensor_parallelism": restrictions.tensor_parallelism,
             "data_parallelism": restrictions.data_parallelism,
             "recompute": restrictions.recompute.value,
-            "gap_limit": float(self.options.gap),
-            "time_limit_s": self.options.time_limit_s,
+            "gap_limit": float(options.gap),
+            "time_limit_s": options.time_limit_s,
         }
         # Of the schedule only where it is another, so that points under Piper's keep their hashes.
-        of_schedule = [] if point.schedule == PAPERS_SCHEDULE else [*point.schedule.to_dict().values()]
+        of_schedule = [] if self.schedule == PAPERS_SCHEDULE else [*self.schedule.to_dict().values()]
         input_hash = hashlib.sha256(json.dumps([*facts.values(), *of_schedule]).encode()).hexdigest()
-        return {"input_hash": input_hash, "schedule": point.schedule.name.value, "chunks": point.schedule.v, **facts}
+        return {"input_hash": input_hash, "schedule": self.schedule.name.value, "chunks": self.schedule.v, **facts}
+
+
+AnyPoint = Point | PlanPoint
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Points with what they are about, by the labels that they name: graphs, and models of plans. hashes: of each
+    graph's figures, whatever its cluster, and of each model and the hardware.
+    """
+
+    name: str
+    points: tuple[AnyPoint, ...]
+    subjects: Mapping[str, Instance | PlannedModel]
+    hashes: Mapping[str, str]
+    options: SolveOptions
+
+    def identity(self, point: AnyPoint) -> dict[str, object]:
+        """What tells which point a row of the dataset is of. input_hash: SHA-256 of all that decides its answer: of
+        equal hashes rows are equal, figures of time and host aside.
+        """
+        of_subject = self.hashes[point.workload]
+        return point.identity(of_subject, self.options) if isinstance(point, Point) else point.identity(of_subject)
+
+    def graph(self, point: Point) -> Instance:
+        """What the point is about."""
+        found = self.subjects[point.workload]
+        assert isinstance(found, Instance)
+        return found
 
 
 def schedule_text(name: str, chunks: int) -> str:
@@ -103,15 +120,17 @@ def graph_hash(instance: Instance) -> str:
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest plan so far of a workload under a schedule. Of ``alike`` points that are as fast, to what proofs
-    leave, that on the fewest devices, then with the least memory, then of the exact planner.
+    """The fastest plan so far of a workload under a schedule, or of a model. Of ``alike`` points that are as fast, to
+    what proofs leave, that on the fewest devices, then with the least memory, then of the exact planner.
+
+    time_per_sample_s: of a microbatch; of a plan of a model, of a sample of its batch.
 
     >>> from piper_ray import Restrictions
     >>> Best(Point("bert", "piper", 64, 512, 80e9, 25e9, Restrictions()), 0.0125).time_per_sample_s
     0.0125
     """
 
-    point: Point
+    point: Point | PlanPoint
     time_per_sample_s: float
     alike: int = 1
 
@@ -121,11 +140,12 @@ class Progress:
     """How far a sweep is.
 
     points: the points of the sweep. recorded: those that were recorded before it started. done: those done since then.
-    infeasible: those of them without a plan.
+    infeasible: those of them without a plan. refused: those that a runtime or a GPU cannot do.
 
-    solving_s: the time that all points took on their workers. run_s: the time since the first was handed out. start_s:
-    the time before, of reading and of starting Ray. workers: the workers at the moment. best: the best plans by
-    workload and schedule, see ``point.scene_name``. errors: how many points failed, by kind.
+    solving_s, cpu_s: the time that all points took on their workers, and the processors' time. run_s: the time since
+    the first was handed out. start_s: the time before, of reading and of starting Ray. workers: the workers at the
+    moment. worker_s: the time of all workers that there were, each from when it joined to when it was lost. best: the
+    best plans by workload and schedule, see ``point.scene_name``. errors: how many points failed, by kind.
 
     >>> Progress(points=12, recorded=3, done=4).left
     5
@@ -135,10 +155,13 @@ class Progress:
     recorded: int
     done: int = 0
     infeasible: int = 0
+    refused: int = 0
     solving_s: float = 0.0
+    cpu_s: float = 0.0
     run_s: float = 0.0
     start_s: float = 0.0
     workers: int = 0
+    worker_s: float = 0.0
     best: dict[str, Best] = field(default_factory=dict)
     latest_best: str | None = None
     errors: Counter[str] = field(default_factory=Counter)
@@ -166,17 +189,24 @@ class Progress:
 
     def advance(self, run_s: float, workers: int) -> None:
         """Notes how the sweep stands now."""
+        self.worker_s += workers * (run_s - self.run_s)
         self.run_s, self.workers = run_s, workers
 
-    def note(self, point: Point, row: Mapping[str, object]) -> None:
+    def note(self, point: Point | PlanPoint, row: Mapping[str, object]) -> None:
         """A point is finished."""
         self.done += 1
         if row["status"] == "error":
             self.errors[str(row["error_kind"])] += 1
         self.infeasible += row["status"] == "infeasible"
+        self.refused += row["status"] == REFUSED
         self.solving_s += float(str(row["seconds"]))
-        found_s = row.get("time_per_sample_s")
-        label = scene_name(point.workload, schedule_text(point.schedule.name.value, point.schedule.v))
+        self.cpu_s += float(str(row["cpu_s"]))
+        if isinstance(point, PlanPoint):
+            label, found_s = point.workload, row.get("step_s")
+            found_s = found_s / point.batch if isinstance(found_s, float) else None
+        else:
+            label = scene_name(point.workload, schedule_text(point.schedule.name.value, point.schedule.v))
+            found_s = row.get("time_per_sample_s")
         if isinstance(found_s, float):
             self._rank(label, Best(point, found_s))
 
@@ -194,6 +224,8 @@ class Progress:
 def _order(best: Best) -> tuple[object, ...]:
     """The first is the best of equally fast ones."""
     point = best.point
+    if isinstance(point, PlanPoint):
+        return point.devices, repr(point)
     of_cluster = point.devices, point.memory_bytes, point.planner != EXACT, point.planner, point.microbatches
     return *of_cluster, point.bandwidth_bytes_per_s, repr(point.restrictions)
 

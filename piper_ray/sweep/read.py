@@ -27,8 +27,23 @@
     devices = 96
     planner = "megatron"
 
+    [models]                             # label = a name or an id as of the command plan, or the path of a config.json
+    ours = "ours/config.json"
+
+    [[plan]]                             # or [plan]; every combination is a plan of a model, over all that plan chooses
+    models = ["ours", "llama3-8b"]       # labels of [models], or names that plan knows
+    gpus = ["H100-SXM", "A100-80"]
+    nodes = ["1..16*2", 12]
+    gpus_per_node = 8                    # as the GPU is sold if left out
+    batches = [256, 512]                 # in samples; the model's usual one if left out
+    precisions = ["bf16", "fp8"]         # bf16 if left out
+    runtimes = ["megatron", "torchtitan"] # megatron if left out
+    tokens = 8192                        # of a sample; the model's own if left out
+    schedules = ["1f1b", "interleaved"]  # no other one each; left out: one plan, the best of both
+
 Of devices, microbatches, memory, bandwidth and the schedule, what is left out is the workload's own. Memory and
-bandwidth are texts with a unit, or numbers of bytes.
+bandwidth are texts with a unit, or numbers of bytes. ``hardware = "gpus.toml"`` at the top adds GPUs or corrects them,
+as ``plan --hardware`` does.
 """
 
 from __future__ import annotations
@@ -53,7 +68,11 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.units import OnNote, doubtful
 from piper_ray.planners import ALL_NAMES
-from piper_ray.sweep.point import Point, Sweep, graph_hash
+from piper_ray.runtimes.runtime import RuntimeName
+from piper_ray.sweep.plan_point import PlannedModel, PlanPoint, point_of
+from piper_ray.sweep.point import AnyPoint, Point, Sweep, graph_hash
+from piper_ray.workloads.estimate.config import ModelConfig, model_names, read_model
+from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
 from piper_ray.workloads.formats import load
 from piper_ray.workloads.formats.documents import advice, parse_json, parse_toml, read_text, refuse
 from piper_ray.workloads.formats.faults import MANY, ONE, Faults, path_of, quoted, shown
@@ -73,6 +92,9 @@ _RATE_WORDS = "a rate > 0 such as 25GB/s"
 _RECOMPUTE_WORDS = "one of " + ", ".join(rule.value for rule in Recompute)
 _SCHEDULE_WORDS = f"one of {', '.join(name.value for name in ScheduleName)}, chunks of a rank behind a colon"
 _PLANNER_WORDS = "one of " + ", ".join(ALL_NAMES)
+_RUNTIMES = tuple(name.value for name in RuntimeName)
+_PRECISIONS = ("bf16", "fp16", "fp8")
+_TRIED = tuple(name.value for name in ScheduleName)
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -141,6 +163,9 @@ _Batches = Annotated[tuple[int, ...], BeforeValidator(_counts_up_to(limits.MICRO
 _Recompute = Annotated[str, AfterValidator(_known(tuple(rule.value for rule in Recompute)))]
 _Schedule = Annotated[str, AfterValidator(_named_schedule)]
 _Planner = Annotated[str, AfterValidator(_known(ALL_NAMES))]
+_Runtime = Annotated[str, AfterValidator(_known(_RUNTIMES))]
+_Precision = Annotated[str, AfterValidator(_known(_PRECISIONS))]
+_Tried = Annotated[str, AfterValidator(_known(_TRIED))]
 _Some = Field(min_length=1)
 
 _Value = TypeVar("_Value")
@@ -184,6 +209,28 @@ class ListedPoint(Closed):
     planner: _Planner = Field(default=EXACT, description=_PLANNER_WORDS)
 
 
+class PlanGrid(Closed):
+    """Every combination of its values, each a plan."""
+
+    model: _Axis[str] = Field(alias="models", description="labels of [models], or models known by name")
+    gpu: _Axis[str] = Field(alias="gpus", description="GPUs, such as H100-SXM")
+    nodes: _Axis[_Devices] = Field(default=(1,), description=_DEVICES_WORDS)
+    gpus_per_node: Degree | None = Field(default=None, description="a whole number >= 1")
+    batch: _Axis[_Batches] | None = Field(default=None, alias="batches", description=_MICROBATCHES_WORDS)
+    precision: _Axis[_Precision] = Field(
+        default="bf16", alias="precisions", description=f"one of {', '.join(_PRECISIONS)}, or a list of them"
+    )
+    runtime: _Axis[_Runtime] = Field(
+        default=RuntimeName.MEGATRON.value,
+        alias="runtimes",
+        description=f"one of {', '.join(_RUNTIMES)}, or a list of them",
+    )
+    tokens: _Axis[Count] | None = Field(default=None, description="whole numbers >= 1")
+    schedule: _Axis[_Tried] | None = Field(
+        default=None, alias="schedules", description=f"one of {', '.join(_TRIED)}, or a list of them"
+    )
+
+
 class NamedWorkload(Closed):
     """The input of a named workload, and how it is read."""
 
@@ -200,7 +247,10 @@ class SweepOptions(Closed):
     time_limit_s: float | None = Field(default=None, gt=0.0, allow_inf_nan=False, description="a number of seconds > 0")
 
 
-_KEYS = ("name", "workloads", "options", "grid", "points")
+_KEYS = ("name", "hardware", "workloads", "models", "options", "grid", "points", "plan")
+_POINTS = frozenset(("grid", "points"))
+"""Keys of points of workloads."""
+
 _CLUSTER = {  # in the sweep's words, and in those of an instance
     "devices": "devices",
     "microbatches": "microbatches",
@@ -240,7 +290,7 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     # A sweep is TOML; what is JSON is read as that, to say what it is.
     document = (parse_json if text.lstrip().startswith("{") else parse_toml)(source, text)
     faults = Faults()
-    if not {"workloads", "grid", "points"} & document.keys() and (kind := advice(document)) is not None:
+    if not {"workloads", "plan", *_POINTS} & document.keys() and (kind := advice(document)) is not None:
         refuse(source, "", f"not a sweep but {kind}")
     for key in document:
         if key not in _KEYS:
@@ -248,7 +298,8 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     name = document.get("name", Path(source).stem)
     if not isinstance(name, str):
         faults.at("name", f"not a text ({shown(name)}); expected a text")
-    workloads = _read_workloads(document.get("workloads"), faults)
+    of_workloads = bool(_POINTS & document.keys()) or "plan" not in document
+    workloads = _read_workloads(document.get("workloads"), faults) if of_workloads else {}
     options = faults.model(SweepOptions, document.get("options", {}), "options")
     listed = document.get("points", [])
     if not isinstance(listed, list):
@@ -258,13 +309,14 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
         *_read_tables(Grid, document.get("grid", []), "grid", workloads, faults),
         *_read_tables(ListedPoint, listed, "points", workloads, faults),
     ]
-    if "grid" not in document and "points" not in document:
-        faults.at("", "no points; expected [grid] or [[points]]")
+    if not any(document.get(key, []) != [] for key in ("plan", *_POINTS)):
+        faults.at("", "no points; expected [grid], [[points]] or [[plan]]")
+    folder = Path(source).parent
+    planned, plans = _read_plans(folder, document, set(workloads), faults, on_note)
     if faults:
         raise InputError(source, faults.found)
     drafts = [_Draft(*values) for axes in tables for values in product(*axes)]
     used = {draft.workload for draft in drafts}
-    folder = Path(source).parent
     graphs = {
         label: _load(folder, label, workload, drafts, faults, on_note)
         for label, workload in workloads.items()
@@ -275,11 +327,13 @@ def read_sweep(path: str | os.PathLike[str], on_note: OnNote = lambda text: None
     for note in faults.notes:
         on_note(f"{source}: {note}")
     found = {label: graph for label, graph in graphs.items() if graph is not None}
+    points: list[AnyPoint] = [_point(draft, found[draft.workload]) for draft in drafts]
+    hashes = {label: graph_hash(graph) for label, graph in found.items()}
     return Sweep(
         name=str(name),
-        points=tuple(dict.fromkeys(_point(draft, found[draft.workload]) for draft in drafts)),
-        graphs=found,
-        graph_hashes={label: graph_hash(graph) for label, graph in found.items()},
+        points=tuple(dict.fromkeys([*points, *plans])),
+        subjects={**found, **planned},
+        hashes={**hashes, **{label: one.digest() for label, one in planned.items()}},
         options=SolveOptions(gap=options.gap, time_limit_s=options.time_limit_s, threads=1),
     )
 
@@ -325,6 +379,83 @@ def _read_tables(
             faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
         found.append(axes)
     return found
+
+
+def _read_plans(
+    folder: Path, document: Mapping[str, object], taken: set[str], faults: Faults, on_note: OnNote
+) -> tuple[dict[str, PlannedModel], list[PlanPoint]]:
+    """The models of ``[[plan]]`` by label, and its points. taken: labels of workloads."""
+    labels, given = document.get("models", {}), document.get("plan", [])
+    if not isinstance(labels, Mapping):
+        faults.at("models", f"no table ({shown(labels)}); expected label = name or path")
+        labels = {}
+    hardware = _read_hardware(folder, document.get("hardware"), faults, on_note)
+    models: dict[str, PlannedModel] = {}
+    points: list[PlanPoint] = []
+    for index, table in enumerate(given) if isinstance(given, list) else [(None, given)]:
+        path = "plan" if index is None else f"plan[{index}]"
+        read = faults.model(PlanGrid, table, path)
+        if read is None or hardware is None:
+            continue
+        axes = [_values(getattr(read, name)) or [None] for name in _PLAN_AXES]
+        if (size := math.prod(map(len, axes))) > POINTS:
+            faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
+            continue
+        for label in axes[0]:
+            if label not in models and (model := _model_of(folder, label, labels, taken, path, faults)) is not None:
+                models[label] = PlannedModel(model, hardware)
+                for text in model.notes:
+                    on_note(text)
+        for label, gpu, nodes, *others in product(*axes):
+            cluster = gpu, nodes, read.gpus_per_node
+            try:
+                points += [point_of(label, models[label], cluster, *others)] if label in models else []
+            except UsageError as error:
+                faults.at(path, str(error))
+                break
+    return models, points
+
+
+_PLAN_AXES = ("model", "gpu", "nodes", "batch", "precision", "runtime", "tokens", "schedule")
+
+
+def _read_hardware(folder: Path, path: object, faults: Faults, on_note: OnNote) -> Hardware | None:
+    if path is not None and not isinstance(path, str):
+        faults.at("hardware", f"not a text ({shown(path)}); expected the path of a table of hardware")
+        return None
+    try:
+        return load_hardware(None if path is None else folder / path, on_note)
+    except InputError as error:
+        for fault in error.faults:
+            faults.at("hardware", f"{error.source}: {fault}")
+    except UsageError as error:
+        faults.at("hardware", str(error))
+    return None
+
+
+def _model_of(
+    folder: Path, label: str, labels: Mapping[str, object], taken: set[str], path: str, faults: Faults
+) -> ModelConfig | None:
+    """The model that a label of ``[models]`` or a known name means."""
+    given = labels.get(label, label)
+    place = path_of("models", label) if label in labels else f"{path}.models"
+    if label in taken:
+        faults.at(place, f"{quoted(label)} is a label of [workloads] too; expected another one")
+    elif not isinstance(given, str) or (label not in labels and label not in model_names()):
+        known = ", ".join([*labels, *model_names()])
+        faults.at(place, f"unknown ({quoted(str(given))}); expected a label of [models] or one of {known}")
+    elif _LABEL.fullmatch(label) is None:
+        faults.at(place, "cannot name a folder; expected letters, digits and any of . _ + - as a label")
+    else:
+        beside = folder / given
+        try:
+            return read_model(str(beside) if beside.is_file() else given)
+        except InputError as error:
+            for fault in error.faults:
+                faults.at(place, f"{error.source}: {fault}")
+        except UsageError as error:
+            faults.at(place, str(error))
+    return None
 
 
 def _values(value: Any) -> list[Any]:

@@ -19,10 +19,11 @@ from piper_ray.model.errors import ClusterError
 from piper_ray.model.events import Event, Note, silent
 from piper_ray.model.figures import plural
 from piper_ray.model.stop import Stop, StopSearch
-from piper_ray.sweep.answer import Lattices, Report, Row, answer, lost_row, solve_points
+from piper_ray.sweep.answer import Lattices, Report, answer, lost_row, solve_points
 from piper_ray.sweep.dataset import Dataset
-from piper_ray.sweep.demand import Demand, PointKind, PointQueue
-from piper_ray.sweep.point import Point, Progress, Sweep, SweepListener
+from piper_ray.sweep.demand import Demand, PointQueue, kind_of
+from piper_ray.sweep.plan_point import PlanPoint, Row
+from piper_ray.sweep.point import AnyPoint, Progress, Sweep, SweepListener
 from piper_ray.sweep.read import read_sweep
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ _UNMEASURED_S = 30.0
 
 _LEAST_EXPECTED_S = 2.5
 """The least time expected of a batch: a busy machine may take four times that before others get the batch, too."""
+
+_LEAST_PLAN_S = 30.0
+"""The least time expected of plans, which differ a hundredfold within a kind."""
 
 _MOST_DEATHS = 25
 """After so many deaths of workers in a row, with no batch answered in between, it is the cluster and not the points."""
@@ -132,19 +136,19 @@ class _Run:
             self.write()
             self._listener(self._progress)
 
-    def solve_each(self, points: Iterable[Point], backend: Backend | None = None) -> None:
+    def solve_each(self, points: Iterable[AnyPoint], backend: Backend | None = None) -> None:
         """One after the other, in this process, or each by a whole cluster. Raises StopSearch once it is asked to."""
         lattices, sweep, listener = Lattices(), self._sweep, silent if backend is None else self._tell_note
         for point in points:
             self._stop.check()
             if backend is not None:  # it takes long
                 self.write()
-            graph = sweep.graphs[point.workload]
-            row = answer(point, graph, sweep.options, lattices, backend, listener, self._stop)
+            subject = sweep.subjects[point.workload]
+            row = answer(point, subject, sweep.options, lattices, backend, listener, self._stop)
             self._finished(point, row)
             self._go_on(1 if backend is None else backend.activity().workers)
 
-    def solve_on(self, backend: RayBackend, left: Sequence[Point], demand: Demand) -> None:
+    def solve_on(self, backend: RayBackend, left: Sequence[AnyPoint], demand: Demand) -> None:
         """All points, by workers of the sizes that they need; those that no worker holds, or that are long and few, by
         the whole cluster at the end. Raises StopSearch once it is asked to stop.
         """
@@ -176,25 +180,25 @@ class _Run:
                 workers.expect(lambda call: _expected_s(queue, call.key))
             self._go_on(workers.workers)
 
-    def _call(self, points: tuple[Point, ...], memory_bytes: float, point_s: float) -> Call:
+    def _call(self, points: tuple[AnyPoint, ...], memory_bytes: float, point_s: float) -> Call:
         return Call(
             points,
             solve_points,
-            (self._sweep.graphs[points[0].workload],),
+            (self._sweep.subjects[points[0].workload],),
             (points, self._sweep.options),
             plural(len(points), "point"),
             memory_bytes=memory_bytes,
-            expected_s=max(_LEAST_EXPECTED_S, point_s * len(points)),
+            expected_s=_expected_of(points, point_s),
             # One that ends its worker comes again point by point, so that the others are not tried with it.
             most_deaths=1 if len(points) > 1 else None,
         )
 
     def _take(self, queue: PointQueue, finished: Finished) -> None:
-        points: tuple[Point, ...] = finished.call.key
+        points: tuple[AnyPoint, ...] = finished.call.key
         if finished.lost is None:
             report: Report = finished.result
             self._deaths = 0
-            queue.took(PointKind.of(points[0]), len(points), report.seconds)
+            queue.took(kind_of(points[0]), len(points), report.seconds)
             for point, row in zip(points, report.rows, strict=True):
                 self._finished(point, row, finished.attempts)
             return
@@ -207,7 +211,7 @@ class _Run:
             text = f"{finished.attempts} workers died with this point, the last one so: {finished.lost}"
             self._finished(points[0], lost_row(text), finished.attempts)
 
-    def _finished(self, point: Point, row: Row, attempts: int = 1) -> None:
+    def _finished(self, point: AnyPoint, row: Row, attempts: int = 1) -> None:
         self._unwritten.append({**self._sweep.identity(point), "attempts": attempts, **row})
         self._progress.note(point, row)
 
@@ -231,7 +235,12 @@ class _Run:
                 self._written_at = time.monotonic()
 
 
-def _expected_s(queue: PointQueue, points: tuple[Point, ...]) -> float | None:
+def _expected_s(queue: PointQueue, points: tuple[AnyPoint, ...]) -> float | None:
     """The time expected of a batch, now that some of its kind may be solved."""
-    point_s = queue.point_s(PointKind.of(points[0]))
-    return None if point_s is None else max(_LEAST_EXPECTED_S, point_s * len(points))
+    point_s = queue.point_s(kind_of(points[0]))
+    return None if point_s is None else _expected_of(points, point_s)
+
+
+def _expected_of(points: tuple[AnyPoint, ...], point_s: float) -> float:
+    least_s = _LEAST_PLAN_S if isinstance(points[0], PlanPoint) else _LEAST_EXPECTED_S
+    return max(least_s, point_s * len(points))

@@ -9,7 +9,7 @@ from typing import Any
 
 from piper_ray.sweep import columns, read
 from piper_ray.workloads.estimate.config import model_names
-from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.hardware import Gpu, load_hardware
 from piper_ray.workloads.formats import plan_schema, workload_schema
 
 
@@ -42,11 +42,16 @@ def models() -> str:
     return ", ".join(f"`{name}`" for name in model_names()) + "."
 
 
+def _of_node(gpu: Gpu) -> str:
+    domain = gpu.domain_of(None)
+    return f"{gpu.gpus_per_node}, {domain} in a domain" if domain > gpu.gpus_per_node else str(gpu.gpus_per_node)
+
+
 def gpus() -> str:
     """Markdown: GPUs of the table of hardware."""
     lines = ["| name | GPU | memory | of a node |", "|---|---|---:|---:|"]
     for key, gpu in load_hardware().gpus.items():
-        lines.append(f"| `{key}` | {gpu.name} | {gpu.memory_bytes / 1e9:g} GB | {gpu.gpus_per_node} |")
+        lines.append(f"| `{key}` | {gpu.name} | {gpu.memory_bytes / 1e9:g} GB | {_of_node(gpu)} |")
     return "\n".join(lines)
 
 

@@ -10,12 +10,26 @@ import typer
 
 import piper_ray
 from piper_ray.model.errors import EXIT_INTERRUPTED
-from scripts.reproduction import correlation, greedy, running_time, staircases, tables, throughput
+from scripts.reproduction import (
+    correlation,
+    greedy,
+    pipedream_pipelines,
+    pipedream_plans,
+    running_time,
+    staircases,
+    tables,
+    throughput,
+)
 from scripts.reproduction.report import page, write_study
-from scripts.reproduction.study import Findings, Study
+from scripts.reproduction.study import PAGES, Findings, Study
 
 STUDIES = {
-    module.STUDY.name: module.STUDY for module in (throughput, staircases, running_time, correlation, greedy, tables)
+    study.name: study
+    for study in (
+        *(module.STUDY for module in (throughput, staircases, running_time, correlation, greedy, tables)),
+        pipedream_plans.STUDY,
+        *pipedream_pipelines.STUDIES,
+    )
 }
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +43,7 @@ def main(
         str, typer.Option("--only", metavar="NAMES", help=f"Only these, with commas between: {', '.join(STUDIES)}.")
     ] = "",
 ) -> None:
-    """Run the evaluation of the Piper paper and write its tables and pictures.
+    """Run the evaluations of the Piper and the PipeDream paper and write their tables and pictures.
 
     Exit code 1: an optimum is above a published or a baseline's value.
     """
@@ -54,10 +68,13 @@ def main(
     except KeyboardInterrupt:
         typer.echo("interrupted: what is finished has been written", err=True)
         code = EXIT_INTERRUPTED
-    about = [f"Made by `scripts/reproduce` with piper_ray {piper_ray.__version__}; B is 25 GiB/s unless said."]
+    about = [f"Made by `scripts/reproduce` with piper_ray {piper_ray.__version__}."]
     checked = "every optimum is at or below every published and baseline value" if not faults else "FAULTS"
     about.append(f"Checked: {checked}.")
-    (out / "README.md").write_text(page(found, [*about, *faults]), encoding="utf-8")
+    for name, heading in PAGES.items():
+        of_page = [(study, findings) for study, findings in found if study.page == name]
+        if of_page:
+            (out / f"{name}.md").write_text(page(heading, of_page, [*about, *faults]), encoding="utf-8")
     for text in (*about, *faults):
         typer.echo(text)
     if faults or code:

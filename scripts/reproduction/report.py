@@ -20,9 +20,9 @@ def write_study(folder: Path, study: Study, findings: Findings) -> None:
             style.save(figure, folder / f"{name}.{ending}")
 
 
-def page(found: Sequence[tuple[Study, Findings]], about: Sequence[str]) -> str:
+def page(heading: str, found: Sequence[tuple[Study, Findings]], about: Sequence[str]) -> str:
     """Markdown: a section for each study."""
-    lines = ["# The paper's evaluation", "", *about]
+    lines = [f"# {heading}", "", *about]
     for study, findings in found:
         lines += ["", f"## {study.title}", "", *findings.words]
         for name in findings.pictures:

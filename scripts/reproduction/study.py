@@ -11,6 +11,11 @@ Value = str | int | float | None
 Row = dict[str, Value]
 Tell = Callable[[str], None]
 
+PIPER = "README"
+PIPEDREAM = "pipedream"
+PAGES = {PIPER: "The paper's evaluation, with B = 25 GiB/s unless said", PIPEDREAM: "PipeDream's evaluation"}
+"""The pages' names, and their headings."""
+
 TOLERANCE = 1e-9
 """Relative: an optimum is proved to this."""
 
@@ -28,11 +33,12 @@ class Findings:
 
 @dataclass(frozen=True)
 class Study:
-    """name: of its files. title: its heading."""
+    """name: of its files. title: its heading. page: where it stands."""
 
     name: str
     title: str
     run: Callable[[Tell], Findings]
+    page: str = PIPER
 
 
 def slower_than(optimum_s: float | None, other_s: float | None) -> float | None:

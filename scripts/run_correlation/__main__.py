@@ -8,6 +8,7 @@ import platform
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from statistics import quantiles
@@ -18,13 +19,25 @@ from piper_ray.model.passes import passes_of
 from piper_ray.model.schedule import AllReduce
 from piper_ray.simulate.run import SimulationOptions
 from scripts.run_correlation.machine import Machine, measured
-from scripts.run_correlation.plans import LAYERS, TRIALS, Trial
-from scripts.run_correlation.report import HEAD, Point, agreement, draw, page, row
+from scripts.run_correlation.plans import ASYNCHRONOUS, LAYERS, LEARNING, TRIALS, Trial
+from scripts.run_correlation.report import (
+    ASYNCHRONOUS_HEAD,
+    HEAD,
+    Point,
+    agreement,
+    asynchronous_page,
+    asynchronous_row,
+    draw,
+    learnt_rows,
+    page,
+    row,
+)
 
 GPT = "inputs/pytorch/small_gpt.py:small_gpt"
 GPT_ARGUMENTS = {"layers": LAYERS, "width": 256, "heads": 8, "tokens": 128, "words": 2048}
 SLEEPERS = "scripts.run_correlation.sleeping:sleepers"
 MICROBATCH = 4
+COUNTING = "scripts.run_correlation.counting:counting"
 BLOCK_S = 0.05
 """What a block sleeps in both passes together: long beside what torch does around it."""
 
@@ -35,22 +48,66 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path, default=Path("docs"), help="where the files go")
     parser.add_argument("plans", nargs="*", metavar="WORD", help="only plans whose names have one of these")
     given = parser.parse_args()
-    trials = [one for one in TRIALS if not given.plans or any(word in one.name for word in given.plans)]
+    trials, asynchronous = (
+        [one for one in trials if not given.plans or any(word in one.name for word in given.plans)]
+        for trials in (TRIALS, ASYNCHRONOUS)
+    )
     steps, repeats = (4, 5) if given.quick else (20, 30)
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = measured(dict(os.environ))
     gpt = profiled(GPT, {name: repr(value) for name, value in GPT_ARGUMENTS.items()}, repeats, at_once=2)
     passes_s = sleeping_passes_s(gpt)
     sleeping = profiled(SLEEPERS, {"passes_s": repr(passes_s)}, repeats, at_once=1)
-    print("\n".join(HEAD))
+    given.out.mkdir(parents=True, exist_ok=True)
+    parts = []
+    if trials:
+        points = points_of(trials, gpt, sleeping, passes_s, machine, steps, HEAD, row)
+        print(f"\n{agreement(points)}\n")
+        parts.append(page(points, facts(machine, gpt, steps)))
+        draw(points, given.out)
+    if asynchronous:
+        points = points_of(asynchronous, gpt, sleeping, passes_s, machine, steps, ASYNCHRONOUS_HEAD, asynchronous_row)
+        learnt = losses(100 if given.quick else 300)
+        parts.append(asynchronous_page(points, learnt))
+        print("\n".join(learnt_rows(learnt)))
+    (given.out / "correlation.md").write_text("\n".join(parts))
+
+
+def points_of(
+    trials: Sequence[Trial],
+    gpt: Instance,
+    sleeping: Instance,
+    passes_s: tuple[tuple[float, float], ...],
+    machine: Machine,
+    steps: int,
+    head: Sequence[str],
+    row_of: Callable[[Point], str],
+) -> list[Point]:
+    """All trials, told as they are made."""
+    print("\n".join(head))
     points = []
     for trial in trials:
         points.append(point_of(trial, sleeping if trial.sleeping else gpt, passes_s, machine, steps))
-        print(row(points[-1]), flush=True)
-    print(f"\n{agreement(points)}")
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "correlation.md").write_text(page(points, facts(machine, gpt, steps)))
-    draw(points, given.out)
+        print(row_of(points[-1]), flush=True)
+    return points
+
+
+def losses(steps: int) -> dict[str, tuple[float, ...]]:
+    """The loss of each step of a GPT that learns to count, by schedule: two stages, batches of 8 microbatches."""
+    instance = profiled(COUNTING, {}, 5, at_once=1).replace(microbatches=8, bandwidth_bytes_per_s=1e9)
+    found = {}
+    for trial in LEARNING:
+        run = piper_ray.run(
+            COUNTING,
+            trial.plan(instance),
+            instance,
+            schedule=trial.schedule,
+            steps=steps,
+            warm_up=0,
+            vertical_sync=trial.vertical_sync,
+        )
+        found[trial.name] = run.losses
+    return found
 
 
 def profiled(model: str, arguments: dict[str, str], repeats: int, *, at_once: int) -> Instance:
@@ -94,10 +151,11 @@ def point_of(
         schedule=trial.schedule,
         steps=steps,
         warm_up=2,
+        vertical_sync=trial.vertical_sync,
         arguments_of_model={"passes_s": passes_s} if trial.sleeping else GPT_ARGUMENTS,
     )
     first_s, _, third_s = quantiles(run.steps_s, n=4, method="inclusive")
-    return Point(trial, predicted.step_s, run.step_s, third_s - first_s)
+    return Point(trial, predicted.step_s, run.step_s, third_s - first_s, predicted.promised_s)
 
 
 def facts(machine: Machine, gpt: Instance, steps: int) -> list[str]:

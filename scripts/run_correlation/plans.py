@@ -15,25 +15,34 @@ LAYERS = 8
 
 @dataclass(frozen=True)
 class Trial:
-    """borders: the layers that stages begin with, the first apart; replicas: d; recompute: all blocks do."""
+    """borders: the layers that stages begin with, the first apart; replicas: d of all stages, or of each; recompute:
+    all blocks do; in_flight: of each stage, where it is not the rule's; vertical_sync: under PipeDream."""
 
     name: str
     schedule: Schedule
     borders: tuple[int, ...]
     microbatches: int
     sleeping: bool = False
-    replicas: int = 1
+    replicas: int | tuple[int, ...] = 1
     recompute: bool = False
+    in_flight: tuple[int, ...] | None = None
+    vertical_sync: bool = False
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """d of each stage."""
+        stages = len(self.borders) + 1
+        return (self.replicas,) * stages if isinstance(self.replicas, int) else self.replicas
 
     def plan(self, instance: Instance) -> Plan:
         layers = [layer.id for layer in instance.layers]
         ids = {layer.id: self._way(instance, layer.id) for layer in instance.layers}
-        return Plan(
-            tuple(
-                Stage(tuple(layers[first:end]), self.replicas, 1, {layer: ids[layer] for layer in layers[first:end]})
-                for first, end in pairwise((0, *self.borders, len(layers)))
-            )
-        )
+        cuts = pairwise((0, *self.borders, len(layers)))
+        stages = [
+            Stage(tuple(layers[first:end]), d, 1, {layer: ids[layer] for layer in layers[first:end]})
+            for (first, end), d in zip(cuts, self.degrees, strict=True)
+        ]
+        return Plan(tuple(stages), in_flight=self.in_flight)
 
     def _way(self, instance: Instance, layer: int) -> str:
         offered = [tmpc.id for tmpc in instance.layer_by_id[layer].tmpcs[1]]
@@ -59,3 +68,30 @@ TRIALS = (
     Trial("8 stages, gpipe", _GPIPE, (3, 4, 5, 6, 7, 8, 9), 16, sleeping=True),
     Trial("8 stages, uneven", _1F1B, (2, 3, 4, 5, 6, 7, 10), 16, sleeping=True),
 )
+
+_2BW, _PIPEDREAM = Schedule(ScheduleName.TWO_BW), Schedule(ScheduleName.PIPEDREAM)
+
+ASYNCHRONOUS = (
+    Trial("asynchronous, 4 stages", _2BW, (4, 6, 8), 12, sleeping=True),
+    Trial("asynchronous, 4 stages", _PIPEDREAM, (4, 6, 8), 12, sleeping=True),
+    Trial("asynchronous, 4 stages, vertical sync", _PIPEDREAM, (4, 6, 8), 12, sleeping=True, vertical_sync=True),
+    Trial("asynchronous, 1, 2, 1 replicas in turn", _2BW, (4, 8), 12, sleeping=True, replicas=(1, 2, 1)),
+    Trial("asynchronous, 1, 2, 1 replicas in turn", _PIPEDREAM, (4, 8), 12, sleeping=True, replicas=(1, 2, 1)),
+    Trial(
+        "asynchronous, 1, 2, 1, one more in flight",
+        _2BW,
+        (4, 8),
+        12,
+        sleeping=True,
+        replicas=(1, 2, 1),
+        in_flight=(5, 2, 1),
+    ),
+)
+
+LEARNING = (
+    Trial("1f1b, drained after each batch", _1F1B, (4,), 8),
+    Trial("2bw", _2BW, (4,), 8),
+    Trial("pipedream", _PIPEDREAM, (4,), 8),
+    Trial("pipedream, vertical sync", _PIPEDREAM, (4,), 8, vertical_sync=True),
+)
+"""Of the GPT that learns to count: 4 blocks."""

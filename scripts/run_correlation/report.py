@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -15,12 +15,14 @@ from scripts.run_correlation.plans import Trial
 
 @dataclass(frozen=True)
 class Point:
-    """predicted_s, measured_s: of a step; spread_s: from the first to the third quartile of the measured steps."""
+    """predicted_s, measured_s: of a step; spread_s: from the first to the third quartile of the measured steps;
+    promised_s: what the slowest stage takes, under an asynchronous schedule."""
 
     trial: Trial
     predicted_s: float
     measured_s: float
     spread_s: float
+    promised_s: float | None = None
 
     @property
     def error(self) -> float:
@@ -107,3 +109,54 @@ def page(points: Sequence[Point], facts: Sequence[str]) -> str:
     table = "\n".join([*HEAD, *(row(point) for point in points)])
     picture = "![predicted and measured steps](correlation.svg)"
     return "\n\n".join([_ABOUT, listed, agreement(points), table, picture, _TERMS]) + "\n"
+
+
+ASYNCHRONOUS_HEAD = (
+    "| plan | schedule | promised | simulated | measured | spread | error of the promise | of the simulation |",
+    "|---|---|---:|---:|---:|---:|---:|---:|",
+)
+
+
+def asynchronous_row(point: Point) -> str:
+    assert point.promised_s is not None
+    figures = (point.promised_s, point.predicted_s, point.measured_s, point.spread_s)
+    times = " | ".join(f"{1e3 * seconds:.1f} ms" for seconds in figures)
+    of_promise = point.promised_s / point.measured_s - 1.0
+    name = point.trial.name.removeprefix("asynchronous, ")
+    errors = f"{100.0 * of_promise:+.1f} % | {100.0 * point.error:+.1f} %"
+    return f"| {name} | {point.trial.schedule.text} | {times} | {errors} |"
+
+
+def learnt_rows(losses: Mapping[str, Sequence[float]]) -> list[str]:
+    """The loss at some batches, by schedule: the mean of ten."""
+    last = min(map(len, losses.values()))
+    shown = sorted({10, last // 4, last // 2, last})
+    return [
+        f"| schedule | {' | '.join(f'batch {number}' for number in shown)} |",
+        f"|---|{'---:|' * len(shown)}",
+        *(
+            f"| {name} | {' | '.join(f'{fmean(found[number - 10 : number]):.3f}' for number in shown)} |"
+            for name, found in losses.items()
+        ),
+    ]
+
+
+_ASYNCHRONOUS = """\
+## Pipelines that never drain
+
+Made by `scripts/correlation asynchronous`, a run of its own. `piper-ray run` trains with the schedules of the two
+papers behind this project's problem: 2BW's two versions of the weights, and PipeDream's version for each microbatch
+in flight. Layers sleep as above. Promised is what the slowest stage takes for a batch, as both papers have it;
+simulated is what `piper-ray simulate` finds; measured is the time from the end of a batch to that of the next, with
+none that drain."""
+
+_LEARNT = """\
+Late weights and training: a GPT of four blocks on two ranks learns to count, in batches of 8 microbatches, with the
+same AdamW (1e-4) under each schedule. The figures are losses, means of ten batches. PipeDream updates after each
+microbatch, 8 times as often as the others: compare its two rows with each other."""
+
+
+def asynchronous_page(points: Sequence[Point], losses: Mapping[str, Sequence[float]]) -> str:
+    """The part of docs/correlation.md on asynchronous schedules."""
+    table = "\n".join([*ASYNCHRONOUS_HEAD, *map(asynchronous_row, points)])
+    return "\n\n".join([_ASYNCHRONOUS, table, _LEARNT, "\n".join(learnt_rows(losses))]) + "\n"

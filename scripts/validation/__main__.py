@@ -1,7 +1,4 @@
-"""Prices published runs in their own layouts, and prints predicted and measured steps: scripts/validate_estimates.
-
-With --proposals: what solve proposes for each cluster, against the layout that ran there.
-"""
+"""Prices published runs in their own layouts, and prints predicted and measured steps: scripts/validate_estimates."""
 
 from __future__ import annotations
 
@@ -12,14 +9,12 @@ from pathlib import Path
 
 from piper_ray.calibrate.runs import read_runs
 from piper_ray.model.errors import PiperRayError
-from piper_ray.model.options import SolveOptions
 from piper_ray.workloads.estimate.hardware import load_hardware
 from scripts.validation.doubt import doubt_lines
 from scripts.validation.errors import run_lines, table_lines
 from scripts.validation.order import layouts_by_source, order_lines
 from scripts.validation.price import outcome_of
 from scripts.validation.proof import proof_lines, proofs
-from scripts.validation.proposals import one_of_each_cluster, proposal_dict, proposal_for, proposal_lines
 from scripts.validation.sources import errors_by_source, source_lines
 
 RUNS = Path(__file__).resolve().parents[2] / "tests" / "data" / "runs"
@@ -36,22 +31,9 @@ def main() -> int:
     parser.add_argument("--hardware", metavar="FILE", help="a TOML file of constants over those of the built-in table")
     parser.add_argument("--json", action="store_true", help="one list of objects on stdout, and nothing else")
     parser.add_argument("--doubt", action="store_true", help="what piper_ray/workloads/estimate/doubt.toml is to hold")
-    parser.add_argument(
-        "--proposals", action="store_true", help="plan for each cluster, of published.json if no others are given"
-    )
-    parser.add_argument("--time-limit", metavar="SECONDS", type=float, default=20.0, help="of each plan (20)")
     arguments = parser.parse_args()
     try:
         hardware = load_hardware(arguments.hardware)
-        if arguments.proposals:
-            options = SolveOptions(time_limit_s=arguments.time_limit)
-            listed = [run for path in arguments.runs or [RUNS / "published.json"] for run in read_runs(path)]
-            found = [(run.id, proposal_for(run, hardware, options)) for run in one_of_each_cluster(listed)]
-            if arguments.json:
-                print(json.dumps([proposal_dict(*one) for one in found], indent=1, allow_nan=False))
-            else:
-                print("\n".join(proposal_lines(found)))
-            return 0
         paths = arguments.runs or [RUNS / f"{name}.json" for name in ("published", "measured", "moe")]
         outcomes = [outcome_of(run, hardware) for path in paths for run in read_runs(path)]
     except PiperRayError as error:

@@ -75,7 +75,7 @@ def doubt_lines(outcomes: Sequence[PricedRun]) -> Iterator[str]:
     yield f"# Leaving each source out, {coverage(errors):.0%} of its runs lie within what the others like it say."
     yield ""
     laid = [x.laid for x in priced if x.laid is not None]
-    over = [x for x in laid if (x.layout.expert or 1) > x.stack.gpus_per_node]
+    over = [x for x in laid if (x.layout.expert or 1) > x.stack.domain]
     yield f"over_nodes = {len(over)}"
     for key, of in errors.items():
         least, most = interval_of(list(of.values()))

@@ -356,6 +356,8 @@ def test_fewer_nodes_are_planned_with_what_the_runtime_can_do_there(tmp_path: Pa
         ),
         (("--dry-run", "--expert-tensor-parallel", "2", "--runtime", "torchtitan"), "torchtitan divides no experts"),
         (("--dry-run", "--recompute", "op"), "--recompute: Megatron has no"),
+        (("--dry-run", "--zero", "3"), "--zero 3: Megatron shares the optimizer's state among all replicas"),
+        (("--dry-run", "--nodes", "1..100000000"), "GPUs; expected at most 100,000"),
         (("--dry-run", "--headroom", "1.5"), "expected a size, such as 4GiB, or a share below 1"),
         (("--dry-run", "--precision", "bf16,fp3"), "fp3"),
         (("--dry-run", "--global-batch", "16..8"), "expected samples, such as 1024 or 960,1024, or 960..1056"),
@@ -386,6 +388,14 @@ def test_a_launch_file_that_is_none_is_refused_before_the_search(tmp_path: Path)
     assert "there is no such file" in finished.stderr
 
 
+def test_a_launch_of_another_batch_is_refused_before_the_search(tmp_path: Path) -> None:
+    launch = tmp_path / "launch.args"
+    launch.write_text("--micro-batch-size 1\n--global-batch-size 32\n--seq-length 512\n")
+    finished = small(tmp_path, "--nodes", "1", "--dry-run", "--against", str(launch))
+    assert finished.returncode == 2
+    assert f"--against {launch}: it has --global-batch 32, and 16 is planned" in finished.stderr
+
+
 def test_calibration_holds_for_all_numbers_of_nodes_of_one_gpu(tmp_path: Path) -> None:
     runs = {
         "tp": 1, "pp": 1, "dp": 4, "gpus": 4, "microbatch": 4, "global_batch": 16, "seq": 512,
@@ -403,3 +413,16 @@ def test_calibration_holds_for_all_numbers_of_nodes_of_one_gpu(tmp_path: Path) -
     alone = small(tmp_path, "--nodes", "2", "--dry-run", "--json", *words)
     (row,) = (row for row in csv.DictReader((out / "clusters.csv").read_text().splitlines()) if row["nodes"] == "2")
     assert float(row["step_s"]) == json.loads(alone.stdout)["best"]["step_s"]
+
+
+def test_what_no_plan_can_leave_free_is_told_as_such(tmp_path: Path) -> None:
+    finished = small(tmp_path, "--nodes", "1", "--dry-run", "--headroom", "99.9%")
+    assert finished.returncode == 4
+    assert "no plan fits: it takes a smaller --headroom, more nodes" in finished.stderr
+
+
+def test_a_folder_below_a_file_is_refused_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    finished = small(tmp_path, "--nodes", "1", "-o", str(tmp_path / "file" / "out"))
+    assert finished.returncode == 2
+    assert f"{tmp_path / 'file'} is a file; expected a folder" in finished.stderr

@@ -16,7 +16,7 @@ from piper_ray import dump
 from piper_ray.sweep.dataset import read_dataset
 from tests.cli_cases import ROOT, run
 from tests.instances import two_towers
-from tests.sweep_support import SMALL_POINTS, content, write_small
+from tests.sweep_support import SMALL_POINTS, content, write_plans, write_small
 
 BEST = "Best plans, of equally fast ones those on the fewest devices"
 
@@ -38,6 +38,29 @@ def test_a_sweep(done: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> N
     assert lines[1].startswith("best of chain: ")
     assert "% of their time" in lines[-1]
     assert read_dataset(location).num_rows == SMALL_POINTS
+
+
+def test_plans(tmp_path: Path) -> None:
+    """Two of them, as they are counted, made and shown."""
+    text = '[plan]\nmodels = "ours"\ngpus = ["H100-SXM", "A100-80"]\nbatches = 32\nprecisions = "fp8"\n'
+    source = write_plans(tmp_path, '[models]\nours = "ours.json"\n' + text)
+    counted = run("sweep", source, "--storage", tmp_path / "d", "--dry-run")
+    assert counted.stdout.splitlines()[-1].startswith("2 points of 1 model, about ")
+    assert not (tmp_path / "d").exists()
+    made = run("sweep", source, "--storage", tmp_path / "d", env={"RAY_ADDRESS": ""})
+    assert made.returncode == 0, made.stderr
+    lines = made.stdout.splitlines()
+    assert lines[0] == "2 points of 2 on record, 1 refused, 0 failed"
+    assert re.fullmatch(r"best of ours: .*/sample on 1 node of H100-SXM, batch 32, fp8 \(megatron\)", lines[1])
+    assert re.search(r" % of their time; .* s of CPU, .* a point$", lines[-1])
+    shown = run("sweep-report", tmp_path / "d", "--out", tmp_path / "r", "--price-per-hour", "H100-SXM=2,A100-80=1")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    for title in ("Plans", "Shortest step of each GPU", "Least cost of 1e9 tokens, of each GPU", "Without a plan"):
+        assert title in shown.stdout.splitlines()
+    assert {path.name for path in (tmp_path / "r").iterdir()} == {"plans.csv", "tables.md"}, "one cluster is no curve"
+    unpriced = run("sweep-report", tmp_path / "d", "--price-per-hour", "H100-SXM=2")
+    assert unpriced.returncode == 2
+    assert "no price of A100-80; expected one of each GPU" in unpriced.stderr
 
 
 def test_again_it_is_refused_without_resume(done: tuple[Path, Path, subprocess.CompletedProcess[str]]) -> None:

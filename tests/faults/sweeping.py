@@ -25,7 +25,8 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.options import SolveOptions
 from piper_ray.sweep import run
 from piper_ray.sweep.answer import Report, solve_points
-from piper_ray.sweep.point import Point, Progress
+from piper_ray.sweep.plan_point import PlannedModel
+from piper_ray.sweep.point import AnyPoint, Progress
 from tests.faults.machines import HEAD, LONG_S, Machines
 
 Word = dict[str, Any]
@@ -148,7 +149,9 @@ def _slow_down(folder: Path, hanging: int) -> None:
     """Makes workers wait for the test, and so many hang as Ctrl-Z would."""
 
     # Local, so that Ray ships it whole.
-    def solve(graph: Instance, points: tuple[Point, ...], options: SolveOptions, control: object) -> Report:
+    def solve(
+        subject: Instance | PlannedModel, points: tuple[AnyPoint, ...], options: SolveOptions, control: object
+    ) -> Report:
         while (folder / _HOLD).exists():
             time.sleep(0.05)
         if any(point.devices >= 4 for point in points):
@@ -156,7 +159,7 @@ def _slow_down(folder: Path, hanging: int) -> None:
                 with suppress(FileExistsError):
                     (folder / str(number)).touch(exist_ok=False)
                     os.kill(os.getpid(), signal.SIGSTOP)
-        return solve_points(graph, points, options, control)
+        return solve_points(subject, points, options, control)
 
     run.solve_points = solve  # type: ignore[attr-defined]
 

@@ -80,7 +80,7 @@ def test_correlation_experiment() -> None:
 @pytest.mark.parametrize(
     "figure",
     goldens("pipedream"),
-    ids=lambda figure: f"{figure['profile']}-{figure['machines']}-{figure.get('ratio', 1)}",
+    ids=lambda figure: "-".join(str(value) for name, value in figure.items() if name != "time_per_stage_s"),
 )
 def test_pipedreams_own_figures(profiles: dict[str, Path], figure: Record) -> None:
     bandwidths = figure.get("bandwidths", [1e9])
@@ -93,7 +93,13 @@ def test_pipedreams_own_figures(profiles: dict[str, Path], figure: Record) -> No
         bandwidth_bytes_per_s=1.0,  # the levels have their own
     )
     own, all_downsets = (
-        PipeDream(levels, states, figure.get("ratio", 1.0)).partition(instance)
+        PipeDream(
+            levels,
+            states,
+            figure.get("ratio", 1.0),
+            straight=figure.get("straight", False),
+            memory_bytes=figure.get("memory_bytes"),
+        ).partition(instance)
         for states in (States.SINGLE_SOURCE, States.DOWNSETS)
     )
     assert_same_time(own.time_per_stage_s, figure["time_per_stage_s"], figure, relative=1e-8)  # nine digits are given

@@ -20,7 +20,9 @@ from tests.data import INCEPTION, INPUTS, PROFILES, WORKLOADS, goldens, profile_
 PIPER = {"bert32a100": (37, 67, (1, 2, 4, 8)), "gnmt": (78, 104, (1,)), "resnet": (177, 193, (1,))}
 # layers and edges once Input sources and __getitem__ sinks are gone
 PIPEDREAM = {
+    "alexnet": (22, 22),
     "gnmt": (37, 46),
+    "gnmt_large": (77, 102),
     "inception_v3": (325, 361),
     "resnet50": (176, 192),
     "squeezenet1_0": (67, 75),
@@ -33,6 +35,8 @@ PUBLISHED_DIGESTS = {
     "resnet": "519b2f2190337f93f771d5f1108d87a8ec9398fbe8206696319ba94e2cb6ff42",
 }
 PROFILE_DIGESTS = {
+    "alexnet": "6d84bcf4978e13d228dd7cbc1f278c522de26adfae4554c90b34efc851618f11",
+    "gnmt_large": "5435fcc577b4d5c78fe13de2e3e3c4f602ab1cd03f973b627de02d1d6af1e10c",
     "gnmt": "acacdd8bfdf36b8f39f43045da4b6f287c228b1baaf1dd5619ea84996c7fef5f",
     "inception_v3": "35f5df1682028a66f8c361eecd6d9607e6ed6fecf681e11924665b6b460e4542",
     "resnet50": "549ebec1c6d51b9fa220050586aadc1a8d081ee2459a91910d5ecc66ed448bce",

@@ -15,7 +15,7 @@ from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.planners import Level, PipeDream, States, plan
+from piper_ray.planners import Level, PipeDream, Recurrence, States, plan
 from piper_ray.planners.runs import uniform_choices
 from tests.instances import equal_chain, random_instance
 from tests.solver_support import downsets_by_definition
@@ -59,8 +59,11 @@ def has_one_degree(instance: Instance) -> bool:
     return all(any(x.least_data_parallel_degree == 1 for x in layer.tmpcs.get(1, ())) for layer in instance.layers)
 
 
-def recurrence_s(profile: Profile, levels: Sequence[Level], ratio: float | None) -> float:
+def recurrence_s(
+    profile: Profile, levels: Sequence[Level], ratio: float | None, recurrence: Recurrence = Recurrence.PROGRAM
+) -> float:
     """A[i][j][c] by definition, each level on top of the one below."""
+    papers = recurrence is Recurrence.PAPER
 
     @cache
     def best_s(number: int, i: frozenset[int], j: frozenset[int], c: int) -> float:
@@ -70,6 +73,11 @@ def recurrence_s(profile: Profile, levels: Sequence[Level], ratio: float | None)
         values = []
         for machines in range(1, c + 1):
             weights = profile.total("weights_bytes", j - i)
+            if papers:
+                values.append(
+                    max(below_s(number, i, j), 2 * (machines - 1) * weights / (bandwidth * machines)) / machines
+                )
+                continue
             values.append(
                 (below_s(number, i, j) + 4 * (machines - 1) * weights / (bandwidth * machines * below)) / machines
             )
@@ -79,9 +87,12 @@ def recurrence_s(profile: Profile, levels: Sequence[Level], ratio: float | None)
             for m in range(1, c):
                 weights = profile.total("weights_bytes", j - k)
                 stage = (below_s(number, k, j) + 4 * (m - 1) * weights / (bandwidth * m)) / m
+                if papers:
+                    stage = max(below_s(number, k, j), 2 * (m - 1) * weights / (bandwidth * m)) / m
                 if ratio is not None:
                     transfers = (profile.leaving_bytes(k), profile.leaving_bytes(j))
-                    stage = max(stage, *(2 * size / (bandwidth * m * ratio) for size in transfers))
+                    links = 1 if papers else m
+                    stage = max(stage, *(2 * size / (bandwidth * links * ratio) for size in transfers))
                 values.append(max(best_s(number, i, k, c - m), stage))
         return min(values)
 
@@ -133,9 +144,10 @@ def as_plan(profile: Profile, partition: Pieces) -> Plan:
     return Plan(tuple(stages))
 
 
+@pytest.mark.parametrize("recurrence", Recurrence)
 @pytest.mark.parametrize("ratio", [1.0, 0.5, None])
 @pytest.mark.parametrize("machines", [(1,), (4,), (2, 3), (3, 2), (2, 1, 2)])
-def test_the_recurrence(machines: tuple[int, ...], ratio: float | None) -> None:
+def test_the_recurrence(machines: tuple[int, ...], ratio: float | None, recurrence: Recurrence) -> None:
     checked = 0
     for seed in range(40):
         rng = Random(seed)
@@ -143,8 +155,9 @@ def test_the_recurrence(machines: tuple[int, ...], ratio: float | None) -> None:
         if not has_one_degree(instance):
             continue
         levels = tuple(Level(m, float(rng.choice([1, 2, 8]))) for m in machines)
-        found = PipeDream(levels, activation_compression_ratio=ratio).partition(instance, NEVER)
-        expected = recurrence_s(Profile(instance), levels, ratio)
+        planner = PipeDream(levels, activation_compression_ratio=ratio, recurrence=recurrence)
+        found = planner.partition(instance, NEVER)
+        expected = recurrence_s(Profile(instance), levels, ratio, recurrence)
         assert found.time_per_stage_s == pytest.approx(expected, rel=1e-9, abs=0.0)
         assert sum(found.replication) <= math.prod(machines)
         checked += 1

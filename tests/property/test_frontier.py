@@ -286,7 +286,7 @@ def test_bounds_on_the_sum_of_d_are_for_plans_with_several() -> None:
 
 
 def test_what_a_frontier_cannot_plan_for_is_refused() -> None:
-    with pytest.raises(UsageError, match="pipedream are not made yet"):
+    with pytest.raises(UsageError, match="no frontier under schedule pipedream"):
         frontier(random_instance(1), schedule="pipedream")
     with pytest.raises(UsageError, match="SameDegrees"):
         frontier(random_instance(1), restrictions=Restrictions(constraints=[StageCount(2)]))

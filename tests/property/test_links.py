@@ -9,6 +9,7 @@ import pytest
 
 import piper_ray
 from piper_ray.engine.ledger import Limits
+from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
 from piper_ray.model.errors import InvalidPlan
@@ -17,13 +18,14 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
+from piper_ray.simulate.assemble import replicas_bytes_per_s as simulated_bytes_per_s
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
 from tests.flush_instances import uneven_layers
-from tests.instances import random_instance
+from tests.instances import equal_chain, random_instance
 from tests.lengths import long_after
-from tests.link_rates import with_levels
+from tests.link_rates import ring, with_levels
 from tests.solver_support import ONE_THREAD
 
 WITH_CHUNKS = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]
@@ -275,3 +277,20 @@ def test_a_plan_of_a_search_that_ended_early_is_valued_where_it_lies(
     assert_valued_alike(instance, found, "2bw")
     if whole.time_per_sample_s is not None:
         assert found.lower_bound_s <= whole.time_per_sample_s
+
+
+def test_all_who_charge_a_ring_charge_the_same() -> None:
+    """The cluster, the referee and the simulation, each with a way of its own, and the rule in words: for degrees too
+    that divide no group."""
+    rng = Random("rings")
+    for _ in range(3000):
+        sizes = [rng.choice([1, 2, 3, 4, 6, 8])]
+        sizes += [sizes[-1] * rng.choice([2, 3, 4, 9]) for _ in range(rng.choice([0, 1, 1]))]
+        links = [Link(rng.choice([0.5, 1, 2, 3, 8, 50]), size) for size in sizes]
+        cluster = Cluster(sizes[-1] * rng.choice([2, 3, 8]), 1.0, (*links, Link(1.0)))
+        t, d = rng.choice([1, 2, 3, 4, 5, 6]), rng.choice([2, 3, 4, 5, 6, 8, 12, 16, 24, 48])
+        instance = equal_chain(2).replace(cluster=cluster)
+        expected = float(ring(instance, cluster.devices, d, t))
+        assert cluster.spread().replicas_link(d, t).bandwidth_bytes_per_s == expected
+        assert replicas_bytes_per_s(instance, cluster.devices, d, t) == expected
+        assert simulated_bytes_per_s(cluster, cluster.devices, d, t) == expected

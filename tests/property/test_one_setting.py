@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 import piper_ray
-from piper_ray.engine.one_setting import worth_of
+from piper_ray.engine.one_setting import settings_of, worth_of, worths_of
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of
 from piper_ray.model.constraints import KeepOrder, Recompute, SameDegrees, WholePieces
@@ -21,7 +21,7 @@ from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import in_order
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from tests.export_support import mixture
 from tests.flush_brute_force import plan_batch_s
@@ -252,3 +252,37 @@ def test_all_settings_together_are_each_by_itself(seed: int) -> None:
     for one, setting in zip(rule.under_each(instance, settings), settings, strict=True):
         for layer, mine in zip(instance.layers, one.layers, strict=True):
             assert mine.tmpcs == {t: left for t, row in layer.tmpcs.items() if (left := tmpcs_under(row, setting))}
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "interleaved", "2bw"])
+def test_settings_valued_together_by_kinds_of_layers_are_each_by_itself(name: str) -> None:
+    """Of a mixture, whose layers are of few kinds, and of chains without two layers alike."""
+    rule = OneMode(context=True, experts=True)
+    rules, schedule = Restrictions(constraints=[SameDegrees()]), Schedule.first_of(name)
+    for instance in (mixture(), *map(instance_of, range(20))):
+        settings = settings_of(instance, rules.adding(rule))
+        listed = [*settings.worth_a_solve, *(one for one, _ in settings.others)]
+        alone = list(rule.under_each(instance, rule.modes(instance)))
+        rows = [[layer.tmpcs for layer in one.layers] for one in alone]
+        for one in listed:
+            own = [layer.tmpcs for layer in one.instance.layers]
+            assert any(all(x.items() <= y.items() for x, y in zip(own, whole, strict=True)) for whole in rows)
+        for one, worth in zip(listed, worths_of(listed, rules, schedule, StepTerms()), strict=True):
+            assert worth == pytest.approx(worth_of(one.instance, rules, schedule), rel=1e-12)
+
+
+def test_each_row_of_a_mode_is_in_one_setting_and_none_is_lost() -> None:
+    """At t = 1 there is no sequence parallelism: modes with it and without have the same plans there."""
+    instance, rule = mixture(), OneMode(context=True, experts=True)
+    settings = settings_of(instance, Restrictions(constraints=[SameDegrees(), rule]))
+
+    def rows(one: Instance, t: int) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(id(tmpc) for tmpc in layer.tmpcs.get(t, ())) for layer in one.layers)
+
+    kept = [(t, rows(one.instance, t)) for one in settings.worth_a_solve for t in one.tables]
+    beaten = [(t, rows(one.instance, t)) for one, _ in settings.others for t in one.tables]
+    assert len(kept) == len(set(kept))
+    for narrowed in rule.under_each(instance, rule.modes(instance)):
+        for t in narrowed.degrees:
+            if all(layer.tmpcs.get(t) for layer in narrowed.layers):
+                assert (t, rows(narrowed, t)) in {*kept, *beaten}

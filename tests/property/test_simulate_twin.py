@@ -43,7 +43,7 @@ def _assert_alike(timeline: Timeline, twin: Pipeline) -> None:
 def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) -> None:
     stages = len(timeline.layout.replicas)
     activations = [rng.choice([1.0, 2.0, 5.0]) for _ in range(stages)]
-    figures = [StageLoad(0, 0, 0, activations[j], 10.0 * (j + 1), 0, 1, 1) for j in range(stages)]
+    figures = [StageLoad(0, 0, 0, activations[j], 10.0 * (j + 1), 0, 0, 1, 1) for j in range(stages)]
     for rank, held in enumerate(timeline.layout.ranks):
         times_s = [twin.times_s[rank, number] for number in range(len(twin.lists[rank]))]
         fixed = sum(10.0 * (stage + 1) for stage in held.stages)

@@ -136,7 +136,7 @@ def with_free_edges(instance: Instance, rng: Random) -> Instance:
     return replace(instance, layers=layers, edges=edges).replace(memory_bytes=1e6)
 
 
-SEEDS = long_after(1, [range(100), range(100, 600)])
+SEEDS = long_after(1, [range(100), range(100, 300)])
 
 
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)

@@ -94,7 +94,7 @@ def test_random_graphs() -> None:
 
 def test_it_is_for_asynchronous_plans() -> None:
     instance = three_layers(5.0)
-    with pytest.raises(UsageError, match="only 2bw has a rate to sustain"):
+    with pytest.raises(UsageError, match="a sustained rate is planned for under 2bw alone"):
         piper_ray.solve(instance, restrictions=KEPT, schedule="1f1b")
 
 

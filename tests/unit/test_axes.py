@@ -19,7 +19,7 @@ from piper_ray.model.options import SolveOptions
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.cells import cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
-from piper_ray.proposal.plan import with_offers
+from piper_ray.proposal.offers import with_offers
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.simulate.run import SimulationOptions, simulate

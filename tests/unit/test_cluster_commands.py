@@ -8,7 +8,7 @@ from ray.scripts.scripts import cli as ray_cli
 from typer.core import TyperGroup
 
 from piper_ray.cli.app import app
-from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, ROOT, SBATCH, commands
+from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, RAYJOB_SWEEP, ROOT, SBATCH, commands
 
 OURS = commands("piper-ray")
 RAYS = commands("ray")
@@ -17,6 +17,8 @@ RAYS = commands("ray")
 def test_commands_are_found_where_they_must_be() -> None:
     solving = [name for name, words in OURS if words[0] == "solve"]
     assert solving == [RAYJOB.name, SBATCH.name, "Dockerfile", "README.md"]
+    sweeping = [name for name, words in OURS if words[0] == "sweep"]
+    assert sweeping == [RAYJOB_SWEEP.name, SBATCH.name, "README.md"]
     starting = [name for name, words in RAYS if words[0] == "start"]
     assert starting == [path.name for path in RAY_UP for _ in ("head", "worker")]
     assert [name for name, words in RAYS if words[0] == "symmetric-run"] == [SBATCH.name]
@@ -40,6 +42,12 @@ def test_every_solve_on_a_cluster_can_be_taken_up_again() -> None:
         if words[0] == "solve" and name != "Dockerfile":
             assert {"--address", "--workers", "--cpus-per-worker", "--checkpoint", "--supervise", "--out"} <= set(words)
             assert words[words.index("--without-workers") + 1] in ("continue", "wait")
+
+
+def test_every_sweep_on_a_cluster_goes_on_where_it_was() -> None:
+    for _, words in OURS:
+        if words[0] == "sweep":
+            assert {"--address", "--storage", "--resume"} <= set(words)
 
 
 @pytest.mark.parametrize("words", [pytest.param(words, id=f"{name} {words[0]}") for name, words in RAYS])

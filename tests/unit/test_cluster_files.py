@@ -12,7 +12,7 @@ import ray
 from jsonschema import Draft7Validator
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, ROOT, docker_instructions, document, pins
+from tests.cluster_support import CLUSTER, RAY_UP, RAYJOB, RAYJOB_SWEEP, ROOT, docker_instructions, document, pins
 from tests.data import KUBERAY_RAYJOB
 
 STORAGE = CLUSTER / "kuberay" / "storage.yaml"
@@ -123,6 +123,17 @@ def test_rayjob_starts_again_from_a_state_that_outlives_the_pods() -> None:
     assert claimed["persistentVolumeClaim"]["claimName"] == document(STORAGE)["metadata"]["name"]
     assert words[words.index("solve") + 1].startswith(f"{mounts['input']}/")
     assert "volumes" not in worker["spec"]
+
+
+def test_a_sweep_is_the_rayjob_with_another_entrypoint() -> None:
+    """Its dataset outlives the Pods, on the volume; the file is in the ConfigMap."""
+    patch, spec = document(RAYJOB_SWEEP), document(RAYJOB)["spec"]
+    assert patch["metadata"].keys() == {"name"}
+    assert patch["spec"].keys() == {"entrypoint"}
+    words, solve = patch["spec"]["entrypoint"].split(), spec["entrypoint"].split()
+    storage, state = (Path(of[of.index(name) + 1]) for of, name in ((words, "--storage"), (solve, "--checkpoint")))
+    assert storage.parent == state.parent
+    assert Path(words[2]).parent == Path(solve[2]).parent
 
 
 def test_rayjob_gives_the_solve_the_workers_that_it_asks_for() -> None:

@@ -51,7 +51,9 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path / "check out"
 
 
-def _start(checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING") -> subprocess.Popen[str]:
+def _start(
+    checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING", **others: str
+) -> subprocess.Popen[str]:
     variables = {
         "SLURM_JOB_ID": "12345",
         "SLURM_JOB_NUM_NODES": "3",
@@ -59,6 +61,7 @@ def _start(checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING")
         "SLURM_RESTART_COUNT": str(restarts),
         "STAND_IN_CODE": code,
         "STAND_IN_STATE": state,
+        **others,
     }
     return subprocess.Popen(
         ["bash", str(SBATCH), "in put.json", "solve dir", "--gap", "1%"],
@@ -71,8 +74,8 @@ def _start(checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING")
     )
 
 
-def _run(checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING") -> tuple[int, str]:
-    process = _start(checkout, code, restarts, state)
+def _run(checkout: Path, code: str, restarts: int = 0, state: str = "RUNNING", **others: str) -> tuple[int, str]:
+    process = _start(checkout, code, restarts, state, **others)
     said, _ = process.communicate(timeout=60)
     return process.returncode, said
 
@@ -115,6 +118,19 @@ def test_slurm_is_told_to_requeue_and_to_live_with_lost_nodes() -> None:
     assert options["open-mode"] == "append"
     assert re.fullmatch(r"B:USR1@\d+", options["signal"])
     assert "%j" in options["output"]
+
+
+def test_a_sweep_gets_its_arguments_and_goes_on(checkout: Path) -> None:
+    assert _run(checkout, "0", PIPER_RAY_COMMAND="sweep")[0] == 0
+    arguments = (checkout / "arguments").read_text(encoding="utf-8").splitlines()
+    directory = checkout / "solve dir"
+    assert arguments[:4] == ["sweep", "in put.json", "--address", "10.0.0.1:22345"]
+    assert arguments[4:] == ["--storage", f"{directory}/dataset", "--resume", "--gap", "1%"]
+
+
+def test_another_command_is_refused(checkout: Path) -> None:
+    code, said = _run(checkout, "0", PIPER_RAY_COMMAND="frontier")
+    assert (code, said) == (2, "PIPER_RAY_COMMAND is frontier; expected solve or sweep\n")
 
 
 def test_a_solve_gets_its_arguments_a_token_and_an_address(checkout: Path) -> None:

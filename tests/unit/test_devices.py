@@ -9,8 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from piper_ray import UsageError  # noqa: E402
+from piper_ray.run import rank as ranks  # noqa: E402
 from piper_ray.run.pipeline import PassFailed, _own_layers  # noqa: E402
-from piper_ray.run.rank import told  # noqa: E402
+from piper_ray.run.rank import peak_memory, told, work  # noqa: E402
 from piper_ray.simulate.actions import ActionKind  # noqa: E402
 from piper_ray.workloads.estimate.runtimes import DEFAULT  # noqa: E402
 from piper_ray.workloads.measure.passes import EventClock  # noqa: E402
@@ -57,6 +59,28 @@ def test_a_gpus_memory_is_what_context_communicators_and_fragments_leave(monkeyp
     whole = 80.0 * 2**30
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=whole))
     assert _memory_bytes(torch.device("cuda", 0)) == whole - DEFAULT.reserve_bytes(whole) < 0.97 * whole
+
+
+def test_a_rank_takes_the_gpu_of_its_number_and_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PIPER_RAY_RENDEZVOUS", raising=False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", done.append)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**30 if device.index == 1 else 0)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *backend, **how: done.append((backend, how)))
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: done.append("met"))
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda: done.append("ended"))
+    monkeypatch.setattr(ranks, "train", lambda _job, device, _progress: peak_memory(device).peak_bytes)
+    job = SimpleNamespace(ranks=8, device="cuda")
+    gpu = torch.device("cuda", 1)
+    assert work(job, print) == 3 * 2**30  # type: ignore[arg-type, comparison-overlap]
+    how = {"init_method": "env://", "rank": 5, "world_size": 8, "device_id": gpu}
+    assert done == [gpu, (("cpu:gloo,cuda:nccl",), how), "met", "ended"]
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UsageError, match="2 GPUs are here, and a rank needs one of its own"):
+        work(job, print)  # type: ignore[arg-type]
 
 
 def test_a_fault_that_a_device_tells_late_is_not_laid_on_the_pass_that_hears_of_it(

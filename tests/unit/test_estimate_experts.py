@@ -73,7 +73,7 @@ def test_the_dispatcher_is_the_one_that_is_asked_for_or_the_usual_one() -> None:
     usual = stack()
     assert dispatcher_for(8, usual) is TokenDispatcher.ALL_TO_ALL
     assert dispatcher_for(16, usual) is TokenDispatcher.ONCE_PER_NODE
-    assert dispatcher_for(8, replace(usual, gpus_per_node=72)) is TokenDispatcher.ONCE_PER_NODE
+    assert dispatcher_for(8, replace(usual, domain=72)) is TokenDispatcher.ONCE_PER_NODE
     assert dispatcher_for(8, replace(usual, software=software_named("hai-llm"))) is TokenDispatcher.ONCE_PER_NODE
     times = [
         dispatch_s(8e8, 8, Group(32), stack(dispatcher=how))

@@ -11,7 +11,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.proposal.plan import usual_contexts, usual_spreads
+from piper_ray.proposal.offers import usual_contexts, usual_spreads
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import ModelConfig, read_model

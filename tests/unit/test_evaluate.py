@@ -102,8 +102,8 @@ def test_what_binds() -> None:
         ("time", "memory"),
         (),
     ]
-    assert binding(chain(memory_bytes=100.0), 10.0, 9.991, 94.9) == ("time",)
-    assert binding(chain(memory_bytes=100.0), 10.0, 9.989, 95.0) == ("memory",)
+    assert binding(100.0, 10.0, 9.991, 94.9) == ("time",)
+    assert binding(100.0, 10.0, 9.989, 95.0) == ("memory",)
 
 
 def test_memory_may_fit_exactly_but_for_rounding() -> None:

@@ -195,7 +195,7 @@ def _priced_above_least(workload: FlushWorkload, task: DegreePair, rng: Random) 
         _, start, items = stage_items(key, y, workload.arrays, task.arrays)
         for chosen in product(*(range(a, b) for a, b in pairwise(start))):
             rows = items[list(chosen)]
-            if rows[:, 3].sum() <= task.arrays.memory_bytes:
+            if rows[:, 3].sum() <= task.arrays.memory_bytes[r]:
                 time_s = rows[:, 0].sum() + rows[:, 1].sum() + least.tensor_forward_s + least.tensor_backward_s
                 assert priced_s <= time_s * (1.0 + 1e-9)
         found += priced_s > least.time_s * (1.0 + 1e-9)

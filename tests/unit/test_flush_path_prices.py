@@ -107,7 +107,7 @@ def test_a_layer_without_a_choice_has_no_price() -> None:
     workload, _ = tables(Instance(layers, towers.edges, cluster=towers.cluster, batch=towers.batch))
     assert workload is not None
     tasks = tasks_of(towers, workload, FlushSchedule.ONE_F_ONE_B)
-    found = {task.arrays.tensor_parallel_degree: path_prices(workload.arrays, task.arrays) for task in tasks}
+    found = {task.degrees[1]: path_prices(workload.arrays, task.arrays) for task in tasks}
     assert found[1] is not None
     assert found[2] is None
 

@@ -65,7 +65,7 @@ def test_a_detail_alone_names_no_gpu(asked: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "memory_gb", "bf16_tflop_per_s", "gb_per_s", "link_gb_per_s", "gpus_per_node"),
+    ("key", "memory_gb", "bf16_tflop_per_s", "gb_per_s", "link_gb_per_s", "domain"),
     [
         ("A100-PCIe-80", 80, 312, 1935, 32, 8),
         ("H800", 80, 989, 3350, 200, 8),
@@ -84,14 +84,14 @@ def test_a_detail_alone_names_no_gpu(asked: str) -> None:
     ],
 )
 def test_data_sheets(
-    key: str, memory_gb: float, bf16_tflop_per_s: float, gb_per_s: float, link_gb_per_s: float, gpus_per_node: int
+    key: str, memory_gb: float, bf16_tflop_per_s: float, gb_per_s: float, link_gb_per_s: float, domain: int
 ) -> None:
     gpu = HARDWARE.gpus[key]
     assert gpu.memory_bytes == memory_gb * 1e9
     assert gpu.matrix_flop_per_s == pytest.approx(bf16_tflop_per_s * 1e12)
     assert gpu.memory_bytes_per_s == gb_per_s * 1e9
     assert gpu.link_bytes_per_s == pytest.approx(link_gb_per_s * 1e9)
-    assert gpu.gpus_per_node == gpus_per_node
+    assert gpu.domain_of(None) == domain
 
 
 @pytest.mark.parametrize("key", HARDWARE.gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 
 from piper_ray.export.files import Target
 from piper_ray.export.import_plan import Imported, import_plan
+from piper_ray.export.launched import import_launched
 from piper_ray.export.megatron_layout import plan_layout
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
@@ -192,6 +194,15 @@ def test_what_is_exported_is_read_back(target: Target) -> None:
         assert [stage.layers for stage in found.plan.stages] == [stage.layers for stage in plan.stages]
         read_back += 1
     assert read_back > 10
+
+
+def test_a_launch_script_of_ours_is_read_back(tmp_path: Path) -> None:
+    instance = llama()
+    plan = plan_of(instance, [7, 7], d=2, t=2, first_k=2)
+    for name, text in export_plan(instance, plan, ONE, Target.MEGATRON, 8).files.items():
+        (tmp_path / name).write_text(text)
+    found = import_launched(instance, str(tmp_path / "launch.sh"))
+    assert (found.plan, found.schedule) == (plan, ONE)
 
 
 def test_flagscale_and_torch_are_read_back() -> None:

@@ -99,7 +99,7 @@ def _shortest_s(tables: FlushTables, task: DegreePair, bounds: PathBounds) -> Fl
                 least = least_figures(key, tables, arrays)
                 for behind in range(arrays.most_stages):
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
-                    if least_memory_bytes(key, y, tables, arrays) > arrays.memory_bytes:
+                    if least_memory_bytes(key, y, tables, arrays) > arrays.memory_bytes[r]:
                         continue
                     if arrays.stages > 0 and i == m - 1 and behind + 1 != arrays.stages:
                         continue

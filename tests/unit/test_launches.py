@@ -155,6 +155,11 @@ def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
     script.write_text('HERE=$(dirname "$0")\nsource $HERE/sizes.sh\nexport TP\nPP=2 bash ./inner.sh 3 --lr 1\n')
     found = read(script.read_text(), path=script)
     assert (found.settings["tensor_model_parallel_size"], found.settings["lr"]) == ("4", "1")
+    (tmp_path / "train.args").write_text("--tensor-model-parallel-size 8\n  --lr 2\n")
+    script.write_text('given="$(cat "$(dirname "$0")/train.args")"\ntorchrun x.py $given --micro-batch-size 1\n')
+    found = read(script.read_text(), path=script)
+    names = ("tensor_model_parallel_size", "lr", "micro_batch_size")
+    assert [found.settings[name] for name in names] == ["8", "2", "1"]
     gone = read("#!/bin/bash\n. env.sh\ntorchrun x.py --tensor-model-parallel-size 2")
     assert "the script reads env.sh, which is not there: what it sets is not seen" in gone.notes
 

@@ -13,7 +13,7 @@ import pytest
 import piper_ray
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.headroom import Headroom
-from piper_ray.proposal.plan import with_offers
+from piper_ray.proposal.offers import with_offers
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.build import EstimateRequest

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from piper_ray.model.headroom import Headroom
 from piper_ray.model.mode import ALL_REPLICAS
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.proposal.plan import figures_of
 from piper_ray.proposal.propose import FoundPlans, Help, propose
 from piper_ray.report.document import to_text
 from piper_ray.report.proposal_document import planned_document, search_document
 from piper_ray.workloads.estimate.modes import Offer
+from tests.search_referee import disproofs_of, faults_of
 from tests.unit.test_plan_documents import assert_described
 from tests.unit.test_propose import demand
 
@@ -30,25 +32,36 @@ def proposal(tmp_path_factory: pytest.TempPathFactory) -> FoundPlans:
 def test_the_bound_of_all_is_the_least_of_the_cells(proposal: FoundPlans) -> None:
     document = json.loads(to_text(search_document(proposal)))
     assert_described(document, "search.schema.json")
-    cells = document["cells"]
-    bounds = [math.inf if cell["lower_bound_s"] is None else cell["lower_bound_s"] for cell in cells]
-    assert min(document["step_s"], *bounds) == document["lower_bound_s"] == proposal.lower_s
-    assert document["gap"] == 1.0 - document["lower_bound_s"] / document["step_s"]
-    others = document["never_better"]
-    assert others
-    assert document["combinations"] == len(cells) + len(document["schedules"]) * len(others)
-    listed = {(cell["microbatch"], cell["mode"]) for cell in cells}
-    assert len({tuple(cell.values()) for cell in cells}) == len(cells) == len(listed) * len(document["schedules"])
-    for other in others:
-        assert (other["microbatch"], other["than"]) in listed
-        assert (other["microbatch"], other["mode"]) not in listed
-    steps_s = [cell["step_s"] for cell in cells if cell["step_s"] is not None]
-    assert min(steps_s) == document["step_s"] == proposal.best.step_s
-    for cell in cells:
-        assert (cell["closing"] == "no plan") == (cell["lower_bound_s"] is None)
-        assert cell["step_s"] is None or cell["closing"] == "searched"
-        if cell["closing"] == "bound":
-            assert cell["lower_bound_s"] >= document["step_s"]
+    assert document["lower_bound_s"] == proposal.lower_s
+    assert document["step_s"] == proposal.best.step_s
+    assert document["never_better"]
+    listed = {(cell["microbatch"], cell["mode"]) for cell in document["cells"]}
+    assert len(listed) * len(document["schedules"]) == len(document["cells"])
+    assert not list(faults_of(document))
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [(None, "lower_bound_s", 1e-9), (None, "gap", 0.5), (None, "combinations", 1), (0, "lower_bound_s", 1e-9)],
+)
+def test_the_referee_sees_a_changed_figure(proposal: FoundPlans, place: int | None, key: str, value: object) -> None:
+    document = json.loads(to_text(search_document(proposal)))
+    (document if place is None else document["cells"][place])[key] = value
+    assert list(faults_of(document))
+
+
+@pytest.mark.parametrize("headroom", [0.0, 0.985])
+def test_no_plan_made_by_hand_is_faster_than_its_combination_s_bound(tmp_path: Path, headroom: float) -> None:
+    asked = replace(demand(tmp_path), schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))
+    asked = replace(asked, headroom=Headroom(share=headroom))
+    asked = replace(asked, request=replace(asked.request, offer=Offer(zero=ALL_REPLICAS, contexts=(1, 2))))
+    document = json.loads(to_text(search_document(propose(asked))))
+    instances = {samples: one.instance for samples, one in asked.estimates()[0].items()}
+    rules = {name: asked.restrictions(instances[1], name) for name in asked.schedules}
+    assert not list(disproofs_of(document, instances, rules))
+    for cell in document["cells"]:
+        cell["lower_bound_s"] = None
+    assert len(list(disproofs_of(document, instances, rules))) > 10
 
 
 def test_the_answer_keeps_its_schema(proposal: FoundPlans) -> None:

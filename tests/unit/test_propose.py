@@ -24,6 +24,7 @@ from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
 from piper_ray.model.figures import time_text
+from piper_ray.model.headroom import Headroom
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
@@ -35,8 +36,9 @@ from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closing, cells_of
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
+from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.layout_words import differences, layout_words
-from piper_ray.proposal.plan import figures_of, with_offers
+from piper_ray.proposal.offers import with_offers
 from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
 from piper_ray.report.proposal import (
     AskedOfPlan,
@@ -137,14 +139,35 @@ def test_known_plans_begin_a_search_on_another_cluster(proposal: FoundPlans, nam
     cluster = proposal.best.instance.cluster
     slower = tuple(replace(x, bandwidth_bytes_per_s=0.5 * x.bandwidth_bytes_per_s) for x in cluster.links)
     changed = replace(cluster, **{name: 0.7 * cluster.memory_bytes if name == "memory_bytes" else slower})  # type: ignore[arg-type]
-    cells = [cell.on(changed) for cell in proposal.cells.cells]
+    cells = replace(proposal.cells, cells=tuple(proposal.cells.on(changed)))
     alone, helped = (
-        CellSearch(proposal.demand, cells),
-        CellSearch(proposal.demand, [cell.on(changed) for cell in cells], listed=1),
+        CellSearch(proposal.demand, cells.cells),
+        CellSearch(proposal.demand, cells.on(changed), listed=1),
     )
     alone.run()
     helped.run()
     assert helped.ledger.upper_s == alone.ledger.upper_s >= proposal.best.step_s * (1.0 - 1e-9)
+
+
+def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("piper_ray.proposal.cells._LEAST_PASSES", 1_000)
+    asked = replace(demand(tmp_path, 1), schedules=(ScheduleName.INTERLEAVED,), headroom=Headroom(share=0.985))
+
+    def searched(passes: int) -> tuple[CellSearch, list[int]]:
+        begun: list[int] = []
+
+        def watch(event: CellBegun | Event) -> None:
+            if isinstance(event, CellBegun):
+                begun.append(event.number)
+
+        search = CellSearch(asked, cells_of(asked, asked.estimates()[0]).cells, watch=watch, passes=passes)
+        search.run()
+        return search, begun
+
+    (few, once), (many, often) = searched(0), searched(10**9)
+    assert len(once) == len(set(once)) < len(often)
+    assert few.ledger.lower_s < many.ledger.lower_s <= many.ledger.upper_s <= few.ledger.upper_s
+    assert many.ledger.lower_s >= many.ledger.upper_s * 0.99
 
 
 def test_no_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +224,7 @@ def test_devices_that_a_batch_does_not_divide_among_are_told(tmp_path: Path) -> 
     assert batch.found is not None
     assert batch.found.step_s / 63 < 0.8 * found.best.step_s / 64
     text = screen(found, [batch])
-    assert "idle      1 of 3 GPUs: a plan uses d t p of them, and no d that divides the 64 microbatches is" in text
+    assert "idle      1 of 3 GPUs: a plan uses d t p of them, no d that divides the 64 microbatches is a" in text
     gain = change_text(63 / batch.found.step_s * found.best.step_s / 64 - 1.0)
     assert f"a batch of 63 uses all 3 GPUs: {gain} tokens/s" in text
     assert gain.startswith("+")
@@ -216,8 +239,9 @@ def screen(found: FoundPlans, helps: Iterable[Help] = (), others: Mapping[str, P
 def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans) -> None:
     best = proposal.best
     slower = max(proposal.found, key=lambda one: one.step_s)
+    faster = replace(best, simulation=replace(best.simulation, step_s=0.5 * best.step_s))
     helps = [Help("8 % less memory", slower), Help("links of twice the rate", best), Help("25 % more memory", None)]
-    helps.append(Help("fp8 in place of bf16", best, "fp8"))
+    helps += [Help(f"{name} in place of bf16", one, name) for name, one in (("fp8", faster), ("fp16", best))]
     text = screen(proposal, helps, {"fp16": slower})
     lines = text.splitlines()
     assert len(lines) <= 60
@@ -227,7 +251,8 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"with 8 % less memory: {change}" in lines
     assert "with links of twice the rate: the same" in lines
     assert "with 25 % more memory: no plan fits" in lines
-    assert f"in fp8 {time_text(best.step_s, 3)} a step: not chosen, as it changes training (--precision fp8)" in lines
+    assert f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, as it changes training (--precision fp8)" in lines
+    assert f"in fp16 {time_text(best.step_s, 3)} a step, no faster" in lines
     words = layout_words(best)
     assert f"layout    {words.text}" in lines
     stage = best.plan.stages[0]
@@ -260,9 +285,12 @@ def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     assert f"it has {differences(layout_words(slower), layout_words(best))}" in lines
     assert "why not: the plan has" in lines
     assert "note: a flag is left aside" in lines
-    full = replace(slower, simulation=replace(slower.simulation, memory_limit_bytes=1.0))
+    (rank,) = slower.simulation.ranks
+    full = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, memory_limit_bytes=1.0),)))
     assert "why not: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
-    assert "why not: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", best, ())))
+    equal = replace(best, plan=slower.plan)
+    assert "why not: it takes the same" in " ".join(against_lines(proposal, Theirs("mine.sh", equal, ())))
+    assert list(against_lines(proposal, Theirs("mine.sh", best, ())))[-1] == "it is the plan"
 
 
 def test_a_rank_s_chunks_share_its_row(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_nothing_is_refused_that_ran() -> None:
         if laid.stack.gpu.memory_bytes != HARDWARE.gpu(str(run.gpu)).memory_bytes:
             continue
         layout = laid.layout
-        per_node = min(layout.devices, laid.stack.gpus_per_node)
+        per_node = min(layout.devices, laid.stack.domain)
         request = EstimateRequest(
             nodes=-(-layout.devices // per_node), gpus_per_node=per_node, tokens=layout.tokens, batch=layout.batch
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,21 @@ import typer
 from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
+from piper_ray.planners import Level, PipeDream, Recurrence
 from scripts.reproduction import correlation, staircases, throughput
 from scripts.reproduction.__main__ import main
+from scripts.reproduction.pipedream_profiles import (
+    STATES,
+    Setup,
+    best_of_shape_s,
+    is_public,
+    profile,
+    states_of,
+    words,
+)
 from scripts.reproduction.report import page, write_study
 from scripts.reproduction.study import Findings, Study, faults_of, slower_than
+from tests.data import goldens
 
 
 def silent(text: str) -> None:
@@ -43,10 +55,40 @@ def test_files_and_page_of_a_study(tmp_path: Path) -> None:
     write_study(tmp_path, study, findings)
     assert {path.name for path in tmp_path.iterdir()} == {"small.csv", "picture.svg", "picture.png"}
     assert (tmp_path / "small.csv").read_text(encoding="utf-8").splitlines() == ['"at","time_s"', "1,0.5", "2,"]
-    text = page([(study, findings)], ["About."])
+    text = page("A heading", [(study, findings)], ["About."])
+    assert text.startswith("# A heading\n")
     assert "## A small study" in text
     assert "![A small study](picture.svg)" in text
     assert "| K | ms |\n|---|---|\n| 1 | 500 |" in text
+
+
+@pytest.mark.parametrize("recurrence", Recurrence)
+@pytest.mark.parametrize("model", ["vgg16", "alexnet"])
+def test_the_planner_finds_the_best_of_all_configurations(model: str, recurrence: Recurrence) -> None:
+    """A table for one configuration agrees with the planner where that found it, and is never below it."""
+    instance, link = profile(model, 4), Level(4, 2e9)
+    states = states_of(instance)
+    found = PipeDream((link,), STATES, recurrence=recurrence).partition(instance)
+    all_s = {
+        shape: best_of_shape_s(states, link, shape, recurrence)
+        for size in range(1, 5)
+        for shape in product(range(1, 5), repeat=size)
+        if sum(shape) <= 4
+    }
+    assert min(all_s.values()) == pytest.approx(found.time_per_stage_s, rel=1e-9)
+    assert all_s[found.replication] == pytest.approx(found.time_per_stage_s, rel=1e-9)
+
+
+def test_setups_of_the_pipedream_paper() -> None:
+    setups = [Setup.of(record) for record in goldens("pipedream_paper")]
+    assert len(setups) == 14
+    assert {setup.model for setup in setups if not is_public(setup.model)} == {"awd-lm", "s2vt"}
+    vgg = setups[0]
+    assert (vgg.devices, vgg.replication, vgg.name) == (16, (15, 1), "VGG-16, 4x4 (A)")
+    assert [level.machines for level in vgg.levels] == [4, 4]
+    assert vgg.flat == (Level(16, 1.25e9),)
+    assert words((1, 1, 1)) == "straight, 3"
+    assert words((3, 1)) == "3-1"
 
 
 def test_equal_partitions_are_the_published_ones() -> None:

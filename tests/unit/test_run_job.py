@@ -15,7 +15,7 @@ from torch.distributed.pipelining.schedules import _validate_schedule
 import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
-from piper_ray.run.job import Job, JobOptions, LayerJob, PipelinePlan
+from piper_ray.run.job import Job, JobOptions, LayerJob, PipelinePlan, pass_stream
 from piper_ray.run.pipeline import torch_table
 from piper_ray.run.run import Promise, prepared
 from piper_ray.simulate.actions import ActionKind
@@ -64,6 +64,7 @@ def prepared_of(given: Any, known: piper_ray.Instance | None = None, **options: 
         "microbatch": None,
         "arguments": {},
         "inputs": (),
+        "vertical_sync": False,
     }
     own = {"model": "model.py:build", **defaults, **options}
     schedule = own.pop("schedule")
@@ -85,6 +86,18 @@ def test_a_job_has_what_the_plan_says(tmp_path: Path) -> None:
     assert [found.name_of(rank) for rank in (0, 3)] == ["rank 0 (stage 1, replica 0)", "rank 3 (stage 2, replica 1)"]
     assert promised_s is None
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+def test_an_asynchronous_job_has_its_degrees_and_what_is_in_flight() -> None:
+    found, promise = prepared_of(plan((2, 1)), instance(), schedule="pipedream", vertical_sync=True)
+    assert (found.degrees, found.in_flight, found.ranks, found.vertical_sync) == ((2, 1), (2, 1), 3, True)
+    assert [found.seat(rank) for rank in range(3)] == [(0, 0), (0, 1), (1, 0)]
+    assert [found.rank_of(*found.seat(rank)) for rank in range(3)] == [0, 1, 2]
+    assert [found.name_of(rank) for rank in (1, 2)] == ["rank 1 (stage 1, replica 1)", "rank 2 (stage 2)"]
+    assert promise.promised_s == piper_ray.simulate(instance(), plan((2, 1)), "pipedream").step_s
+    assert pass_stream(found).batches == found.steps_before + found.steps + 1
+    raised = piper_ray.Plan(plan((2, 1)).stages, in_flight=(3, 2))
+    assert made(raised, instance(), schedule="2bw")[0].in_flight == (3, 2)
 
 
 def test_the_promise_is_the_simulation_s_or_the_document_s() -> None:
@@ -149,8 +162,16 @@ def test_arguments_stay_what_they_are() -> None:
     [
         (plan(t=2), instance(t=2), {}, "stage 1 has tensor-parallel degree 2: run cuts models at layers"),
         (plan((1, 2)), instance(), {"schedule": "gpipe"}, "the stages have data-parallel degrees 1, 2: torch's"),
-        (plan(), instance(), {"schedule": "2bw"}, "schedule 2bw never drains, and torch has no such schedule"),
-        (plan(), instance(), {"schedule": "pipedream"}, "schedule pipedream never drains"),
+        (plan(), instance(), {"schedule": "2bw", "device": "cuda"}, "schedule 2bw runs over gloo alone; expected"),
+        (plan(), instance(), {"schedule": "pipedream", "sharing": "fully-shard"}, "expected --replicas ddp"),
+        (plan(), instance(), {"schedule": "2bw", "microbatches": 1}, "stage 1 keeps 2 microbatches in flight, and a"),
+        (plan(), instance(), {"schedule": "2bw", "vertical_sync": True}, "vertical sync: schedule 2bw has one version"),
+        (
+            piper_ray.Plan(plan((1, 4)).stages, in_flight=(1, 2)),
+            instance(),
+            {"schedule": "pipedream"},
+            "with 1, 2 microbatches in flight stages of data-parallel degrees 1, 4 wait for each other",
+        ),
         (plan((1,)), instance(2), {"schedule": "interleaved"}, "puts 2 stages on each rank; the plan has 1"),
         (plan(), instance(), {"schedule": "dualpipe-v", "microbatches": 1}, "needs at least 2 microbatches a replica"),
         (plan((2, 2)), instance(), {"microbatches": 3}, "3 microbatches cannot be shared by 2 replicas"),

@@ -10,6 +10,8 @@ from random import Random
 import pytest
 
 import piper_ray
+from piper_ray.export.files import Target
+from piper_ray.export.targets import export_plan
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import (
     FilledPipeline,
@@ -27,7 +29,9 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import pieces_of
-from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, gpus_per_node_of, rank_lines, rank_places
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, domain_of, gpus_per_node_of, rank_lines, rank_places
+from piper_ray.workloads.formats.upstream import to_upstream
+from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.export_support import llama, mixture, plan_of
 
 INPUTS = Path(__file__).resolve().parents[2] / "inputs"
@@ -308,3 +312,31 @@ def test_one_list_of_parts_for_layers_that_differ() -> None:
 
 def tmpc_of(parts: frozenset[str]) -> Tmpc:
     return Tmpc(f"selective-{'-'.join(sorted(parts))}" if parts else "plain", 1.0, recompute=bool(parts))
+
+
+def test_nodes_within_a_domain(tmp_path: Path) -> None:
+    """GB200 as sold: processes of 4 GPUs a node, tensor parallelism and rings within 72."""
+    rack = piper_ray.estimate("llama3-8b", "GB200", nodes=18, batch=64)
+    assert (rack.devices, rack.cluster.node_devices, rack.cluster.links[0].devices) == (72, 4, 72)
+    assert gpus_per_node_of(rack) == 4
+    assert domain_of(rack, 4) == 72
+    path = tmp_path / "rack.toml"
+    path.write_text(to_toml(rack), encoding="utf-8")
+    assert piper_ray.load(path).cluster == piper_ray.load(to_upstream(rack)).cluster == rack.cluster
+    under = ScheduleName.ONE_F_ONE_B
+    megatron = RUNTIMES[RuntimeName.MEGATRON].restricted(Restrictions(), rack, under, domain_of(rack, 4))
+    plan = piper_ray.solve(rack, schedule=under, restrictions=megatron).plan
+    assert plan is not None
+    export = export_plan(rack, plan, Schedule(under), Target.MEGATRON, gpus_per_node_of(rack))
+    launch = next(text for name, text in export.files.items() if name.endswith(".sh"))
+    assert f"--nnodes {plan.devices // 4} --nproc-per-node 4" in launch
+
+
+def test_domains_are_whole_nodes() -> None:
+    def cluster(domain: int | None) -> Cluster:
+        return piper_ray.estimate("llama3-8b", "H100-SXM", nodes=8, gpus_per_node=4, domain=domain, batch=64).cluster
+
+    assert cluster(16).links[0].devices == 16
+    assert cluster(None).node_devices is None
+    with pytest.raises(UsageError, match="domain 6: expected whole nodes of 4 GPUs"):
+        cluster(6)

@@ -61,6 +61,8 @@ def is_sharper(rng: Random) -> bool:
                 busy_s[rank] += seconds[kind]
             if held.max() <= memory_bytes:
                 best_s = min(best_s, float(busy_s.max()))
-    bound_s = HeldLayers(counts, seconds, fixed, activation).least_s(flight, memory_bytes)
+    shared_out = HeldLayers(counts, seconds, fixed, activation)
+    bound_s = shared_out.least_s(flight, memory_bytes)
+    assert shared_out.whole_s(ranks) <= best_s
     assert bound_s <= best_s * (1.0 + 1e-12)
     return bool(bound_s > counts @ seconds / ranks * 1.01)

@@ -259,10 +259,15 @@ def test_pipedream_keeps_versions() -> None:
     versions = [rank.versions for rank in found.ranks]
     assert [kept.stashed for kept in versions if kept is not None] == [4, 3, 2, 1]
     assert [kept.vertical_sync for kept in versions if kept is not None] == [4, 4, 4, 4]
-    # Fixed memory has two versions of the weights: two more on the first stage.
-    assert found.ranks[0].peak_memory_bytes == GIB + 4 * GIB / 4 + 2 * GIB
+    # Fixed memory, of one version, has nothing beside it.
+    assert found.ranks[0].peak_memory_bytes == 4 * GIB + 4 * GIB / 4
     assert found.ranks[3].peak_memory_bytes == GIB + GIB / 4
     assert all(rank.versions is None for rank in simulate(instance, cut([1] * 4), "2bw").ranks)
+    synced = simulate(instance, cut([1] * 4), "pipedream", options=SimulationOptions(vertical_sync=True))
+    assert synced.ranks[3].peak_memory_bytes == 4 * GIB + GIB / 4
+    assert synced.step_s == found.step_s
+    with pytest.raises(UsageError, match="vertical sync: schedule 2bw has one version in all stages anyway"):
+        simulate(instance, cut([1] * 4), "2bw", options=SimulationOptions(vertical_sync=True))
 
 
 def test_pipedream_sums_gradients_for_each_microbatch() -> None:

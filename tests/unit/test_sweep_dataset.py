@@ -72,10 +72,14 @@ def test_the_schema_is_the_documented_one(tmp_path: Path) -> None:
     types = {field.name: str(field.type) for field in schema}
     text = ["input_hash", "graph_hash", "planner", "recompute", "status", "plan", "stopped_by", "note"]
     text += ["error_kind", "error", "version", "kernels", "host", "runtime", "schedule"]
+    text += ["gpu", "precision", "trained_by", "asked_schedule", "layout"]
     count = ["devices", "microbatches", "devices_used", "stages", "layers", "downsets", "levels", "pairs"]
     count += ["evaluations", "tried", "attempts", "chunks"]
+    count += ["nodes", "batch", "tokens", "microbatch_samples", "combinations", "combinations_closed"]
     real = ["memory_bytes", "bandwidth_bytes_per_s", "gap_limit", "time_limit_s", "time_per_sample_s", "lower_bound_s"]
     real += ["gap", "least_memory_bytes", "seconds", "lattice_s", "stage_costs_s", "search_s"]
+    real += ["cpu_s", "step_s", "step_lower_bound_s", "tokens_per_s", "tokens_per_s_per_device", "mfu"]
+    real += ["peak_memory_bytes"]
     assert types == {
         **dict.fromkeys(text, "string"),
         **dict.fromkeys(count, "int64"),

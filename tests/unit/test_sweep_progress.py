@@ -27,7 +27,7 @@ POINTS = [
 def progress_of(points: list[tuple[Point, float | None]], recorded: int = 0) -> Progress:
     found = Progress(points=len(points) + recorded, recorded=recorded)
     for one, time_s in points:
-        found.note(one, {"status": "optimal", "seconds": 0.1, "time_per_sample_s": time_s})
+        found.note(one, {"status": "optimal", "seconds": 0.1, "cpu_s": 0.1, "time_per_sample_s": time_s})
     found.advance(1.0, 1)
     return found
 
@@ -51,3 +51,10 @@ def test_which_of_several_is_told_and_why() -> None:
     assert best_text(progress_of(POINTS[:1]).best["bert"]).endswith("(piper)")
     assert outcome_lines(progress_of(POINTS))[1].startswith("best of bert: ")
     assert outcome_lines(progress_of(POINTS, recorded=5))[1].startswith("best of bert in this run: ")
+
+
+def test_the_workers_time_is_of_those_that_are_there() -> None:
+    progress = Progress(points=4, recorded=0)
+    for run_s, workers in ((1.0, 0), (11.0, 2), (15.0, 1), (21.0, 2)):
+        progress.advance(run_s, workers)
+    assert progress.worker_s == 2 * 10.0 + 4.0 + 2 * 6.0

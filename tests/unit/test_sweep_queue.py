@@ -6,19 +6,19 @@ import random
 from dataclasses import replace
 
 from piper_ray import Restrictions
-from piper_ray.sweep.demand import BATCH_POINTS, BATCH_S, Demand, PointKind, PointQueue
-from piper_ray.sweep.point import Point
+from piper_ray.sweep.demand import BATCH_POINTS, BATCH_S, Demand, PointQueue, kind_of
+from piper_ray.sweep.point import AnyPoint, Point
 
 
-def points(count: int, planner: str = "piper", first: int = 0) -> list[Point]:
+def points(count: int, planner: str = "piper", first: int = 0) -> list[AnyPoint]:
     base = Point("w", planner, 1, 1, 1.0, 1.0, Restrictions())
     return [replace(base, devices=first + k) for k in range(count)]
 
 
-def take(schedule: PointQueue, workers: int = 2) -> tuple[Point, ...]:
+def take(schedule: PointQueue, workers: int = 2) -> tuple[AnyPoint, ...]:
     kind = schedule.next_kind()
     found = schedule.next_points(workers)
-    assert {PointKind.of(point) for point in found} == {kind}
+    assert {kind_of(point) for point in found} == {kind}
     return found
 
 
@@ -26,13 +26,13 @@ def test_every_point_is_handed_out_once() -> None:
     rng = random.Random(1)
     everything = [*points(50), *points(30, "gpipe"), *points(20, first=50)]
     schedule = PointQueue(everything)
-    found: list[Point] = []
+    found: list[AnyPoint] = []
     while schedule.next_kind() is not None:
         assert schedule.left == len(everything) - len(found)
         tasks = take(schedule)
         found += tasks
         if rng.random() < 0.7:
-            schedule.took(PointKind.of(tasks[0]), len(tasks), len(tasks) * rng.random() * 0.1)
+            schedule.took(kind_of(tasks[0]), len(tasks), len(tasks) * rng.random() * 0.1)
     assert set(found) == set(everything)
     assert len(found) == len(everything)
     assert schedule.left == 0
@@ -44,7 +44,7 @@ def test_batches_grow_to_the_wanted_time_and_shrink_at_the_end() -> None:
     while schedule.next_kind() is not None:
         tasks = take(schedule)
         sizes.append(len(tasks))
-        schedule.took(PointKind.of(tasks[0]), len(tasks), 0.005 * len(tasks))
+        schedule.took(kind_of(tasks[0]), len(tasks), 0.005 * len(tasks))
     assert sizes[:7] == [1, 2, 4, 8, 16, 32, round(BATCH_S / 0.005)]
     assert sizes[-1] == 1
     assert sorted(sizes[20:], reverse=True) == sizes[20:]
@@ -55,7 +55,7 @@ def test_quick_points_come_in_bounded_batches_and_slow_ones_alone() -> None:
         schedule = PointQueue(points(10_000))
         for _ in range(12):
             tasks = take(schedule)
-            schedule.took(PointKind.of(tasks[0]), len(tasks), point_s * len(tasks))
+            schedule.took(kind_of(tasks[0]), len(tasks), point_s * len(tasks))
         assert len(take(schedule)) == most
 
 
@@ -94,7 +94,7 @@ def test_points_are_grouped_by_the_memory_of_their_workers() -> None:
     needs = {1: 3e9, 2: 1e9, 3: None, 4: 2e9, 5: 2.1e9, 6: 1e9, 7: 9e9}
 
     class Known(Demand):
-        def memory_bytes(self, point: Point) -> float | None:
+        def memory_bytes(self, point: AnyPoint) -> float | None:
             return needs[point.devices]
 
     found = Known({}, {}).by_memory(points(7, first=1))

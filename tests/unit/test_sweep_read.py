@@ -8,7 +8,7 @@ import pytest
 
 from piper_ray import InputError, Restrictions
 from piper_ray.model.constraints import Recompute
-from piper_ray.sweep.point import Point
+from piper_ray.sweep.point import Point, Sweep
 from piper_ray.sweep.read import counts, read_sweep
 from tests.sweep_support import SMALL_POINTS, write_small
 
@@ -16,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def points(folder: Path, text: str) -> tuple[Point, ...]:
-    return read_sweep(write_small(folder, text)).points
+    return solves(read_sweep(write_small(folder, text)))
+
+
+def solves(sweep: Sweep) -> tuple[Point, ...]:
+    return tuple(point for point in sweep.points if isinstance(point, Point))
 
 
 def faults(folder: Path, text: str) -> list[str]:
@@ -52,8 +56,8 @@ def test_a_grid_is_every_combination(tmp_path: Path) -> None:
         len(set(sweep.points)) == len({sweep.identity(point)["input_hash"] for point in sweep.points}) == SMALL_POINTS
     )
     assert sweep.points[0] == Point("chain", "piper", 1, 4, 20.0, 4.0, Restrictions())
-    assert sum(point.restrictions.recompute is Recompute.NEVER for point in sweep.points) == 64
-    assert {point.memory_bytes for point in sweep.points[:-1]} == {20.0, 40.0}
+    assert sum(point.restrictions.recompute is Recompute.NEVER for point in solves(sweep)) == 64
+    assert {point.memory_bytes for point in solves(sweep)[:-1]} == {20.0, 40.0}
 
 
 def test_a_text_without_a_unit_is_refused_and_a_small_number_noted(tmp_path: Path) -> None:
@@ -181,3 +185,8 @@ def test_every_figure_counts_in_the_hash(tmp_path: Path) -> None:
         sweep = read_sweep(write_small(tmp_path, text))
         hashes.add(sweep.identity(sweep.points[0])["input_hash"])
     assert len(hashes) == 1 + len(others)
+
+
+def test_the_study_asks_for_a_thousand_plans_and_more() -> None:
+    sweep = read_sweep(ROOT / "inputs" / "sweeps" / "study.toml")
+    assert len({str(sweep.identity(point)["input_hash"]) for point in sweep.points}) == 1116

@@ -262,8 +262,9 @@ class ChunkSearch:
 
     def _is_worth_beginning(self, index: int, turn: Turn) -> bool:
         node = self._nodes[index]
-        idle = len(self._given) < self.workers.width
-        return idle and not node.exhausted and (self.memo is None or not self.memo.has(node, turn))
+        if node.exhausted or self._is_over(node) or len(self._given) >= self.workers.width:
+            return False
+        return self.memo is None or not self.memo.has(node, turn)
 
     def _turn(self, phase: _Phase, index: int, target_s: float) -> Turn:
         bounds = phase.kind is TurnKind.BOUND

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
+from piper_ray.cost.schedules import degree_choices, rank_counts, sync_s_per_byte
 from piper_ray.cost.shares import surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
@@ -174,7 +174,7 @@ class ChunkProblem:
         """Those that fit the cluster, by rising bound. instance: on other devices."""
         found: list[Task] = []
         known: dict[tuple[int, ...], _Choices | None] = {}
-        for d, t, usable in degree_pairs(instance, self.restrictions, self.variants):
+        for d, (t,), usable in degree_choices(instance, self.restrictions, self.variants):
             if usable not in known:
                 known[usable] = _tables(self.order, t, [self.variants[index] for index in usable])
             choices = known[usable]
@@ -196,9 +196,10 @@ class ChunkProblem:
         for p in rank_counts(instance, restrictions, d * tables.degree):
             if fixed_bytes > p * memory_bytes or (p > m and restrictions.has(FilledPipeline)):
                 continue
-            held_s = held.least_s(surely_in_flight(self.schedules[0], p, m), memory_bytes)
+            held_s = float(held.least_s(surely_in_flight(self.schedules[0], p, m), memory_bytes))
             if held_s == np.inf:
                 continue
+            whole_s = float(held.whole_s(p))
             # On one rank no number of chunks is faster than the least, or holds less, where these have no choice.
             most_chunks = min(chunks) if p == 1 and known.mixed.count == 1 else max(chunks)
             for schedule in self.schedules:
@@ -209,8 +210,8 @@ class ChunkProblem:
                     continue
                 # The ranks' work and synchronisation on average; and one microbatch there and back.
                 lower_s = (m * tables.least_s + sync_of_byte_s * tables.least_weights_bytes) / p
-                whole = schedule.name in _WHOLE_BACKWARD
-                lower_s = max(lower_s, tables.least_s if whole else tables.least_there_and_back_s, held_s)
+                there_s = tables.least_s if schedule.name in _WHOLE_BACKWARD else tables.least_there_and_back_s
+                lower_s = max(lower_s, there_s, held_s, whole_s)
                 about_s = min(_about_s(shape, x, held, sync_of_byte_s, memory_bytes) for x, held in choices)
                 found.append(Task(shape, d, *known, sync_of_byte_s, memory_bytes, lower_s, about_s))
         return found

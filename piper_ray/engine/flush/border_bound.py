@@ -142,7 +142,7 @@ class BorderBound:
         border_s = np.zeros((positions, self.cells.from_s.size))
         for q in range(1, positions):
             border_s[q] = self.least_in_front(cost_s[q] - cost_s[q - 1])
-        held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.memory_bytes
+        held = choices.least_held(in_flight_at(task))[:, choices.of_vertex] / task.most_memory_bytes
         least_held = [self.least_in_front(row) for row in held]
         most_held = [-self.least_in_front(-row) for row in held]
         first_sync = np.append(np.cumsum(prices.sync[::-1])[::-1], 0.0)[1:]
@@ -150,7 +150,7 @@ class BorderBound:
         return frozen(
             WayPrices(
                 passes=prices.forward + prices.backward,
-                room_s=prices.memory_s * task.memory_bytes,
+                room_s=prices.memory_s * task.most_memory_bytes,
                 begin_s=begin_s - _TINY * abs(begin_s),
                 border_s=border_s,
                 first_s=first_sync[:, None] * self.least_in_front(choices.least_sync_s()[choices.of_vertex]),

@@ -142,7 +142,7 @@ def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
         [
             tables.option_forward_s,
             tables.option_backward_s,
-            tables.option_weights * task.sync_s_per_byte,
+            tables.option_weights * task.sync_s_per_byte[task.variants[0]],
             tables.option_activation,
             tables.option_fixed + tables.option_shared / task.data_parallel_degree,
         ],
@@ -156,7 +156,7 @@ def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
 def bounded(choices: LayerChoices, task: FlushTask, prices: PathPrices) -> PathPrices:
     """With the bound that they give."""
     of_layers = float(choices.copies @ choices.least_s(prices, in_flight_at(task)).min(axis=0))
-    room_s = float(prices.memory_s.sum()) * task.memory_bytes
+    room_s = float(prices.memory_s.sum()) * task.most_memory_bytes
     return frozen(prices._replace(bound_s=of_layers - room_s - _ROUNDING * (of_layers + room_s)))
 
 
@@ -178,7 +178,7 @@ def path_bounds(tables: FlushTables, task: FlushTask, prices: PathPrices | None)
     ahead_s = np.minimum.accumulate(cost_s[::-1])[::-1]
     inside_s = member_sums(tables.bits, np.concatenate([cost_s, ahead_s]).T.copy())
     of_stage, behind_s = inside_s[:, :positions], inside_s[:, positions:]
-    room_s = prices.memory_s * task.memory_bytes
+    room_s = prices.memory_s * task.most_memory_bytes
     rooms_s = np.append(np.cumsum(room_s[::-1])[::-1], 0.0)
     a_second = np.minimum.accumulate((prices.forward + prices.backward)[::-1])[::-1]
     ahead = np.zeros((downsets, positions + 1))

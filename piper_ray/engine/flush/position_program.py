@@ -82,7 +82,7 @@ class PositionProgram:
         choices, positions = self._choices, self._positions
         layers, count = choices.copies.size, choices.layer.size
         q = np.repeat(np.arange(positions), count)
-        held = (choices.a_bytes * self._in_flight[:, None] + choices.b_bytes).ravel() / self._task.memory_bytes
+        held = (choices.a_bytes * self._in_flight[:, None] + choices.b_bytes).ravel() / self._task.most_memory_bytes
         rows = np.stack([np.tile(choices.layer, positions), *(layers + k * positions + q for k in range(4))], axis=1)
         of_choices = (choices.forward_s, choices.backward_s, choices.sync_s)
         seconds = [np.tile(of_choice, positions) / self._unit_s for of_choice in of_choices]
@@ -133,5 +133,5 @@ class PositionProgram:
         weight = np.maximum(0.0, duals[first + self._positions :])
         of_paths = zip(*self._paths, strict=True)
         forward, backward, sync = (weight @ np.stack(often) / weight.sum() for often in of_paths)
-        memory_s = memory * (self._unit_s / self._task.memory_bytes)
+        memory_s = memory * (self._unit_s / self._task.most_memory_bytes)
         return PathPrices(forward, backward, sync, memory_s, 0.0)

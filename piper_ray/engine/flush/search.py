@@ -25,13 +25,16 @@ FIRST_SHARE = 0.005
 _LARGE_SHARE = 4.0
 """How far above the bound plans are sought first; twice as far each time, up to where any plan will do."""
 _STEP = 0.03
-"""On a large lattice, where a plan is known: the number of states grows steeply with the time that they may take."""
+"""On a large lattice, where a plan is known, and with several kinds of devices: the number of states grows steeply with
+the time that they may take."""
+_CAREFUL_STEP, _CAREFUL_ROUNDS = 0.06, 16
+"""With several kinds, where no plan is known: as many rounds take no larger step."""
 _LOOK_S = 0.05
 """How often is looked whether to stop."""
 
 
-Degrees = tuple[int, int]
-"""d and t."""
+Degrees = tuple[int, ...]
+"""d, and t on each kind of devices."""
 
 
 @dataclass
@@ -89,6 +92,13 @@ class FlushSearch:
         """As ``proved_s``, for a search with fewer plans."""
         return {case.task.degrees: case.lower_s for case in self._cases.values()}
 
+    def add(self, other: FlushSearch) -> None:
+        """What another search of some of the same plans has done."""
+        self.states += other.states
+        for mine, theirs in zip(self._cases.values(), other._cases.values(), strict=False):
+            mine.searched |= theirs.searched
+            mine.looked_through |= theirs.looked_through
+
     def bound(self) -> None:
         """Bounds of all tasks, at the best plan's time if there is one."""
         self._run_before(FlushSearch(self.space, self.tasks, self.workers, self._part(), effort=TaskEffort.BOUND))
@@ -124,6 +134,7 @@ class FlushSearch:
         that takes more than the best plan, and what is not found is proved not to be there.
         """
         ledger, share, index = self.ledger, self.first_share, 0
+        has_kinds = any(task.has_kinds for task in self.tasks)
         try:
             if self.effort is TaskEffort.BOUND:
                 unknown = [case for case in self._cases.values() if case.lower_s < ledger.upper_s]
@@ -149,8 +160,10 @@ class FlushSearch:
                 share = 2.0 * share if share < _LARGE_SHARE else np.inf
                 # A step that does not raise the bound, as from 0, is not to be made again.
                 rose = lower_s < cutoff_s <= ledger.lower_s * (1.0 + TIE)
-                if self.space.is_large and rose and np.isfinite(ledger.upper_s):
+                if rose and (self.space.is_large or has_kinds) and np.isfinite(ledger.upper_s):
                     share = min(share, _STEP)
+                elif rose and has_kinds and index < _CAREFUL_ROUNDS:
+                    share = min(share, _CAREFUL_STEP)
         finally:
             self._ended_s = time.perf_counter()
 

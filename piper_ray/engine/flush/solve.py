@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.border_bound import border_labelling, downsets_with_cheap_borders
+from piper_ray.engine.flush.kinds import ChosenInNode, KindSearch
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
 from piper_ray.engine.flush.space import MANY_LAYERS, SearchSpace
 from piper_ray.engine.flush.stage_limits import build_paths
@@ -27,6 +29,7 @@ from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import LayerGraph, build_graph
 from piper_ray.engine.ledger import Ledger, Limits, no_plan, preference, stats_of_nothing
 from piper_ray.engine.request import SolveRequest
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.figures import memory_text, plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import with_passes
@@ -99,14 +102,16 @@ class FlushSeries:
             request.open_workers() as workers,
         ):
             memo = None if checkpoint is None else TaskMemo(checkpoint)
-            tasks = problem.tasks(problem.workload, instance)
-            search = FlushSearch(problem.space, tasks, workers, ledger, proved_s, memo)
+            search = problem.search(instance, workers, ledger, proved_s, memo)
             usable = (x for k, x in self._found.items() if k == devices or (k < devices and not every))
             best = min(usable, key=preference, default=None)
             if best is not None:
                 ledger.begin_with(best)
             request.stop.offer(answer)
-            problem.run(search, instance)
+            if problem.workload.rates.are_exact:
+                problem.run(search, instance)
+            else:
+                ledger.run(KindSearch(instance, ledger, partial(problem.searched_part, workers, search)))
             found = answer()
             if explained and found.status is Status.INFEASIBLE:
                 found = replace(found, infeasibility=problem.explanation(request, workers))
@@ -163,7 +168,7 @@ class _Problem:
         workload = build_workload(instance, lattice, variants)
         if graph.size > MANY_LAYERS or (is_wide and labelling is None):
             workload = replace(workload, border_labelling=border_labelling(graph))
-        costs_s = tell_of_options(workload.tmpcs, began_s, request.listener)
+        costs_s = tell_of_options(workload.tmpcs_alone, began_s, request.listener)
         return cls(
             instance=instance,
             restrictions=restrictions,
@@ -216,6 +221,29 @@ class _Problem:
             return SearchSpace(workload.arrays, is_large=True, paths=paths)
         return SearchSpace(workload.arrays, True, paths, graph, workload.values)
 
+    def search(
+        self,
+        instance: Instance,
+        workers: Workers,
+        ledger: Ledger[ChosenStages],
+        proved_s: Mapping[Degrees, float] = MappingProxyType({}),
+        memo: TaskMemo | None = None,
+    ) -> FlushSearch:
+        """Of all tasks. instance: on other devices."""
+        return FlushSearch(self.space, self.tasks(self.workload, instance), workers, ledger, proved_s, memo)
+
+    def searched_part(
+        self, workers: Workers, whole: FlushSearch, instance: Instance, ledger: Ledger[ChosenStages]
+    ) -> FlushWorkload:
+        """Searches the plans of ``instance``, which has some of the TMPCs. whole: gets what was done."""
+        variants = usable_variants(instance, self.restrictions)
+        workload = build_workload(instance, self.workload.lattice, variants)
+        part = replace(self, instance=instance, variants=variants, workload=workload)
+        search = part.search(instance, workers, ledger)
+        part.run(search, instance)
+        whole.add(search)
+        return workload
+
     def on(self, devices: int) -> Instance:
         """The instance on as many devices as it has, or fewer."""
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
@@ -240,7 +268,8 @@ class _Problem:
         search.ledger.run(search)
 
     def plan(self, chosen: ChosenStages) -> Plan:
-        return build_flush_plan(self.instance, self.workload, chosen)
+        workload = chosen.workload if isinstance(chosen, ChosenInNode) else self.workload
+        return build_flush_plan(self.instance, workload, chosen)
 
     def explanation(self, request: SolveRequest, workers: Workers) -> Infeasibility:
         """Of there being no plan."""
@@ -248,12 +277,14 @@ class _Problem:
         if restrictions.all_devices and not can_use_all(instance, restrictions):
             return Infeasibility(reason_against_all(instance, restrictions), None)
         any_plan = replace(request.limits, gap=_ANY_PLAN)
-        least = least_memory_bytes(instance, lambda memory_bytes: self._fits(memory_bytes, workers, any_plan))
+        least = None
+        if not instance.cluster.kinds:
+            least = least_memory_bytes(instance, lambda memory_bytes: self._fits(memory_bytes, workers, any_plan))
         every = "all " if restrictions.all_devices else ""
         stages = "" if restrictions.stage_count is None else f" of {plural(restrictions.stage_count, 'stage')}"
         reason = (
             f"no plan{stages} with one d and one t fits on {every}{instance.devices:,} "
-            f"devices of {memory_text(instance.memory_bytes)} with {instance.microbatches:,} microbatches"
+            f"devices{_memory_of_each(instance.cluster)} with {instance.microbatches:,} microbatches"
         )
         return Infeasibility(reason, least)
 
@@ -278,6 +309,10 @@ class _Problem:
             search_s=search.seconds,
             degrees=DegreeStats(len(search.tasks), search.searched, search.looked_through, search.states),
         )
+
+
+def _memory_of_each(cluster: Cluster) -> str:
+    return "" if cluster.kinds else f" of {memory_text(cluster.memory_bytes)}"
 
 
 def instance_under(schedule: Schedule, instance: Instance, tell: Callable[[str], None]) -> Instance:

@@ -74,7 +74,7 @@ def build_paths(workload: FlushWorkload, labelling: Labelling) -> PathArrays:
         PathArrays(
             LabelledStages.of(labelling, 2.0 * tables.edge_in_s, 2.0 * tables.edge_out_s),
             _slowest_s(tables),
-            np.stack([work_behind_s(graph, _least_s(tables, r)) for r in range(len(workload.variants))]),
+            np.stack([work_behind_s(graph, _least_s(tables, r)) for r in range(len(workload.placed))]),
             np.ascontiguousarray(layers[:, :, SUM.least_weights].T),
             np.ascontiguousarray(layers[:, :, SUM.least_activation].T),
             np.ascontiguousarray(layers[:, :, SUM.least_fixed].T),
@@ -98,7 +98,7 @@ class FlushCover(Cover):
 
     def __init__(self, tables: FlushTables, task: FlushTask, paths: PathArrays, most_cells: int) -> None:
         most_in_flight = in_flight(task.schedule, task.microbatches, task.most_stages - 1)
-        limits = PlanLimits(task.most_stages, task.most_stages, task.memory_bytes, most_in_flight)
+        limits = PlanLimits(task.most_stages, task.most_stages, task.most_memory_bytes, most_in_flight)
         super().__init__(paths.stages, limits, most_cells)
         self._tables, self._task, self._paths = tables, task, paths
         self._behind_s = paths.behind_s[task.variants].min(axis=0)
@@ -118,7 +118,7 @@ class FlushCover(Cover):
             front_s = (1.0 + 1.0 / self._often) * stages.front_s
             stages = frozen(stages._replace(charge_s=charge_s, front_s=front_s))
             weights = self._paths.least_weights[:, self._task.variants].min(axis=1)
-            self.first_s = weights * (self._task.sync_s_per_byte / self._often)
+            self.first_s = weights * (self._task.sync_s_per_byte[self._task.variants[0]] / self._often)
         self.pay(stages)
         return min(alone_s, among_s)
 
@@ -186,7 +186,7 @@ class FlushCover(Cover):
         at_once = [in_flight(task.schedule, task.microbatches, max(0, q)) for q in behind.astype(np.int64).tolist()]
         held_bytes = tables.option_activation[of_variant] * np.repeat(np.array(at_once, np.float64), np.diff(start))
         held_bytes += tables.option_fixed[of_variant] + tables.option_shared[of_variant] / task.data_parallel_degree
-        return dearest_weights(time_s, held_bytes, start[:-1] - start[0], keep_s, task.memory_bytes)
+        return dearest_weights(time_s, held_bytes, start[:-1] - start[0], keep_s, task.most_memory_bytes)
 
 
 def _slowest_s(tables: FlushTables) -> float:

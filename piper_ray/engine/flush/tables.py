@@ -10,6 +10,7 @@ import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
 from piper_ray.engine.flush.border_bound import BorderBound
+from piper_ray.engine.flush.mixes import EdgeRates, Placed, edge_rates, placed_variants, tensor_rates
 from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
@@ -35,20 +36,27 @@ class LayerValues(NamedTuple):
 
 @dataclass(frozen=True)
 class FlushWorkload:
-    """``tmpcs[r][v]``: the options of vertex v in variant r in the order of ``arrays``, the fastest first.
+    """``tmpcs[r][v]``: the options of vertex v in variant r, as it is placed, in the order of ``arrays``, the fastest
+    first. rates: that edges are charged at.
 
     ahead_of: what is left in front of each downset, for the variants that somebody has asked for. border_labelling:
     where all downsets are too many; borders_of: what its borders cost at least, for the same variants.
     """
 
     lattice: Lattice
-    variants: tuple[Variant, ...]
+    placed: tuple[Placed, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
+    rates: EdgeRates
     values: LayerValues
     arrays: FlushTables
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
     border_labelling: Labelling | None = None
     borders_of: dict[tuple[int, ...], BorderBound | None] = field(default_factory=dict)
+
+    @property
+    def tmpcs_alone(self) -> tuple[tuple[tuple[Tmpc, ...], ...], ...]:
+        """Of each variant once, however many neighbours its stages may have."""
+        return tuple(row for x, row in zip(self.placed, self.tmpcs, strict=True) if x.behind == x.ahead == x.kind)
 
     def borders(self, variants: tuple[int, ...]) -> BorderBound | None:
         """None where these are not wanted, or cannot be told."""
@@ -62,17 +70,21 @@ class FlushWorkload:
 
 def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
-    graph, bandwidth = lattice.graph, instance.bandwidth_bytes_per_s
+    graph = lattice.graph
+    placed = placed_variants(variants, instance.cluster)
+    rates = edge_rates(graph, placed, instance.cluster)
+    of_tensors = tensor_rates(graph, placed, instance.cluster)
     tmpcs = tuple(
-        tuple(least_by_passes(variant.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)
-        for variant in variants
+        tuple(least_by_passes(x.variant.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)
+        for x in placed
     )
     options, edges = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
     charges = Charges.of(instance, graph, tmpcs, edges)
     seconds = np.array(
         [_seconds(tmpc) for of_variant in tmpcs for row in of_variant for tmpc in row], np.float64
     ).reshape(-1, 2)
-    charge_s, in_s, out_s = (size / bandwidth for size in (charges.size, charges.in_least, charges.out_least))
+    charge_s = charges.size / np.concatenate((rates.come_in, rates.go_out), axis=1)[charges.variant, charges.place]
+    in_s, out_s = charges.in_least / rates.come_in.T, charges.out_least / rates.go_out.T
     tensors = [instance.tensors[index] for _, index in graph.tensors]
     pays_more = _pays_more(options, edges, charges.start, charge_s, (in_s, out_s))
     values = LayerValues(
@@ -80,8 +92,8 @@ def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Vari
     )
     arrays = FlushTables(
         **_of_lattice(lattice, values),
-        tensor_forward_s=np.array([tensor.forward_bytes / bandwidth for tensor in tensors], np.float64),
-        tensor_backward_s=np.array([tensor.backward_bytes / bandwidth for tensor in tensors], np.float64),
+        tensor_forward_s=np.array([tensor.forward_bytes for tensor in tensors], np.float64) / of_tensors,
+        tensor_backward_s=np.array([tensor.backward_bytes for tensor in tensors], np.float64) / of_tensors,
         edge_in_s=np.ascontiguousarray(in_s.T),
         edge_out_s=np.ascontiguousarray(out_s.T),
         option_start=options.option_start(),
@@ -95,7 +107,7 @@ def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Vari
         charge_s=charge_s,
         **edges._asdict(),
     )
-    return FlushWorkload(lattice, tuple(variants), tmpcs, frozen(values), frozen(arrays))
+    return FlushWorkload(lattice, tuple(placed), tmpcs, rates, frozen(values), frozen(arrays))
 
 
 def tables_on(lattice: Lattice, known: FlushTables, values: LayerValues) -> FlushTables:

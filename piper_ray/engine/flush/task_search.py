@@ -14,6 +14,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.backends.calls import PROCESS_BYTES, Call
 from piper_ray.engine.checkpoint import Checkpoint
 from piper_ray.engine.flush.border_bound import BorderBound
+from piper_ray.engine.flush.mixes import MixLimits
 from piper_ray.engine.flush.path_prices import PathPrices, even_prices
 from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
@@ -68,7 +69,7 @@ class ChosenStages:
 
     @property
     def devices(self) -> int:
-        return self.stages * self.task.data_parallel_degree * self.task.tensor_parallel_degree
+        return self.task.data_parallel_degree * int(self.task.tensor_parallel_degrees[self.variant].sum())
 
 
 def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenStages:
@@ -81,18 +82,22 @@ def choose(tables: FlushTables, task: FlushTask, stages: StageList) -> ChosenSta
         y = in_flight(task.schedule, task.microbatches, p - 1 - k)
         vertices, start, items = stage_items(stage, y, tables, task)
         least = least_figures(stage, tables, task)
-        items[:, 2] *= task.sync_s_per_byte
+        items[:, 2] *= task.sync_s_per_byte[stage.variant]
         wanted = stages.seconds[k] - np.array([least.tensor_forward_s, least.tensor_backward_s, 0.0])
-        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes)
+        chosen = _chosen(int(stages.choice[k]), wanted, start, items, task.memory_bytes[stage.variant])
         totals = items[chosen].sum(axis=0)
         seconds[k, 0] = totals[0] + least.tensor_forward_s
         seconds[k, 1] = totals[1] + least.tensor_backward_s
         seconds[k, 2] = totals[2]
         options.append(np.stack([vertices, chosen - start[:-1]], axis=1))
+    return ChosenStages(task, stages.variant, tuple(options), seconds, of_batch_s(task, seconds))
+
+
+def of_batch_s(task: FlushTask, seconds: FloatArray) -> float:
+    """What a batch takes. seconds: as ``ChosenStages`` has them."""
     columns = [seconds[:, column].copy() for column in range(3)]
-    quick = task.schedule != TWO_BW and p * task.microbatches <= _MOST_PASSES
-    batch_s = float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
-    return ChosenStages(task, stages.variant, tuple(options), seconds, batch_s)
+    quick = task.schedule != TWO_BW and len(seconds) * task.microbatches <= _MOST_PASSES
+    return float((simulate_step if quick else step_s)(task.schedule, task.microbatches, *columns))
 
 
 def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> Plan:
@@ -101,7 +106,8 @@ def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: Chosen
     built = []
     for r, options in zip(chosen.variant.tolist(), chosen.options, strict=True):
         tmpc_ids = {graph.layer_ids[v]: workload.tmpcs[r][v][o].id for v, o in options.tolist()}
-        built.append(stage_of(place, tmpc_ids, d, workload.variants[r].degree))
+        variant = workload.placed[r].variant
+        built.append(replace(stage_of(place, tmpc_ids, d, variant.degree), kind=variant.kind))
     return Plan(tuple(built))
 
 
@@ -126,6 +132,8 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
 
 _FEW_NODES = 3_000
 _MOST_NODES = 200_000
+_MOST_MIXES = 5_000_000
+"""Mixes of numbers of stages on each kind of a task: each has several arrays, of some hundred megabytes together."""
 _MOST_STATES = 20_000_000
 _FEW_STATES = 3_000
 """Beyond which prices pay, of positions and of layers."""
@@ -186,12 +194,17 @@ def run_task(
         return TaskResult(np.inf)
     if effort is TaskEffort.BOUND:
         return _bounded(space, task, control)
+    if task.mixes.most_mixes > _MOST_MIXES:
+        return TaskResult(task.lower_s, left_open=StoppedBy.TOO_MANY_STATES)
+    task = task.with_mixes()
     kept, whole, proves = 0, space.whole(task) if task.prices is None else None, effort is TaskEffort.PROOF
     if whole is not None:
-        by_even_s = _least_by_even_s(space, task, control) if space.is_large else 0.0
+        by_even_s = _least_by_even_s(space, task, control) if space.is_large and not task.has_kinds else 0.0
         if by_even_s == np.inf:
             return TaskResult(np.inf)
-        most_states = _MOST_STATES if not space.is_large or control[0] == np.inf else _FEW_STATES
+        most_states = _MOST_STATES
+        if space.is_large and control[0] < np.inf and not task.has_kinds:
+            most_states = _FEW_STATES
         status, states = _tails(whole, task, _NO_LEVELS, most_states, control)
         if status != TOO_MANY or most_states == _MOST_STATES:
             return _completed(whole, task, status, states, control, proves)
@@ -334,15 +347,15 @@ def call_of(
     space: SearchSpace, task: DegreePair, bound_s: float, effort: TaskEffort = TaskEffort.PROOF, known_s: float = np.inf
 ) -> Call:
     """``run_task`` for workers, who find the task by its key. bound_s: a time that plans must beat."""
-    d, t = task.degrees
+    d, *degrees = task.degrees
     cells = () if task.borders is None else task.borders.cells
     shared_bytes = sum(array.nbytes for array in (*space.tables, *task.ahead, *cells))
     return Call(
         task,
         _run_sent,
         (space, task.ahead, task.borders),
-        (task.arrays, task.order, task.lower_s, task.prices, effort, known_s),
-        f"the search of d={d} t={t}",
+        (task.tensor_parallel_degrees, task.mixes, task.arrays, task.order, task.lower_s, task.prices, effort, known_s),
+        f"the search of d={d} t={','.join(map(str, degrees))}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
     )
@@ -352,6 +365,8 @@ def _run_sent(
     space: SearchSpace,
     ahead: AheadArrays,
     borders: BorderBound | None,
+    degrees: tuple[int, ...],
+    mixes: MixLimits,
     arrays: FlushTask,
     order: int,
     lower_s: float,
@@ -361,7 +376,8 @@ def _run_sent(
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    return run_task(space, DegreePair(order, frozen(arrays), ahead, lower_s, prices, borders), control, effort, known_s)
+    task = DegreePair(order, degrees, mixes, frozen(arrays), ahead, lower_s, prices, borders)
+    return run_task(space, task, control, effort, known_s)
 
 
 def _levels(found: ChosenStages) -> FloatArray:
@@ -391,8 +407,8 @@ class TaskMemo:
 
 
 def _key(task: DegreePair, cutoff_s: float) -> str:
-    d, t = task.degrees
-    return f"d={d} t={t} {float(cutoff_s).hex()}"
+    d, *degrees = task.degrees
+    return f"d={d} t={','.join(map(str, degrees))} {float(cutoff_s).hex()}"
 
 
 def _row(result: TaskResult) -> dict[str, object]:

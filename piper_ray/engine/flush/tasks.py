@@ -2,44 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
-from piper_ray.cost.schedules import degree_pairs, rank_counts, sync_s_per_byte
+from piper_ray.cost.schedules import degree_choices, rank_counts, sync_s_per_byte
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.engine.flush.border_bound import BorderBound
+from piper_ray.engine.flush.mixes import MixLimits, moves_of, share_within, with_mixes
 from piper_ray.engine.flush.path_prices import PathPrices
 from piper_ray.engine.flush.paths import room
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.kernels.flush_paths import empty_tail, least_batch_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, look_ahead
-from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, TWO_BW, FlushTask
-from piper_ray.engine.kernels.types import frozen
+from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, SUM, TWO_BW, FlushTask
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 
+_NO_MIXES: IndexArray = np.empty((0, 0), np.int64)
 _CODES = {ScheduleName.GPIPE: GPIPE, ScheduleName.ONE_F_ONE_B: ONE_F_ONE_B, ScheduleName.TWO_BW: TWO_BW}
 
 
 @dataclass(frozen=True)
 class DegreePair:
-    """One (d, t). order: among all, by rising ``lower_s``: no batch of such a plan takes less.
-    prices: where they were worth finding. borders: where all downsets are too many.
+    """One (d, t), or with devices of several kinds one d and a t for each. order: among all, by rising ``lower_s``: no
+    batch of such a plan takes less. mixes: what ``arrays`` has of them once somebody searches it. prices: where they
+    were worth finding. borders: where all downsets are too many.
     """
 
     order: int
+    tensor_parallel_degrees: tuple[int, ...]
+    mixes: MixLimits
     arrays: FlushTask
     ahead: AheadArrays
     lower_s: float
     prices: PathPrices | None = None
     borders: BorderBound | None = None
 
+    def with_mixes(self) -> DegreePair:
+        """To be searched. With several kinds of devices these are many."""
+        if self.arrays.next_mix.size > 0:
+            return self
+        return replace(self, arrays=frozen(with_mixes(self.arrays, self.mixes)))
+
     @property
-    def degrees(self) -> tuple[int, int]:
-        """d and t."""
-        return self.arrays.data_parallel_degree, self.arrays.tensor_parallel_degree
+    def has_kinds(self) -> bool:
+        """Whether there are devices of several kinds: prices of positions are for one."""
+        return len(self.tensor_parallel_degrees) > 1
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """d, and t on each kind of devices."""
+        return self.arrays.data_parallel_degree, *self.tensor_parallel_degrees
 
 
 def list_tasks(
@@ -51,31 +69,55 @@ def list_tasks(
 ) -> list[DegreePair]:
     """Those that fit the cluster and the constraints, by rising bound."""
     found: list[DegreePair] = []
-    code = _CODES[schedule.name]
+    code, cluster, placed = _CODES[schedule.name], instance.cluster, workload.placed
     is_fixed = restrictions.all_devices or restrictions.stage_count is not None
-    for d, t, variants in degree_pairs(instance, restrictions, workload.variants):
-        stages = rank_counts(instance, restrictions, d * t)
+    of_kind = {name: cluster.of_kind(name) for name in cluster.kind_names}
+    memory_bytes = np.array([of_kind[x.variant.kind].memory_bytes * (1.0 + MEMORY_TOLERANCE) for x in placed])
+    tensor_parallel_degrees = np.array([x.variant.degree for x in placed])
+    ends_behind = np.array([x.behind * len(of_kind) + x.kind for x in placed])
+    move = moves_of(placed, len(of_kind))
+
+    @cache
+    def sync_of(d: int) -> FloatArray:
+        alike = {(x.variant.kind, x.variant.degree) for x in placed}
+        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t) for kind, t in alike}
+        return np.array([found[x.variant.kind, x.variant.degree] for x in placed])
+
+    for d, degrees, variants in degree_choices(instance, restrictions, [x.variant for x in placed]):
+        stages = rank_counts(instance, restrictions, *(d * t for t in degrees))
         if schedule.name is ScheduleName.TWO_BW:  # Piper's bound on the sum of d
             stages = range(stages.start, min(stages.stop, instance.data_parallel_limit // d + 1))
         if not stages:
             continue
-        arrays = frozen(
-            FlushTask(
-                schedule=code,
-                data_parallel_degree=d,
-                tensor_parallel_degree=t,
-                microbatches=instance.microbatches // d,
-                most_stages=stages[-1],
-                stages=stages[-1] if is_fixed else 0,
-                memory_bytes=instance.memory_bytes * (1.0 + MEMORY_TOLERANCE),
-                sync_s_per_byte=sync_s_per_byte(step, instance.cluster, d, t),
-                variants=np.array(variants, np.int64),
-                work_s=0.0,
-                room=room(code, instance.microbatches // d, stages[-1]),
-            )
+        most = [
+            min(stages[-1], own.devices // (d * t)) if t > 0 else 0
+            for own, t in zip(of_kind.values(), degrees, strict=True)
+        ]
+        mixes = MixLimits(tuple(most), stages, restrictions.all_devices)
+        arrays = FlushTask(
+            schedule=code,
+            data_parallel_degree=d,
+            microbatches=instance.microbatches // d,
+            most_stages=stages[-1],
+            stages=stages[-1] if is_fixed else 0,
+            most_memory_bytes=float(memory_bytes[list(variants)].max()),
+            memory_bytes=memory_bytes,
+            sync_s_per_byte=sync_of(d),
+            tensor_parallel_degrees=tensor_parallel_degrees,
+            variants=np.array(variants, np.int64),
+            ends=len(degrees) ** 2,
+            ends_behind=ends_behind,
+            move=move,
+            next_mix=_NO_MIXES,
+            previous_mix=_NO_MIXES,
+            is_whole=np.zeros(0, np.uint8),
+            share_of_s=_share_of_s(workload, variants) if len(degrees) > 1 else np.empty(0),
+            share_left=np.empty(0),
+            work_s=0.0,
+            room=room(code, instance.microbatches // d, stages[-1]) if len(degrees) == 1 else np.empty(0),
         )
         if variants not in workload.ahead_of:
-            workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, arrays))
+            workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, frozen(arrays)))
         ahead = workload.ahead_of[variants]
         work_s = float(ahead.ahead_s[0])
         arrays = frozen(arrays._replace(work_s=work_s))
@@ -90,7 +132,18 @@ def list_tasks(
         )
         if arrays.room.size > 0:
             lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
+        if len(degrees) > 1:
+            lower_s = max(lower_s, arrays.microbatches * ahead.ahead_share[0] / share_within(arrays, mixes))
         if lower_s < np.inf:
-            found.append(DegreePair(0, arrays, ahead, max(0.0, float(lower_s)), borders=workload.borders(variants)))
-    found.sort(key=lambda x: (x.lower_s, x.arrays.data_parallel_degree, x.arrays.tensor_parallel_degree))
+            borders = workload.borders(variants)
+            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)), borders=borders)
+            found.append(task if len(degrees) > 1 else task.with_mixes())
+    found.sort(key=lambda task: (task.lower_s, task.degrees))
     return [replace(task, order=order) for order, task in enumerate(found)]
+
+
+def _share_of_s(workload: FlushWorkload, variants: Sequence[int]) -> FloatArray:
+    """Of ``FlushTask``: the same for all variants of a kind, as any figures bound that are."""
+    first = {workload.placed[r].kind: r for r in reversed(variants)}
+    all_s = {kind: float(workload.arrays.sums[r, -1, SUM.least_s]) or 1.0 for kind, r in first.items()}
+    return np.array([1.0 / all_s.get(x.kind, 1.0) for x in workload.placed])

@@ -121,6 +121,8 @@ class _Frontiers:
     def __post_init__(self) -> None:
         self._schedules = chunk_schedules(self.asked or Schedule.first_of(self.asked))
         self._planned_for = self._schedules[0]
+        if self._planned_for.name is ScheduleName.PIPEDREAM:
+            raise UsageError("no frontier under schedule pipedream: solve for each number of devices")
         self._shared = SharedSeries(self._schedules)
 
     def along_devices(self, devices: tuple[int, ...]) -> Frontier:

@@ -72,10 +72,11 @@ def best_state(task: FlushTask, states: TailArrays, downsets: int) -> tuple[int,
     """The state of all layers whose figures say the least, and what they say; -1 and inf if there is none."""
     top = downsets - 1
     best, least_s = -1, np.inf
-    for s in range(states.start[top], states.start[top] + states.kept[top]):
-        found_s = batch_s(task.schedule, task.microbatches, figures_of(states.figures, s))
-        if found_s < least_s:
-            best, least_s = s, found_s
+    for cell in range(top, task.ends * downsets, downsets):
+        for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
+            found_s = batch_s(task.schedule, task.microbatches, figures_of(states.figures, s))
+            if found_s < least_s:
+                best, least_s = s, found_s
     return best, least_s
 
 
@@ -118,17 +119,20 @@ def close_gap(
     path = np.empty((task.most_stages + 1, 5))
 
     top = m - 1
-    for s in range(states.start[top], states.start[top] + states.kept[top]):
-        bound = batch_s(schedule, microbatches, figures_of(states.figures, s))
-        p = states.origin[s, ORIGIN.stages]
-        if nodes > 0 and origin[nodes - 1, ORIGIN.stages] == p:
-            bounds[nodes - 1] = min(bounds[nodes - 1], bound)
-            continue
-        bounds[nodes], known[nodes] = bound, True
-        _set_origin(origin, nodes, p, top, -1, -1, NO_CHOICE)
-        nodes += 1
-        if nodes == room:
-            break  # as many stages as there is no room for: never
+    for cell in range(top, task.ends * m, m):
+        for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
+            bound = batch_s(schedule, microbatches, figures_of(states.figures, s))
+            p = states.origin[s, ORIGIN.stages]
+            if nodes > 0 and origin[nodes - 1, ORIGIN.mix] == states.origin[s, ORIGIN.mix]:
+                bounds[nodes - 1] = min(bounds[nodes - 1], bound)
+                continue
+            if nodes == room:
+                bounds, known = twice(bounds), twice(known)
+                seconds, origin = twice_rows(seconds), twice_rows(origin)
+                room *= 2
+            bounds[nodes], known[nodes] = bound, True
+            _set_origin(origin, nodes, p, top, -1, -1, NO_CHOICE, states.origin[s, ORIGIN.mix])
+            nodes += 1
     for node in range(nodes):
         heappush(open_nodes, (bounds[node], -node))
 
@@ -160,27 +164,28 @@ def close_gap(
             if control[1] != 0.0:
                 heappush(open_nodes, (bound, number))  # its stages are not all there
                 break
-            if states.kept[j] == 0:  # no more so with a promise
-                continue
             if not is_subset(tables.bits[j], tables.bits[i]):
                 continue
             for r in task.variants:
                 if tables.sums[r, i, SUM.missing] != tables.sums[r, j, SUM.missing]:
                     continue
                 stage = StageKey(i, j, r)
-                if least_memory_bytes(stage, y, tables, task) > task.memory_bytes:
+                mix = task.previous_mix[origin[node, ORIGIN.mix], task.move[r]]
+                if mix < 0 or states.kept[_ends_of(mix, task) * m + j] == 0:  # no more so with a promise
+                    continue
+                if least_memory_bytes(stage, y, tables, task) > task.memory_bytes[r]:
                     continue
                 least = least_figures(stage, tables, task)
                 if microbatches * least.time_s >= control[0]:
                     continue
                 _put(path, depth, np.array([least.forward_s, least.backward_s, least.sync_s]))
-                if _with_tail_s(task, levels, states, path, depth, (j, q, m)) >= control[0] * (1.0 - _ENOUGH):
+                if _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)) >= control[0] * (1.0 - _ENOUGH):
                     continue
                 most_s = control[0] / microbatches
                 exact, rows = front_rows(stage, y, most_s, MANY, least, tables, task)
                 for row in range(rows.shape[0]):
                     _put(path, depth, rows[row])
-                    child = max(bound, _with_tail_s(task, levels, states, path, depth, (j, q, m)))
+                    child = max(bound, _with_tail_s(task, levels, states, path, depth, (j, mix, q, m)))
                     if child >= control[0] * (1.0 - _ENOUGH):
                         continue
                     if nodes == room:
@@ -188,7 +193,7 @@ def close_gap(
                         seconds, origin = twice_rows(seconds), twice_rows(origin)
                         room *= 2
                     bounds[nodes], known[nodes] = child, known[node] and exact == EXACT
-                    _set_origin(origin, nodes, q, j, node, r, ON_FRONT)
+                    _set_origin(origin, nodes, q, j, node, r, ON_FRONT, mix)
                     for column in range(3):
                         seconds[nodes, column] = rows[row, column]
                     heappush(open_nodes, (child, -nodes))
@@ -212,11 +217,18 @@ def close_gap(
 
 
 @leaf_kernel
+def _ends_of(mix: int, task: FlushTask) -> int:
+    """The number of its ends; a tail of no stages may have any."""
+    return (mix - 1) // ((task.next_mix.shape[0] - 1) // task.ends) if mix > 0 else 0
+
+
+@leaf_kernel
 def _set_origin(
-    origin: IndexArray, node: int, stages: int, downset: int, below: int, variant: int, choice: int
+    origin: IndexArray, node: int, stages: int, downset: int, below: int, variant: int, choice: int, mix: int
 ) -> None:
     origin[node, ORIGIN.stages], origin[node, ORIGIN.downset], origin[node, ORIGIN.below] = stages, downset, below
     origin[node, ORIGIN.variant], origin[node, ORIGIN.choice] = variant, choice
+    origin[node, ORIGIN.mix] = mix
 
 
 @inner_kernel
@@ -226,15 +238,15 @@ def _with_tail_s(
     states: TailArrays,
     path: FloatArray,
     depth: int,
-    tail: tuple[int, int, int],
+    tail: tuple[int, int, int, int],
 ) -> float:
     """A bound on the batch's time with stages 0 .. depth as in ``path``, and any tail behind them. tail: its downset,
-    its stages, and how many downsets there are."""
-    j, stages, m = tail
+    its mix and its stages, and how many downsets there are."""
+    j, mix, stages, m = tail
     found = np.inf
-    cell = level_of(levels, path[depth, 3], path[depth, 4]) * m + j
+    cell = (level_of(levels, path[depth, 3], path[depth, 4]) * task.ends + _ends_of(mix, task)) * m + j
     for s in range(states.start[cell], states.start[cell] + states.kept[cell]):
-        if states.origin[s, ORIGIN.stages] == stages:
+        if states.origin[s, ORIGIN.mix] == mix:
             found = min(found, _completed_s(task, path, depth + 1, figures_of(states.figures, s), stages))
     return found
 

@@ -100,7 +100,7 @@ def least_ahead_s(
                         continue
                     work += _PRICING
                     y = in_flight(task.schedule, task.microbatches, behind)
-                    if least_memory_bytes(key, y, tables, task) > task.memory_bytes:
+                    if least_memory_bytes(key, y, tables, task) > task.memory_bytes[r]:
                         break
                     time_s = priced_time_s(key, y, least, tables, task)
                     if task.microbatches * time_s + there.fill_s > limit:

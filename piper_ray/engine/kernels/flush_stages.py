@@ -65,7 +65,7 @@ def least_figures(stage: StageKey, tables: FlushTables, task: FlushTask) -> Leas
         above[SUM.least_s] - below[SUM.least_s] + 2.0 * crossing_s + tensor_forward_s + tensor_backward_s,
         above[SUM.least_forward_s] - below[SUM.least_forward_s] + crossing_s + tensor_forward_s,
         above[SUM.least_backward_s] - below[SUM.least_backward_s] + crossing_s + tensor_backward_s,
-        (above[SUM.least_weights] - below[SUM.least_weights]) * task.sync_s_per_byte,
+        (above[SUM.least_weights] - below[SUM.least_weights]) * task.sync_s_per_byte[r],
         crossing_s,
         tensor_forward_s,
         tensor_backward_s,
@@ -102,7 +102,7 @@ def priced_time_s(stage: StageKey, y: int, least: LeastFigures, tables: FlushTab
     found_s = 0.0
     for column in range(at * prices, (at + 1) * prices):
         price, above_s = tables.memory_s[r, column], tables.priced_s[r, i, column]
-        room_s = price * (task.memory_bytes - shared / task.data_parallel_degree)
+        room_s = price * (task.memory_bytes[r] - shared / task.data_parallel_degree)
         priced_s = above_s - tables.priced_s[r, j, column] - room_s
         found_s = max(found_s, priced_s - SLACK * (above_s + abs(room_s)))
     return max(least.time_s, found_s + 2.0 * least.crossing_s + least.tensor_forward_s + least.tensor_backward_s)
@@ -116,7 +116,7 @@ def fastest_fits(stage: StageKey, y: int, tables: FlushTables, task: FlushTask) 
         return False
     held = (above[SUM.fast_activation] - below[SUM.fast_activation]) * y + above[SUM.fast_fixed] - below[SUM.fast_fixed]
     held += (above[SUM.fast_shared] - below[SUM.fast_shared]) / task.data_parallel_degree
-    return bool(held <= task.memory_bytes)
+    return bool(held <= task.memory_bytes[stage.variant])
 
 
 @inlined_kernel
@@ -167,7 +167,7 @@ def quickest_row(
         return FASTEST
     _, start, items = stage_items(stage, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
-    found_s = least_time_choice(start, items, task.memory_bytes, chosen)
+    found_s = least_time_choice(start, items, task.memory_bytes[stage.variant], chosen)
     if found_s == np.inf:
         return NO_ROW
     if found_s < 0.0:
@@ -177,7 +177,7 @@ def quickest_row(
     for o in chosen:
         row[0] += items[o, 0]
         row[1] += items[o, 1]
-        row[2] += items[o, 2] * task.sync_s_per_byte
+        row[2] += items[o, 2] * task.sync_s_per_byte[stage.variant]
     return LEAST_TIME
 
 
@@ -188,11 +188,11 @@ def front_rows(
     """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 3]."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
-    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes, most_s, most)
+    status, rows, _, _, _ = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
     for row in range(rows.shape[0]):
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s
-        rows[row, 2] *= task.sync_s_per_byte
+        rows[row, 2] *= task.sync_s_per_byte[stage.variant]
     return status, rows
 
 
@@ -209,6 +209,9 @@ class AheadArrays(NamedTuple):
     ordered_s: FloatArray  # float64[m]: own_s in that order
     ordered_bits: BitArray  # uint64[m, words]
     rank: IndexArray  # int64[m]: where a downset is in that order
+    # float64[m]: with several kinds of devices, what the layers outside take at least, where a second on each kind
+    # counts as a share of what all layers take on it: stages of one length can take no more than their number of these.
+    ahead_share: FloatArray
 
 
 @kernel
@@ -240,6 +243,14 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
         for i in range(m):
             own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
             activation[i], fixed[i], shared[i] = 0.0, 0.0, 0.0
+    share = np.zeros(m if task.share_of_s.size > 0 else 0)
+    if share.size > 0:
+        of_layer = _shares(tables, task)
+        for i in range(m):
+            for v in range(of_layer.size):
+                if not has(tables.bits[i], v):
+                    share[i] += of_layer[v]
+            share[i] *= 1.0 - SLACK
     for i in range(m):  # rounding of sums
         ahead[i] = max(0.0, ahead[i] * (1.0 - SLACK))
         ahead_forward[i] = max(0.0, ahead_forward[i] * (1.0 - SLACK))
@@ -249,7 +260,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     for k in range(m):
         rank[order[k]] = k
     return AheadArrays(
-        own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank
+        own, ahead, ahead_forward, activation, fixed, shared, order, own[order], tables.bits[order], rank, share
     )
 
 
@@ -272,6 +283,21 @@ def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, fl
             ahead += least
             ahead_forward += least_forward
     return own, ahead, ahead_forward
+
+
+@inner_kernel
+def _shares(tables: FlushTables, task: FlushTask) -> FloatArray:
+    """float64[n]: the least share of each layer."""
+    found = np.zeros(tables.option_start.shape[1] - 1)
+    for v in range(found.size):
+        least = np.inf
+        for r in task.variants:
+            for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
+                time_s = tables.option_forward_s[o] + tables.option_backward_s[o]
+                least = min(least, time_s * task.share_of_s[r])
+        if np.isfinite(least):
+            found[v] = least
+    return found
 
 
 @leaf_kernel
@@ -301,12 +327,12 @@ def _rest_fits(i: int, behind: int, task: FlushTask, ahead: AheadArrays) -> bool
     left = task.most_stages - behind
     needed = ahead.ahead_fixed[i] + ahead.ahead_shared[i] / task.data_parallel_degree
     rest = ahead.ahead_activation[i]
-    room = left * task.memory_bytes * (1.0 + 1e-9)
+    room = left * task.most_memory_bytes * (1.0 + 1e-9)
     for k in range(left):
         if rest <= 0.0 or needed > room:
             break
         y = in_flight(task.schedule, task.microbatches, behind + k)
-        part = min(rest, task.memory_bytes / y)
+        part = min(rest, task.most_memory_bytes / y)
         needed += part * y
         rest -= part
     return bool(needed <= room and rest <= ahead.ahead_activation[i] * 1e-9)

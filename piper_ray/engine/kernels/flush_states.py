@@ -1,4 +1,4 @@
-"""Kernels: for one (d, t) the undominated pipeline tails of every downset, by number of stages.
+"""Kernels: for one (d, t) the undominated pipeline tails of every downset, by mix.
 
 Under 1F1B a tail's figures depend on the largest f and b of the stages in front of it. So there are several tables: in
 table g some stage in front takes at least as long as level g says, a promise that a stage which does keeps. Of a stage
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.compiled.jit import inlined_kernel, kernel, leaf_kernel
-from piper_ray.engine.kernels.arrays import twice, twice_rows
+from piper_ray.engine.kernels.arrays import stable_order, twice, twice_rows
 from piper_ray.engine.kernels.bounds import is_subset, lowest_position
 from piper_ray.engine.kernels.flush_choices import FEW
 from piper_ray.engine.kernels.flush_paths import Figures, StageSeconds, empty_tail, least_batch_s, with_stage
@@ -70,11 +70,12 @@ def tails(
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
-    start, kept = np.zeros(levels.shape[0] * m, np.int64), np.zeros(levels.shape[0] * m, np.int64)
+    ends, mixes = task.ends, task.next_mix.shape[0]
+    start, kept = np.zeros(levels.shape[0] * ends * m, np.int64), np.zeros(levels.shape[0] * ends * m, np.int64)
     room = 4096
     figures, stage = np.empty((room, FIGURES + 1)), np.empty((room, 3))
     origin = np.zeros((room, len(ORIGIN)), np.int64)
-    is_priced = bounds.forward.size > 0
+    is_priced, is_shared = bounds.forward.size > 0, task.share_left.size > 0
     origin[0, ORIGIN.below], origin[0, ORIGIN.variant], origin[0, ORIGIN.choice] = -1, -1, NO_CHOICE
     kept[::m] = 1
     empty = empty_tail(schedule)
@@ -88,11 +89,12 @@ def tails(
         set_alive(alive[few], ahead.rank[0])
         set_alive(alive[few], 64 * alive.shape[1] - 1)
 
-    # Of the downset at hand: candidates, linked by level and number of stages.
+    # Of the downset at hand: candidates, linked by level and mix.
     new_room = 1024
     new_figures, new_stage = np.empty((new_room, FIGURES + 1)), np.empty((new_room, 3))
     new_origin, link = np.empty((new_room, len(ORIGIN)), np.int64), np.empty(new_room, np.int64)
-    first = np.full((levels.shape[0], most_stages + 2), -1, np.int64)
+    first, of_one = np.full((levels.shape[0], mixes), -1, np.int64), (mixes - 1) // ends
+    touched = np.empty(1024)  # the levels and mixes that have candidates, as level * mixes + mix
     # Of the stage at hand, by the number of stages behind it: a bound on its time, its choice of least time, its front.
     stage_id = 0
     priced_of, priced = np.full(most_stages + 1, -1, np.int64), np.zeros(most_stages + 1)
@@ -113,9 +115,10 @@ def tails(
         most_tail, fewest_tail, spare_s, fill_s = there.most, there.fewest, there.spare_s, there.fill_s
         if most_tail < fewest_tail:
             continue
-        new = 0
+        new, touched_count = 0, 0
         outer = tables.bits[i]
         most_s = there.slowest_s * (1.0 + SLACK)
+        share_ahead_s = ahead.ahead_share[i] * microbatches * (1.0 - SLACK) if is_shared else 0.0
         top_level = levels.shape[0] - 1 if i < m - 1 else 0  # nothing is in front of all layers
         from_rank, to_rank = ranks_within(i, there.slowest_s, ahead)
         behind_it = alive[most_tail - 1]
@@ -141,16 +144,22 @@ def tails(
                 for level in range(top_level + 1):
                     promised_f, promised_b = levels[level, 0], levels[level, 1]
                     for source in range(max(level, low), max(level, high) + 1):
-                        for s in range(start[source * m + j], start[source * m + j] + kept[source * m + j]):
+                        cell = (source * ends + task.ends_behind[r]) * m + j
+                        for s in range(start[cell], start[cell] + kept[cell]):
                             behind = origin[s, ORIGIN.stages]
                             if behind >= most_tail:
                                 break
                             if behind + 1 < fewest_tail:
                                 continue
+                            mix = task.next_mix[origin[s, ORIGIN.mix], task.move[r]]
+                            if mix < 0 or (i == m - 1 and task.is_whole[mix] == 0):
+                                continue
+                            if is_shared and share_ahead_s > limit * task.share_left[mix]:
+                                continue
                             if task.stages > 0 and i == m - 1 and behind + 1 != task.stages:
                                 continue
                             y = in_flight(schedule, microbatches, behind)
-                            if least_memory_bytes(key, y, tables, task) > task.memory_bytes:
+                            if least_memory_bytes(key, y, tables, task) > task.memory_bytes[r]:
                                 break
                             if priced_of[behind] != stage_id:
                                 priced_of[behind] = stage_id
@@ -181,9 +190,7 @@ def tails(
                             bound = least_batch_s(
                                 schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
                             )
-                            if bound > limit or _has_as_good(
-                                grown, priced_s, new_figures, first[level, behind + 1], link
-                            ):
+                            if bound > limit or _has_as_good(grown, priced_s, new_figures, first[level, mix], link):
                                 continue
                             if one_of[behind] != stage_id:
                                 one_of[behind] = stage_id
@@ -224,7 +231,7 @@ def tails(
                                 )
                                 if bound > limit:
                                     continue
-                                if _is_beaten(grown, priced_s, new_figures, first[level], behind + 1, link):
+                                if _is_beaten(grown, priced_s, new_figures, first[level], mix, link):
                                     continue
                                 if new == new_room:
                                     new_figures, new_stage = twice_rows(new_figures), twice_rows(new_stage)
@@ -237,32 +244,40 @@ def tails(
                                 new_origin[new, ORIGIN.stages], new_origin[new, ORIGIN.downset] = behind + 1, i
                                 new_origin[new, ORIGIN.below], new_origin[new, ORIGIN.variant] = s, r
                                 new_origin[new, ORIGIN.choice] = one_choice[behind] if alone else ON_FRONT
-                                link[new] = first[level, behind + 1]
-                                first[level, behind + 1] = new
+                                new_origin[new, ORIGIN.mix] = mix
+                                if first[level, mix] < 0:
+                                    if touched_count == touched.size:
+                                        touched = twice(touched)
+                                    touched[touched_count] = level * mixes + mix
+                                    touched_count += 1
+                                link[new] = first[level, mix]
+                                first[level, mix] = new
                                 new += 1
         if new == 0:
             continue
         fewest = most_stages
-        for level in range(top_level + 1):
-            start[level * m + i] = used
-            for behind in range(1, most_stages + 1):
-                at = first[level, behind]
-                first[level, behind] = -1
-                if at >= 0:
-                    fewest = min(fewest, behind)
-                while at >= 0:
-                    if used == room:
-                        figures, stage, origin = twice_rows(figures), twice_rows(stage), twice_rows(origin)
-                        room *= 2
-                    for column in range(FIGURES + 1):
-                        figures[used, column] = new_figures[at, column]
-                    for column in range(3):
-                        stage[used, column] = new_stage[at, column]
-                    for column in range(len(ORIGIN)):
-                        origin[used, column] = new_origin[at, column]
-                    used += 1
-                    at = link[at]
-            kept[level * m + i] = used - start[level * m + i]
+        for x in stable_order(touched, touched_count):
+            level, mix = divmod(int(touched[x]), mixes)
+            at = first[level, mix]
+            first[level, mix] = -1
+            cell = (level * ends + (mix - 1) // of_one) * m + i
+            if kept[cell] == 0:
+                start[cell] = used
+            if at >= 0:
+                fewest = min(fewest, new_origin[at, ORIGIN.stages])
+            while at >= 0:
+                if used == room:
+                    figures, stage, origin = twice_rows(figures), twice_rows(stage), twice_rows(origin)
+                    room *= 2
+                for column in range(FIGURES + 1):
+                    figures[used, column] = new_figures[at, column]
+                for column in range(3):
+                    stage[used, column] = new_stage[at, column]
+                for column in range(len(ORIGIN)):
+                    origin[used, column] = new_origin[at, column]
+                used += 1
+                at = link[at]
+            kept[cell] = used - start[cell]
         for few in range(fewest, most_stages):
             set_alive(alive[few], ahead.rank[i])
         if used > most_states:
@@ -385,17 +400,17 @@ def _has_as_good(grown: Figures, priced_s: float, figures: FloatArray, at: int, 
 
 @inlined_kernel
 def _is_beaten(
-    grown: Figures, priced_s: float, figures: FloatArray, first: IndexArray, stages: int, link: IndexArray
+    grown: Figures, priced_s: float, figures: FloatArray, first: IndexArray, mix: int, link: IndexArray
 ) -> bool:
-    """Whether a candidate of as many stages is as good in all. If not, those that are no better go."""
-    previous, at = -1, first[stages]
+    """Whether a candidate of the same mix is as good in all. If not, those that are no better go."""
+    previous, at = -1, first[mix]
     while at >= 0:
         if _as_good(figures[at], grown, priced_s):
             return True
         following = link[at]
         if _no_better(figures[at], grown, priced_s):
             if previous < 0:
-                first[stages] = following
+                first[mix] = following
             else:
                 link[previous] = following
         else:

@@ -44,6 +44,7 @@ class OriginColumns(NamedTuple):
     below: int = 2  # the state behind the first stage
     variant: int = 3  # of the first stage
     choice: int = 4
+    mix: int = 5  # of the tail: see ``FlushTask``
 
 
 ORIGIN = OriginColumns()
@@ -96,17 +97,33 @@ class FlushTables(NamedTuple):
 
 
 class FlushTask(NamedTuple):
-    """One (d, t): all pipelines of stages with these degrees."""
+    """One (d, t), or with devices of several kinds one d and a t for each: all pipelines of stages with these degrees.
+
+    A *mix* says what of a tail decides which stage may be put in front: how many stages of each kind it has, the kind
+    of the first one, and which kind the stage in front is promised to have. With one kind it is the number of stages. A
+    *move* is a stage's own kind with those behind it and in front.
+    Sizes: r variants, c mixes, z moves. Mix 0 is that of no stages; the others come by the kinds of the first stage and
+    of the one in front, the *ends* of a tail, then by ascending stages.
+    """
 
     schedule: int
     data_parallel_degree: int
-    tensor_parallel_degree: int
     microbatches: int  # N / d
     most_stages: int
     stages: int  # the only number of stages asked for; 0: any
-    memory_bytes: float  # with the tolerance included
-    sync_s_per_byte: float
-    variants: IndexArray  # int64[..]: those of degree t that stages of degree d may have
+    most_memory_bytes: float  # of the devices of any kind, with the tolerance included
+    memory_bytes: FloatArray  # float64[r]: of the devices of a variant's stages
+    sync_s_per_byte: FloatArray  # float64[r]
+    tensor_parallel_degrees: IndexArray  # int64[r]
+    variants: IndexArray  # int64[..]: those that stages may have
+    ends: int  # how many ends there are: 1 with one kind
+    ends_behind: IndexArray  # int64[r]: those of a tail that the stage may be put in front of
+    move: IndexArray  # int64[r]
+    next_mix: IndexArray  # int64[c, z]: of a tail with such a stage in front; -1: it may not be there
+    previous_mix: IndexArray  # int64[c, z]: of the tail behind such a stage, the other way round
+    is_whole: BitArray  # uint8[c]: 1 where a tail of all layers may end
+    share_of_s: FloatArray  # float64[r]: see ``AheadArrays.ahead_share``; float64[0] with one kind
+    share_left: FloatArray  # float64[c]: of the stages that a tail leaves, for each second that they take
     work_s: float  # no stages of all layers take less together for a microbatch
     # float64[most_stages + 1]: see ``flush.paths.room``; of as many stages at the back; float64[0]: no bound.
     room: FloatArray
@@ -136,8 +153,8 @@ class TailArrays(NamedTuple):
     the stages in front: see ``flush_states``.
     """
 
-    start: IndexArray  # int64[l * m]: first state of a downset; its states lie together, by ascending stages
-    kept: IndexArray  # int64[l * m]: how many it has
+    start: IndexArray  # int64[l * ends * m]: first state of a downset; states of the same ends lie together, by mix
+    kept: IndexArray  # int64[l * ends * m]: how many there are
     figures: FloatArray  # float64[states, FIGURES + 1]
     stage: FloatArray  # float64[states, 3]: forward, backward and synchronisation seconds of the first stage
     origin: IndexArray  # int64[states, columns]: see OriginColumns

@@ -112,6 +112,8 @@ class Charges(NamedTuple):
     """Bytes c + extra that each option pays for each edge of its vertex: those that come in, then those that go out."""
 
     start: IndexArray  # int64[options]: first of its charges
+    variant: IndexArray  # int64[..]: of the option
+    place: IndexArray  # int64[..]: the edge, e where it comes in and the number of all edges + e where it goes out
     size: FloatArray  # float64[..], bytes
     in_least: FloatArray  # float64[e, r]: of what the vertex at an edge's head pays the least; 0 if it has no option
     out_least: FloatArray  # so of the vertex at its tail
@@ -151,6 +153,8 @@ class Charges(NamedTuple):
         paid = np.where(most < least, 0.0, least).reshape(len(tmpcs), 2, len(edges))
         return cls(
             start=offsets(counts)[:-1].copy(),
+            variant=variant,
+            place=place,
             size=size,
             in_least=np.ascontiguousarray(paid[:, 0].T),
             out_least=np.ascontiguousarray(paid[:, 1].T),

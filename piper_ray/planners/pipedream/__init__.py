@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from piper_ray.planners.pipedream.planner import Level, Partition, PipeDream, States
+from piper_ray.planners.pipedream.planner import Level, Partition, PipeDream, Recurrence, States
 
-__all__ = ["Level", "Partition", "PipeDream", "States"]
+__all__ = ["Level", "Partition", "PipeDream", "Recurrence", "States"]

@@ -22,7 +22,8 @@ class PairArrays(NamedTuple):
     pair_start: int64[m + 1]; rest: int32[pairs], the tails inside tail i are at pair_start[i] .. pair_start[i + 1].
     weights_bytes, activation_bytes, fixed_bytes, shared_bytes: float64[m], sums over the tail of w, a, b and what
     replicas share out. whole_batch: N, which the replication of every stage must divide; 0 if any will do.
-    memory_bytes: M, with the tolerance included; inf if it does not count.
+    memory_bytes: M, with the tolerance included; inf if it does not count. spared: microbatches in flight that do not
+    count.
     """
 
     pair_start: Integers
@@ -33,13 +34,14 @@ class PairArrays(NamedTuple):
     shared_bytes: Floats
     whole_batch: int
     memory_bytes: float
+    spared: int
 
 
 class LevelArrays(NamedTuple):
     """time_s: float64[pairs], T. group: int64[pairs], the least common multiple of the replications within T; empty
     at the lowest level, where it is 1. transfer_s: float64[m], what enters a tail, over one link.
     front_sync_s_per_byte: in place of sync_s_per_byte for a stage that nothing precedes.
-    degrees: int64[...], ascending from 1.
+    degrees: int64[...], ascending from 1. is_papers: the recurrence is that of the paper's text.
     """
 
     time_s: Floats
@@ -49,6 +51,7 @@ class LevelArrays(NamedTuple):
     front_sync_s_per_byte: float
     machines: int
     degrees: Integers
+    is_papers: bool
 
 
 @kernel
@@ -87,14 +90,17 @@ def _is_subset(bits: npt.NDArray[np.uint64], small: int, big: int) -> bool:
 
 @kernel
 def stage_seconds(pairs: PairArrays, level: LevelArrays, front: int, pair: int, degree: int, is_first: bool) -> float:
-    """(T + 4 (m - 1) P / (B m)) / m, and what its transfers take if anything precedes the stage."""
+    """(T + 4 (m - 1) P / (B m)) / m, and what its transfers take if anything precedes the stage; or as the paper has
+    them, max(T, 2 (m - 1) P / (B m)) / m, with transfers that replicas do not share out."""
     rest = pairs.rest[pair]
     weights = pairs.weights_bytes[front] - pairs.weights_bytes[rest]
     sync = level.front_sync_s_per_byte if is_first else level.sync_s_per_byte
-    time = (level.time_s[pair] + sync * weights * (degree - 1) / degree) / degree
-    if is_first:
-        return float(time)
-    return float(max(time, max(level.transfer_s[front], level.transfer_s[rest]) / degree))
+    sync_s = sync * weights * (degree - 1) / degree
+    transfers_s = 0.0 if is_first else max(level.transfer_s[front], level.transfer_s[rest])
+    if level.is_papers:
+        return float(max(max(level.time_s[pair], sync_s) / degree, transfers_s))
+    time = (level.time_s[pair] + sync_s) / degree
+    return float(max(time, transfers_s / degree))
 
 
 @inner_kernel
@@ -104,8 +110,8 @@ def _divides_batch(pairs: PairArrays, level: LevelArrays, pair: int, degree: int
 
 @inner_kernel
 def _fits(pairs: PairArrays, front: int, rest: int, degree: int, behind: int) -> bool:
-    """a y + b + shared / d <= M with y = ceil(s / d), ``behind`` being the machines of all later stages."""
-    in_flight = (behind + 2 * degree - 1) // degree
+    """a y + b + shared / d <= M with y = ceil(s / d), less what is spared; ``behind``: the machines of later stages."""
+    in_flight = (behind + 2 * degree - 1) // degree - pairs.spared
     activation = pairs.activation_bytes[front] - pairs.activation_bytes[rest]
     fixed = pairs.fixed_bytes[front] - pairs.fixed_bytes[rest]
     shared = pairs.shared_bytes[front] - pairs.shared_bytes[rest]

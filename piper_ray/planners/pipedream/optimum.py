@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -60,8 +60,10 @@ class TailTables:
         return tuple(layer_id for _, layer_id in sorted(self.layer_ids[v] for v in stage))
 
 
-def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) -> TailTables:
-    """Raises LimitError when there are more than ``STATE_LIMIT`` states or ``PAIR_LIMIT`` nested pairs."""
+def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States, *, stashes: bool = False) -> TailTables:
+    """stashes: memory is by PipeDream's own rule.
+
+    Raises LimitError when there are more than ``STATE_LIMIT`` states or ``PAIR_LIMIT`` nested pairs."""
     graph = build_graph(instance, without_contraction())
     bits = _tails(instance, graph, kind)
     counts = kernel.count_subsets(bits, PAIR_LIMIT)
@@ -74,6 +76,8 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
     place = {layer.id: i for i, layer in enumerate(instance.layers)}
     inside = _membership(bits, graph.size)
     chosen = [tmpcs[layer_id] for layer_id in graph.layer_ids]
+    if stashes:
+        chosen = [replace(x, activation_bytes=x.activation_bytes + x.weights_bytes, fixed_bytes=0.0) for x in chosen]
     return TailTables(
         layer_ids=tuple((place[layer_id], layer_id) for layer_id in graph.layer_ids),
         bits=bits,
@@ -86,6 +90,7 @@ def build_states(instance: Instance, tmpcs: Mapping[int, Tmpc], kind: States) ->
             shared_bytes=_sums(inside, [tmpc.shared_bytes for tmpc in chosen]),
             whole_batch=0,
             memory_bytes=math.inf,
+            spared=int(stashes),
         ),
         time_s=_sums(inside, [tmpc.time_per_sample_s for tmpc in chosen]),
         entering_bytes=_entering_bytes(instance, graph, inside),
@@ -188,13 +193,16 @@ _SEGMENT_WORK_LIMIT = 2e10
 class LevelTask:
     """machines: of this level. degrees: the replications allowed, ascending from 1.
 
-    sync_s_per_byte: 4 / B. transfer_s_per_byte: 2 / (B r), 0 where activations do not count.
+    sync_s_per_byte: 4 / B, or the paper's 2 / B; front_sync_s_per_byte: of a stage that nothing precedes.
+    transfer_s_per_byte: 2 / (B r), 0 where activations do not count. is_papers: the recurrence is that of the paper.
     """
 
     machines: int
     degrees: Sequence[int]
     sync_s_per_byte: float
+    front_sync_s_per_byte: float
     transfer_s_per_byte: float
+    is_papers: bool
 
 
 @dataclass(frozen=True)
@@ -220,19 +228,18 @@ def best_partition(
     time_s = states.time_s[front] - states.time_s[pairs.rest]
     group = np.ones(0, np.int64)
     levels: list[kernel.LevelArrays] = []
-    below = 1
     for number, task in enumerate(tasks):
         level = kernel.LevelArrays(
             time_s=time_s,
             group=group,
             transfer_s=states.entering_bytes * task.transfer_s_per_byte,
             sync_s_per_byte=task.sync_s_per_byte,
-            front_sync_s_per_byte=task.sync_s_per_byte / below,
+            front_sync_s_per_byte=task.front_sync_s_per_byte,
             machines=task.machines,
             degrees=np.array(task.degrees, np.int64),
+            is_papers=task.is_papers,
         )
         levels.append(level)
-        below = task.machines
         if number < len(tasks) - 1:
             _check_work(states, task)
             time_s, group = np.empty(pairs.rest.size), np.empty(pairs.rest.size, np.int64)

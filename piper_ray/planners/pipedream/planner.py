@@ -7,13 +7,21 @@
 over states i < k < j (layers closed under predecessors), with T and P the time and the weights of the layers between
 two states, out_k the activations that leave state k, c machines and B bytes per s. With levels of machines T is the
 value of the level below on all its w machines (w = 1 at the lowest). Weights are synchronised with each minibatch.
-PipeDream's own check of memory, by default off, is left out; ``propose`` has the instance's a y + b in its place.
+
+So the published program has it. In the paper (section 3.1) weights are synchronised beside the passes, and all replicas
+share a link:
+
+    S(k, j, m) = max(T, 2 (m - 1) P / (B m)) / m
+    A[i][j][c] = min over k, m of max(A[i][k][c - m], S(k, j, m), 2 out_k / B)
+
+The program's own rule of memory, by default off, is (activations + P) ceil(machines behind / m) <= M. ``propose`` has
+the instance's a y + b in its place.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import groupby
@@ -40,6 +48,13 @@ class States(str, Enum):
     DOWNSETS = "downsets"
     SINGLE_SOURCE = "single-source"
     ORDER = "order"
+
+
+class Recurrence(str, Enum):
+    """PROGRAM: as the published program has it. PAPER: as its paper writes it."""
+
+    PROGRAM = "program"
+    PAPER = "paper"
 
 
 @dataclass(frozen=True)
@@ -90,15 +105,26 @@ _NO_CHOICE = (
 class PipeDream:
     """levels: lowest first; empty: all devices in one level at the instance's bandwidth.
 
-    activation_compression_ratio: r above; None leaves the activations out.
+    activation_compression_ratio: r above; None leaves the activations out. recurrence: which of the two. straight: no
+    stage is replicated. memory_bytes: M of the program's own rule, for ``partition`` on one level, of an instance whose
+    activations are apart from its weights; None: any.
     """
 
     levels: tuple[Level, ...] = ()
     states: States = States.DOWNSETS
     activation_compression_ratio: float | None = 1.0
+    recurrence: Recurrence = Recurrence.PROGRAM
+    straight: bool = False
+    memory_bytes: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "states", arguments.choice("states", self.states, States))
+        object.__setattr__(self, "recurrence", arguments.choice("recurrence", self.recurrence, Recurrence))
+        arguments.flag("straight", self.straight)
+        if self.memory_bytes is not None:
+            object.__setattr__(self, "memory_bytes", arguments.size("memory_bytes", self.memory_bytes))
+            if len(self.levels) > 1:
+                raise UsageError("memory_bytes counts with one level of machines only")
         levels: object = self.levels
         if not isinstance(levels, (tuple, list)) or not all(isinstance(level, Level) for level in levels):
             raise UsageError(f"levels must be Level objects, lowest first, not {arguments.shown(levels)}")
@@ -111,10 +137,10 @@ class PipeDream:
             object.__setattr__(self, "activation_compression_ratio", ratio)
 
     def partition(self, instance: Instance | Source, restrictions: Restrictions = Restrictions()) -> Partition:
-        """PipeDream's own answer: any replication, whether or not it divides N, and whatever the memory.
+        """PipeDream's own answer: any replication, whether or not it divides N; memory by its own rule, if at all.
 
         Uses t = 1 and no recomputation, where there is the choice. A machine may stay idle if that is no slower.
-        Raises InfeasibleError if a layer has no TMPC at t = 1, and LimitError for too many states.
+        Raises InfeasibleError if a layer has no TMPC at t = 1 or nothing fits, and LimitError for too many states.
         """
         arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
         instance = instance_of(instance)
@@ -122,11 +148,16 @@ class PipeDream:
         if not choices:
             raise InfeasibleError(_NO_CHOICE)
         levels = self._levels(instance, instance.devices)
-        admits = restrictions.admits_data_parallel_degree
-        degrees = [list(filter(admits, range(1, level.machines + 1))) for level in levels]
-        found, _ = self._partition(instance, choices[0], levels, degrees, None, math.inf)
-        assert found is not None, "without a memory limit one stage on one machine always does"
+        degrees = [self._degrees(restrictions, range(1, level.machines + 1)) for level in levels]
+        limit_bytes = math.inf if self.memory_bytes is None else self.memory_bytes
+        found, _ = self._partition(instance, choices[0], levels, degrees, None, limit_bytes)
+        if found is None:
+            raise InfeasibleError("no partition fits in memory by PipeDream's own rule")
         return found
+
+    def _degrees(self, restrictions: Restrictions, all_degrees: Iterable[int]) -> list[int]:
+        admits = restrictions.admits_data_parallel_degree
+        return [d for d in all_degrees if admits(d) and (d == 1 or not self.straight)]
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
         """What the planner needs. With states along an order of the layers it needs less."""
@@ -143,7 +174,7 @@ class PipeDream:
         """
         choices = _choices(instance, restrictions)
         levels = self._levels(instance, instance.data_parallel_limit)
-        admitted = list(filter(restrictions.admits_data_parallel_degree, divisors(instance.microbatches)))
+        admitted = self._degrees(restrictions, divisors(instance.microbatches))
         degrees = [[d for d in admitted if d <= level.machines] for level in levels]
         best: tuple[float, Plan, str] | None = None
         tried = 0
@@ -194,19 +225,18 @@ class PipeDream:
         # What follows compiles kernels: only when a partition is asked for.
         from piper_ray.planners.pipedream.optimum import LevelTask, best_partition, build_states
 
-        states = build_states(instance, choice.tmpcs, self.states)
+        states = build_states(instance, choice.tmpcs, self.states, stashes=self.memory_bytes is not None)
         ratio = self.activation_compression_ratio
-        tasks = [
-            LevelTask(
-                machines=level.machines,
-                degrees=allowed,
-                sync_s_per_byte=Link(level.bandwidth_bytes_per_s).resync_s(1.0, 1),
-                transfer_s_per_byte=(
-                    0.0 if ratio is None else Link(level.bandwidth_bytes_per_s * ratio).transfer_s(2.0)
-                ),
-            )
-            for level, allowed in zip(levels, degrees, strict=True)
-        ]
+        is_papers = self.recurrence is Recurrence.PAPER
+        tasks = []
+        below = 1
+        for level, admitted in zip(levels, degrees, strict=True):
+            link = Link(level.bandwidth_bytes_per_s)
+            sync_s = link.transfer_s(2.0) if is_papers else link.resync_s(1.0, 1)
+            front_sync_s = sync_s if is_papers else sync_s / below
+            transfer_s = 0.0 if ratio is None else Link(level.bandwidth_bytes_per_s * ratio).transfer_s(2.0)
+            tasks.append(LevelTask(level.machines, admitted, sync_s, front_sync_s, transfer_s, is_papers))
+            below = level.machines
         found = best_partition(states, tasks, microbatches, memory_bytes)
         if found is None:
             return None, states.pairs.rest.size

@@ -324,7 +324,7 @@ def _lane(
     plot: float,
 ) -> Markup:
     left, y = corner
-    limit_bytes = simulation.memory_limit_bytes
+    limit_bytes = simulation.ranks[group[0]].memory_limit_bytes
     peak_bytes = max(simulation.ranks[rank].peak_memory_bytes for rank in group)
 
     def height(size: float) -> float:

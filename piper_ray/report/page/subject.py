@@ -10,7 +10,7 @@ from piper_ray.model.errors import InvalidPlan, LimitError
 from piper_ray.model.figures import relative_gap, size_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
+from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
@@ -68,7 +68,7 @@ class Valued:
         promised_s = self.simulation.promised_s
         if promised_s is None:
             return self.simulation.time_per_sample_s
-        if self.evaluation is not None and self.evaluation.schedule == PAPERS_SCHEDULE:
+        if self.evaluation is not None and self.evaluation.schedule.asynchronous:
             return self.evaluation.time_per_sample_s
         return promised_s / self.simulation.microbatches
 
@@ -94,7 +94,7 @@ def valued(instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms =
     """Raises InvalidPlan for a plan that cannot run at all; memory that does not do is a fault of the answer."""
     simulation = simulate(instance, plan, schedule, options=SimulationOptions.of(step))
     try:
-        if schedule == PAPERS_SCHEDULE:
+        if schedule.asynchronous:
             return Valued(instance, plan, simulation, evaluate(instance, plan, schedule=schedule), ())
         return Valued(instance, plan, simulation, evaluation_of(instance, plan, simulation), ())
     except InvalidPlan as error:
@@ -135,7 +135,7 @@ def report_subject(
     step = claims.step_under(schedule)
     found = valued(instance, plan, schedule, step)
     compared = []
-    for done, name in enumerate(COMPARED):
+    for done, name in enumerate(() if instance.cluster.kinds else COMPARED):  # planners that take one kind of devices
         on_planner(done, len(COMPARED), name)
         compared.append(_compared(instance, schedule, step, name))
     return subject_of(found, claims, tuple(compared))

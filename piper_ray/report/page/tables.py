@@ -135,6 +135,9 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
         kinds = Counter(printable(stages[n].tmpc_ids[layer]) for n in group for layer in stages[n].layers)
         return TableCell(", ".join(f"{name}{NO_BREAK}x{count}" for name, count in kinds.items()))
 
+    def of_kind(group: Group) -> TableCell:
+        return TableCell(", ".join(sorted({printable(stages[n].kind) for n in group})))
+
     costs = _forecast_columns(found) if found.evaluation is None else _valued_columns(found, found.evaluation)
     columns = [
         PageColumn("stage", "stage", _numbers(1)),
@@ -145,6 +148,8 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
         PageColumn("devices", "devices", _sums([stage.devices for stage in stages])),
         *costs,
     ]
+    if found.instance.cluster.kinds:
+        columns.insert(1, PageColumn("kind", "kind", of_kind, numeric=False, help="Kind of its devices"))
     return PageTable.of(columns, rows)
 
 
@@ -169,10 +174,10 @@ def _forecast_columns(found: Valued) -> list[PageColumn[Group]]:
 
 
 def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Group]]:
-    stages, limit_bytes = evaluation.stages, found.instance.memory_bytes
+    stages = evaluation.stages
     slowest_s = max(stage.time_s for stage in stages)
     memory = [stage.memory_bytes for stage in stages]
-    sizes = size_scale(max(limit_bytes, *memory)).with_unit
+    sizes = size_scale(max(found.instance.memory_bytes, *memory)).with_unit
 
     def seconds(name: str, largest_s: float | None = None) -> Callable[[Group], TableCell]:
         return _spreads([getattr(stage, name) for stage in stages], time_scale(slowest_s).with_unit, largest_s)
@@ -182,7 +187,7 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
         return TableCell(", ".join(names), warns=bool(names))
 
     in_flight = _spreads([stage.in_flight_microbatches for stage in stages], _whole)
-    shares = _spreads([x / limit_bytes for x in memory], share_text)
+    shares = _spreads([stage.memory_bytes / stage.memory_limit_bytes for stage in stages], share_text)
     time = "Of a microbatch: compute, communication and resync, divided by d"
     resync = "A microbatch's share of summing gradients over the replicas"
     return [
@@ -205,7 +210,7 @@ def rank_groups(found: Valued) -> list[Group]:
 def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
     """A row for each group of ranks: where their time goes, and their memory."""
     simulation = found.simulation
-    ranks, limit_bytes = simulation.ranks, simulation.memory_limit_bytes
+    ranks = simulation.ranks
     length_s = simulation.length_s
 
     def stages(group: Group) -> TableCell:
@@ -218,9 +223,9 @@ def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
         return _spreads([getattr(rank, name) for rank in ranks], share, largest_s)
 
     peak = [rank.peak_memory_bytes for rank in ranks]
-    unused = [limit_bytes - size for size in peak]
-    sizes = size_scale(max(limit_bytes, *peak)).with_unit
-    over = frozenset(number for number, size in enumerate(unused) if size < -1e-9 * limit_bytes)
+    unused = [rank.memory_limit_bytes - rank.peak_memory_bytes for rank in ranks]
+    sizes = size_scale(max(simulation.memory_limit_bytes, *peak)).with_unit
+    over = frozenset(k for k, rank in enumerate(ranks) if unused[k] < -1e-9 * rank.memory_limit_bytes)
     devices = _sums([rank.devices for rank in ranks])
     of_devices = "Each rank stands for the t devices of a replica, which go in step"
     of_compute = "Passes and the optimizer, without transfers"

@@ -84,7 +84,10 @@ _FEWEST_SIZES = 3
 _MOST_PANELS = 9
 _MOST_CURVES = 6
 _MOST_MARKERS = 40
-_NO_PLAN, _HOLLOW = "x", "white"
+NO_PLAN = "x"
+"""The marker of a point without a plan."""
+
+_HOLLOW = "white"
 
 
 class _Quantity(NamedTuple):
@@ -104,7 +107,7 @@ _PER_DEVICE = _Quantity(
 
 
 @dataclass(frozen=True)
-class _Look:
+class Look:
     """How a curve among ``count`` looks. ordered: the curves are steps of a quantity."""
 
     label: str
@@ -122,7 +125,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
     out. A method has the same colour and marker in all of them.
     """
     methods = sorted({record.method for record in records}, key=method_order)
-    looks = {method: _Look(str(method), index, len(methods)) for index, method in enumerate(methods)}
+    looks = {method: Look(str(method), index, len(methods)) for index, method in enumerate(methods)}
     scenes: defaultdict[Scene, list[Record]] = defaultdict(list)
     for record in records:
         scenes[record.scene].append(record)
@@ -140,7 +143,7 @@ def figures(records: Sequence[Record]) -> Iterator[tuple[str, Figure]]:
 
 
 def _against_devices(
-    scene: Scene, records: Sequence[Record], quantity: _Quantity, looks: Mapping[Method, _Look]
+    scene: Scene, records: Sequence[Record], quantity: _Quantity, looks: Mapping[Method, Look]
 ) -> Figure:
     """A panel for each memory size and a curve for each method; with one method, a curve for each size instead."""
     memories = sorted({record.memory_bytes for record in records})
@@ -152,7 +155,7 @@ def _against_devices(
     for record in records:
         curves[record.memory_bytes, record.method].append(record)
     if len(methods) == 1:
-        sizes = [_Look(given_size_text(memory), i, len(memories), ordered=True) for i, memory in enumerate(memories)]
+        sizes = [Look(given_size_text(memory), i, len(memories), ordered=True) for i, memory in enumerate(memories)]
         panels = [("", list(zip(sizes, curves.values(), strict=True)))]
         title += f", {methods[0]}"
     else:
@@ -165,7 +168,7 @@ def _against_devices(
         _curves(axes, of_panel, quantity)
     for axes in every:
         style.devices_axis(axes, [record.devices for record in records])
-    _finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
+    finish(figure, every, quantity.axis, [value for r in records if (value := quantity.of(r)) is not None])
     return figure
 
 
@@ -182,17 +185,17 @@ def _against_memory(scene: Scene, records: Sequence[Record], devices: Sequence[i
                 (r for r in records if r.method == method and r.devices == number), key=lambda r: r.memory_bytes
             )
             points = [(r.memory_bytes / 2**30, r.throughput) for r in of_curve]
-            lines.append((_Look(f"{number:,} devices", index, len(shown), ordered=True), points))
-        _lines(axes, lines)
+            lines.append((Look(f"{number:,} devices", index, len(shown), ordered=True), points))
+        draw_curves(axes, lines)
     of_shown = [record.throughput or 0.0 for record in records if record.devices in shown]
-    _finish(figure, every, "microbatches per second", of_shown)
+    finish(figure, every, "microbatches per second", of_shown)
     return figure
 
 
 def _against_exact(
     scene: Scene,
     records: Sequence[Record],
-    looks: Mapping[Method, _Look],
+    looks: Mapping[Method, Look],
     memories: Sequence[float],
     exact_s: dict[tuple[Scene, int, float, str], float],
 ) -> Figure:
@@ -213,9 +216,9 @@ def _against_exact(
             any(y is not None and style.as_good(y, 1.0) for _, y in points) for _, points in lines
         )
         axes.axhline(1.0, color=style.COLOURS[0], linewidth=width, label="the exact plan")
-        _lines(axes, lines)
+        draw_curves(axes, lines)
         style.devices_axis(axes, [record.devices for record in records])
-    _finish(figure, every, "times the exact plan's time", [1.0, *ratios])
+    finish(figure, every, "times the exact plan's time", [1.0, *ratios])
     return figure
 
 
@@ -223,19 +226,19 @@ def _methods_of(records: Sequence[Record]) -> list[Method]:
     return sorted({record.method for record in records}, key=method_order)
 
 
-def _curves(axes: Axes, curves: Sequence[tuple[_Look, Sequence[Record]]], quantity: _Quantity) -> None:
+def _curves(axes: Axes, curves: Sequence[tuple[Look, Sequence[Record]]], quantity: _Quantity) -> None:
     """Draws the curves by devices."""
-    _lines(axes, [(look, [(float(r.devices), quantity.of(r)) for r in records]) for look, records in curves])
+    draw_curves(axes, [(look, [(float(r.devices), quantity.of(r)) for r in records]) for look, records in curves])
     for look, records in curves:
         _marks(axes, records, quantity, look)
 
 
-def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Look) -> None:
+def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: Look) -> None:
     """A cross at the bottom: no plan; hollow: a plan of the exact solver without proof."""
     none = [r.devices for r in records if quantity.of(r) is None]
     if none:
         height = 0.02 + 0.03 * look.index
-        axes.plot(none, [height] * len(none), _NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
+        axes.plot(none, [height] * len(none), NO_PLAN, color=look.colour, transform=axes.get_xaxis_transform())
     unproved = [r for r in records if r.method.is_exact and r.status == "feasible"]
     if unproved:
         values = [quantity.of(r) or 0.0 for r in unproved]
@@ -245,13 +248,14 @@ def _marks(axes: Axes, records: Sequence[Record], quantity: _Quantity, look: _Lo
 def _explained(every: Sequence[Axes]) -> Iterator[Line2D]:
     """What ``_marks`` has drawn, for the legend: in whatever colour."""
     drawn = [line for axes in every for line in axes.get_lines() if str(line.get_label()).startswith("_")]
-    if any(line.get_marker() == _NO_PLAN for line in drawn):
-        yield Line2D([], [], linestyle="", marker=_NO_PLAN, color="#666666", label="no plan")
+    if any(line.get_marker() == NO_PLAN for line in drawn):
+        yield Line2D([], [], linestyle="", marker=NO_PLAN, color="#666666", label="no plan")
     if any(line.get_markerfacecolor() == _HOLLOW for line in drawn):
         yield Line2D([], [], linestyle="", marker="o", color="#666666", markerfacecolor=_HOLLOW, label="not proved")
 
 
-def _lines(axes: Axes, lines: Sequence[tuple[_Look, style.Points]]) -> None:
+def draw_curves(axes: Axes, lines: Sequence[tuple[Look, style.Points]]) -> None:
+    """Each as wide as is seen beside the others."""
     widths = style.widths([points for _, points in lines])
     for (look, points), of_line in zip(lines, widths, strict=True):
         axes.plot(
@@ -265,7 +269,8 @@ def _lines(axes: Axes, lines: Sequence[tuple[_Look, style.Points]]) -> None:
         )
 
 
-def _finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:
+def finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequence[float]) -> None:
+    """The axis of what is drawn, with its values, and the legend."""
     for axes in every:
         style.wide_axis(axes, values)
     figure.supylabel(quantity, fontsize=9)

@@ -51,9 +51,10 @@ from piper_ray.workloads.estimate.software import (
 class EstimateRequest:
     """What is to be estimated besides the model. None: what the model's own training or the GPU's node has.
 
-    nodes, gpus_per_node: the cluster. tokens, samples: the samples of a microbatch. batch: those of a batch, over
-    all replicas. fused: attention as one kernel. software, precision: a generation (``software.toml``); bf16, fp16
-    or fp8. offer: further ways to run layers; recomputations: besides those that suit the software.
+    nodes, gpus_per_node: the cluster. domain: GPUs that share the fast link, where it joins several nodes. tokens,
+    samples: the samples of a microbatch. batch: those of a batch, over all replicas. fused: attention as one kernel.
+    software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer: further ways to run layers;
+    recomputations: besides those that suit the software.
     context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
     exchanges that hide beside passes beyond what the software does by default; graphs: what CUDA graphs capture
     (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
@@ -65,6 +66,7 @@ class EstimateRequest:
 
     nodes: int
     gpus_per_node: int | None = None
+    domain: int | None = None
     tokens: int | None = None
     samples: int | None = None
     batch: int | None = None
@@ -82,6 +84,29 @@ class EstimateRequest:
     reserve_bytes: float | None = None
     calibration: Calibration = UNCALIBRATED
 
+    def node_of(self, gpu: Gpu) -> int:
+        """GPUs of a node."""
+        return self.gpus_per_node or gpu.gpus_per_node
+
+    def on(self, gpu: Gpu) -> EstimateRequest:
+        """With the GPUs of a node said. Raises UsageError for a cluster that is too large."""
+        self.devices_of(gpu)
+        return replace(self, gpus_per_node=self.node_of(gpu))
+
+    def domain_of(self, gpu: Gpu) -> int:
+        """GPUs that share the fast link. Raises UsageError where these are no whole nodes."""
+        node = self.node_of(gpu)
+        if self.domain is not None and self.domain % node:
+            raise UsageError(f"--domain {self.domain}: expected whole nodes of {node} GPUs, such as {node * 2}")
+        return self.domain or gpu.domain_of(self.gpus_per_node)
+
+    def devices_of(self, gpu: Gpu) -> int:
+        """GPUs of the cluster. Raises UsageError for more than there may be."""
+        found = self.nodes * self.node_of(gpu)
+        if found > limits.DEVICES:
+            raise UsageError(f"{self.nodes:,} nodes: {found:,} GPUs; expected at most {limits.DEVICES:,}")
+        return found
+
     def stack(self, gpu: Gpu) -> Stack:
         """What runs the model on that GPU. Raises UsageError."""
         precision, software = precision_named(self.precision), software_named(self.software)
@@ -92,8 +117,7 @@ class EstimateRequest:
         if self.dispatcher is not None:
             changed["dispatcher"] = dispatcher_named(self.dispatcher)
         software = software.overlapping(overlaps_named(self.overlaps)).model_copy(update=changed)
-        per_node = self.gpus_per_node or gpu.gpus_per_node
-        stack = replace(stack_of(gpu, software, precision, per_node), devices=self.nodes * per_node)
+        stack = replace(stack_of(gpu, software, precision, self.domain_of(gpu)), devices=self.devices_of(gpu))
         if self.expert_imbalance is not None:
             stack = replace(stack, imbalance=self.expert_imbalance)
         return self.calibration.applied(stack)
@@ -162,16 +186,13 @@ def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: Esti
 
 def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Estimate:
     """The same with GPUs and software that are no entries of tables; ``request`` says nothing of these."""
-    gpu, per_node = stack.gpu, stack.gpus_per_node
-    devices = request.nodes * per_node
-    if devices > limits.DEVICES:
-        raise UsageError(f"{devices:,} GPUs; expected at most {limits.DEVICES:,}")
+    gpu, domain, devices = stack.gpu, stack.domain, request.devices_of(stack.gpu)
     samples, batch = request.samples or model.samples, request.batch or model.batch
     if batch % samples:
         raise UsageError(f"--global-batch {batch} is no multiple of the microbatch's {samples} samples; expected one")
     microbatch = Microbatch(samples, request.tokens or model.tokens, request.fused)
     architecture = _architecture(model, microbatch, request)
-    degrees = degrees_of(architecture.kinds, per_node)
+    degrees = degrees_of(architecture.kinds, domain)
     require_offered(architecture, request.offer)
     offer = replace(request.offer, recomputations=offered_recomputations(architecture, stack, request.recomputations))
     modes = {
@@ -184,7 +205,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         for kind in architecture.kinds
     }
     modes, left_out = _gathering_little(architecture.kinds, modes, hardware.training, stack)
-    links = links_of(gpu, per_node)
+    links = links_of(gpu, domain)
     setting = Setting(
         stack=stack,
         training=hardware.training,
@@ -211,8 +232,11 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     costs = {key: undominated(of_kind) for key, of_kind in without_needless(priced, offer.spreads).items()}
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
     trained = trained_model(model, request, setting.training)
+    node_devices = request.node_of(gpu) if request.node_of(gpu) < domain else None
     instance = replace(
-        _instance(architecture, modes, costs, setting, devices, links, microbatch), notes=left_out, model=trained
+        _instance(architecture, modes, costs, setting, devices, links, node_devices, microbatch),
+        notes=left_out,
+        model=trained,
     )
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
     return Estimate(
@@ -245,15 +269,15 @@ def _architecture(model: ModelConfig, microbatch: Microbatch, request: EstimateR
     return with_adapters(architecture, request.lora) if request.lora else architecture
 
 
-def links_of(gpu: Gpu, gpus_per_node: int) -> tuple[Link, ...]:
-    """The node's, if it has several GPUs, and the network's, whatever the number of nodes.
+def links_of(gpu: Gpu, domain: int) -> tuple[Link, ...]:
+    """That of a domain, if it has several GPUs, and the network's, whatever the number of nodes.
 
     The planner's formulas count what goes out and what comes in, so B counts both directions too.
     """
     network = Link(2.0 * gpu.network_bytes_per_s * gpu.network_fraction)
-    if gpus_per_node == 1:
+    if domain == 1:
         return (network,)
-    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, gpus_per_node), network)
+    return (Link(2.0 * gpu.link_bytes_per_s * gpu.link_fraction, domain), network)
 
 
 def _backward_bytes(kind: LayerKind, mode: LayerMode, training: Training, traits: Traits) -> tuple[float, float]:
@@ -325,10 +349,13 @@ def _instance(
     setting: Setting,
     devices: int,
     links: tuple[Link, ...],
+    node_devices: int | None,
     microbatch: Microbatch,
 ) -> Instance:
     tied, tensors = architecture.tied_nodes, architecture.tensors
-    plain = {key: [(mode, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()}
+    plain = {
+        key: [(mode.devices, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()
+    }
     known: dict[tuple[object, ...], list[tuple[Sequence[float], ...]]] = {}
     layers = []
     for index, node in enumerate(architecture.nodes):
@@ -337,12 +364,13 @@ def _instance(
         if alike not in known:
             known[alike] = [
                 tuple([sync_bytes(size, mode.degree, mode, setting) for size in side] for side in sizes)
-                for mode, _ in plain[kind.key]
+                for mode in modes[kind.key]
             ]
         tmpcs: dict[int, list[Tmpc]] = {}
-        for (mode, tmpc), sides in zip(plain[kind.key], known[alike], strict=True):
-            tables = (dict(zip(ends, side, strict=True)) for ends, side in zip(tensors[index], sides, strict=True))
-            tmpcs.setdefault(mode.devices, []).append(tmpc.between(*tables))
+        before, after = map(tuple, tensors[index])
+        for (t, tmpc), (arriving, leaving) in zip(plain[kind.key], known[alike], strict=True):
+            made = tmpc.between(dict(zip(before, arriving, strict=True)), dict(zip(after, leaving, strict=True)))
+            tmpcs.setdefault(t, []).append(made)
         rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
@@ -354,7 +382,7 @@ def _instance(
     return Instance(
         layers=tuple(layers),
         edges=edges,
-        cluster=Cluster(devices, float(int(setting.memory_bytes)), links),
+        cluster=Cluster(devices, float(int(setting.memory_bytes)), links, node_devices),
         batch=Batch(setting.microbatches, microbatch.samples, microbatch.tokens),
         name=architecture.name,
         schedule=TRAINED_TODAY,

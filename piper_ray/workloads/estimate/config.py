@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,7 @@ class ModelConfig:
     """A model and how it is trained if nothing else is said. tokens: None where the length is no choice.
 
     document: the keys of its config that count here, or for those who launch it. notes: what was assumed of it.
+    made_from: the source, name, document and training that it was read from.
     """
 
     name: str
@@ -37,6 +38,13 @@ class ModelConfig:
     samples: int
     batch: int
     notes: tuple[str, ...] = ()
+    made_from: tuple[str, str, Mapping[str, object], Mapping[str, Any]] = field(
+        default=("", "", {}, {}), repr=False, compare=False
+    )
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Read anew in another process: each makes the classes of families' configs itself."""
+        return _made_again, (self.made_from, self.tokens, self.samples, self.batch)
 
     def architecture(self, microbatch: Microbatch) -> Architecture:
         """The model's layers for that microbatch. Raises UsageError for a length that the model does not have."""
@@ -57,8 +65,9 @@ def with_images(model: ModelConfig, count: int, tokens: int | None) -> ModelConf
     if (most := (tokens or model.tokens or 0) // each) < count:
         text = f"each is {each:,} tokens, and a sample has {tokens or model.tokens:,}"
         raise UsageError(f"--images {count}: {text}; expected at most {most}, or more --tokens")
-    said = {"images_per_sample": count}
-    return replace(model, config=model.config.model_copy(update=said), document={**model.document, **said})
+    source, name, document, training = model.made_from
+    made_from = source, name, {**document, "images_per_sample": count}, training
+    return _made_again(made_from, model.tokens, model.samples, model.batch)
 
 
 def read_model(model: str) -> ModelConfig:
@@ -135,6 +144,13 @@ def model_of_config(name: str, config: Mapping[str, object]) -> ModelConfig:
     return _model(name, name, config, {}, Faults())
 
 
+def _made_again(
+    made_from: tuple[str, str, Mapping[str, object], Mapping[str, Any]], tokens: int | None, samples: int, batch: int
+) -> ModelConfig:
+    """The model that was made from that, and how it is trained."""
+    return replace(_model(*made_from, Faults()), tokens=tokens, samples=samples, batch=batch)
+
+
 def model_names() -> list[str]:
     """The names that ``read_model`` knows."""
     return list(known_models())
@@ -151,6 +167,7 @@ def _model(
     source: str, name: str, document: Mapping[str, object], training: Mapping[str, Any], faults: Faults
 ) -> ModelConfig:
     notes: list[str] = []
+    made_from = source, name, document, training
     model_type = _family_of(document)
     part = next((key for key in _TEXT_PARTS if isinstance(document.get(key), Mapping)), None)
     if part is not None and isinstance(document.get("vision_config"), Mapping):
@@ -194,6 +211,7 @@ def _model(
         samples=training.get("samples", family.samples),
         batch=training.get("batch", family.batch),
         notes=tuple(f"{source}: {text}" for text in notes),
+        made_from=made_from,
     )
 
 

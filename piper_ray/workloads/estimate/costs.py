@@ -290,7 +290,7 @@ def sync_bytes(output_bytes: float, degree: int, mode: Mode, setting: Setting) -
     gathered = 0.0
     if degree > 1 and not mode.sequence_parallel:
         stack = setting.stack
-        gather_s = all_gather_s(output_bytes / mode.context, Group(degree), stack.gpu, stack.gpus_per_node)
+        gather_s = all_gather_s(output_bytes / mode.context, Group(degree), stack.gpu, stack.domain)
         gathered = gather_s * setting.bytes_per_s / 2.0
     return float(math.ceil(share - edge_bytes(output_bytes, setting) + gathered))
 

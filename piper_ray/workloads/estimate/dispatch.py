@@ -18,7 +18,7 @@ def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
     """That of the software, or the usual one for so many ranks in such nodes."""
     if stack.software.dispatcher is not None:
         return stack.software.dispatcher
-    near = max(ranks, stack.gpus_per_node) <= _NEAR_RANKS
+    near = max(ranks, stack.domain) <= _NEAR_RANKS
     return TokenDispatcher.ALL_TO_ALL if near else TokenDispatcher.ONCE_PER_NODE
 
 
@@ -26,7 +26,7 @@ def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> 
     """Tokens to their experts and back. size_bytes: of all copies on a device, there and back; copies: of a token."""
     if group.size == 1:
         return 0.0
-    gpu, per_node, software = stack.gpu, stack.gpus_per_node, stack.software
+    gpu, per_node, software = stack.gpu, stack.domain, stack.software
     how = dispatcher_for(group.size, stack)
     near_bytes, far_bytes = moved_bytes(size_bytes, copies, group, per_node, how)
     peers = max(1, group.in_node(per_node) - 1) if gpu.mesh else 1
@@ -44,7 +44,7 @@ def sorting_s(tokens: float, copies: float, group: Group, stack: Stack) -> float
 
 
 def moved_bytes(
-    size_bytes: float, copies: float, group: Group, gpus_per_node: int, how: TokenDispatcher
+    size_bytes: float, copies: float, group: Group, domain: int, how: TokenDispatcher
 ) -> tuple[float, float]:
     """What a device sends over its node's links, and over the network.
 
@@ -52,7 +52,7 @@ def moved_bytes(
     1 - (1 - 1 / nodes)^copies.
     """
     n = group.size
-    near = group.in_node(gpus_per_node)
+    near = group.in_node(domain)
     nodes = n / near
     if how is TokenDispatcher.ALL_GATHER:
         token_bytes = size_bytes / copies

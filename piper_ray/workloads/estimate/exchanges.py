@@ -20,34 +20,34 @@ from piper_ray.workloads.estimate.roofline import forward_s as one_s
 from piper_ray.workloads.estimate.software import ContextExchange, Stack, TokenDispatcher
 
 
-def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+def all_gather_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
     """Each of n devices gets the parts of ``size_bytes`` that the others have; a reduce-scatter likewise."""
     n = group.size
     if n == 1:
         return 0.0
-    moved_s = size_bytes * (n - 1) / n / ring_bytes_per_s(group, gpu, gpus_per_node)
-    return moved_s + latency_s(group, gpu, gpus_per_node)
+    moved_s = size_bytes * (n - 1) / n / ring_bytes_per_s(group, gpu, domain)
+    return moved_s + latency_s(group, gpu, domain)
 
 
-def all_reduce_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+def all_reduce_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
     """A reduce-scatter and an all-gather."""
-    return 2.0 * all_gather_s(size_bytes, group, gpu, gpus_per_node)
+    return 2.0 * all_gather_s(size_bytes, group, gpu, domain)
 
 
-def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+def all_to_all_s(size_bytes: float, group: Group, gpu: Gpu, domain: int) -> float:
     """Each device sends 1/n of its own ``size_bytes`` to each of the n - 1 others, those in its node over its links."""
     n = group.size
     if n == 1:
         return 0.0
-    near = group.in_node(gpus_per_node)
+    near = group.in_node(domain)
     near_s = size_bytes * (near - 1) / n / gpu.ring_bytes_per_s(near)
     far_s = size_bytes * (n - near) / n / (gpu.network_bytes_per_s * gpu.network_fraction)
-    return max(near_s, far_s) + latency_s(group, gpu, gpus_per_node)
+    return max(near_s, far_s) + latency_s(group, gpu, domain)
 
 
-def transfer_bytes_per_s(devices: int, gpu: Gpu, gpus_per_node: int) -> float:
+def transfer_bytes_per_s(devices: int, gpu: Gpu, domain: int) -> float:
     """What a stage hands to the next in one direction: of so many devices in all, some pair needs the network."""
-    if devices <= gpus_per_node:
+    if devices <= domain:
         return gpu.ring_bytes_per_s(2)
     return gpu.network_bytes_per_s * gpu.network_fraction
 
@@ -109,7 +109,7 @@ def is_all_to_all(exchange: Exchange, mode: LayerMode) -> bool:
 
 def exchange_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """One exchange, once, on each device; of tokens to experts, what does not hide: sorting them never does."""
-    gpu, per_node = stack.gpu, stack.gpus_per_node
+    gpu, per_node = stack.gpu, stack.domain
     group = Group(mode.degree)
     if is_all_to_all(exchange, mode):
         sent_s = _to_experts_s(exchange, kind, mode, stack)
@@ -135,14 +135,14 @@ def _to_experts_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: S
     whole = Group(mode.expert_ranks * each)
     if dispatcher_for(whole.size, stack) is TokenDispatcher.ONCE_PER_NODE:
         return seen * dispatch_s(share * each, copies * each, whole, stack)
-    gather_s = all_gather_s(share * each, Group(each), stack.gpu, stack.gpus_per_node)
+    gather_s = all_gather_s(share * each, Group(each), stack.gpu, stack.domain)
     return seen * (dispatch_s(share, copies, spread, stack) + gather_s) + sorting_s(tokens, copies, whole, stack)
 
 
 def regather_s(exchange: Exchange, kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """Sequence parallelism's all-gather of the backward pass, for one exchange."""
     size_bytes = kind.value(exchange.bytes) / mode.context
-    return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.gpus_per_node)
+    return all_gather_s(size_bytes, Group(mode.degree), stack.gpu, stack.domain)
 
 
 def context_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
@@ -154,7 +154,7 @@ def context_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> float:
     """
     value_size = "v" if "v" in kind.symbols else "d"
     group = Group(mode.context, mode.degree)
-    gpu, per_node = stack.gpu, stack.gpus_per_node
+    gpu, per_node = stack.gpu, stack.domain
     message_s = stack.software.message_s
     keys = kind.value(f"2 s b g d + 2 s b g {value_size}") / mode.degree
     if stack.software.context is not ContextExchange.ALL_TO_ALL:

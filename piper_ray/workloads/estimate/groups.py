@@ -19,22 +19,22 @@ class Group:
     size: int
     stride: int = 1
 
-    def in_node(self, gpus_per_node: int) -> int:
+    def in_node(self, domain: int) -> int:
         """How many of them share a node."""
-        return max(1, min(self.size, gpus_per_node // self.stride))
+        return max(1, min(self.size, domain // self.stride))
 
 
-def ring_bytes_per_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+def ring_bytes_per_s(group: Group, gpu: Gpu, domain: int) -> float:
     """What a ring of the group carries in one direction."""
-    members = group.in_node(gpus_per_node)
+    members = group.in_node(domain)
     return ring_through_nodes(
         group.size, members, gpu.ring_bytes_per_s(members), gpu.network_bytes_per_s * gpu.network_fraction
     )
 
 
-def latency_s(group: Group, gpu: Gpu, gpus_per_node: int) -> float:
+def latency_s(group: Group, gpu: Gpu, domain: int) -> float:
     """Of the steps of a ring: one in each device, of which one in each node goes over the network."""
-    members = group.in_node(gpus_per_node)
+    members = group.in_node(domain)
     nodes = -(-group.size // members)
     within = group.size - nodes
     between = nodes if nodes > 1 else 0

@@ -138,11 +138,18 @@ class Gpu(Closed):
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     gpus_per_node: Degree = Field(description="a whole number >= 1")
+    domain: Degree | None = Field(default=None, description="a whole number >= 1")
 
     @property
     def device_bytes(self) -> float:
         """What programs find of the memory: makers count GiB as GB, and some is the driver's."""
         return self.memory_found * self.memory_bytes * 2.0**30 / 1e9
+
+    def domain_of(self, gpus_per_node: int | None) -> int:
+        """How many share the fast link where a node has so many; None: as it is sold. A node, or where such links join
+        nodes, several."""
+        node = gpus_per_node or self.gpus_per_node
+        return self.domain if self.domain is not None and self.domain % node == 0 else node
 
     def ring_bytes_per_s(self, degree: int) -> float:
         """What a ring of ``degree`` GPUs of a node carries in one direction."""

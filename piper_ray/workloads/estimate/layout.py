@@ -110,7 +110,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
             f"{layout.batch}"
         )
     chosen = {kind.key: _mode_of(kind, layout) for kind in architecture.kinds}
-    rate = transfer_bytes_per_s(layout.devices, stack.gpu, stack.gpus_per_node)
+    rate = transfer_bytes_per_s(layout.devices, stack.gpu, stack.domain)
     setting = Setting(
         stack=stack,
         training=training,

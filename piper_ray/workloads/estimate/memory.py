@@ -128,6 +128,7 @@ class Numbers:
     trained: float
 
 
+@worked_out_once
 def numbers_on_device(kind: LayerKind, mode: LayerMode) -> tuple[Numbers, Numbers]:
     """Dense parameters, and experts'."""
     held, trained = {False: 0.0, True: 0.0}, {False: 0.0, True: 0.0}

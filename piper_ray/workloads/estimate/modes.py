@@ -145,12 +145,12 @@ PLAIN = Offer()
 """An offer of nothing further."""
 
 
-def degrees_of(kinds: Sequence[LayerKind], gpus_per_node: int) -> dict[str, tuple[int, ...]]:
+def degrees_of(kinds: Sequence[LayerKind], domain: int) -> dict[str, tuple[int, ...]]:
     """The tensor-parallel degrees of each kind, by key: they divide the node and the kind's heads.
 
     A kind without heads takes every degree that a kind with heads has.
     """
-    candidates = [t for t in range(1, gpus_per_node + 1) if gpus_per_node % t == 0]
+    candidates = [t for t in range(1, domain + 1) if domain % t == 0]
     with_heads = {
         kind.key: tuple(t for t in candidates if kind.divides(t))
         for kind in kinds

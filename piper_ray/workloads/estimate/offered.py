@@ -3,7 +3,8 @@ that may be the best choice somewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -90,30 +91,36 @@ def offered_recomputations(
 
 
 def _growing(nodes: Sequence[LayerNode], stack: Stack) -> list[Recomputation]:
-    kinds = [node.kind for node in nodes]
-    least_bytes = _LEAST_SAVED * sum(kept_bytes(kind, LayerMode(degree=1), stack.traits) for kind in kinds)
-    parts = [_part(name, kinds, stack) for name in stack.software.selective]
+    kinds, counts = {node.kind.key: node.kind for node in nodes}, Counter(node.kind.key for node in nodes)
+    kept = (counts[key] * kept_bytes(kind, LayerMode(degree=1), stack.traits) for key, kind in kinds.items())
+    least_bytes = _LEAST_SAVED * sum(kept)
+    parts = [
+        _part(name, [(kind, counts[key]) for key, kind in kinds.items()], stack) for name in stack.software.selective
+    ]
     worth = sorted((part for part in parts if part.saved_bytes > least_bytes), key=lambda x: x.again_s / x.saved_bytes)
     found: list[Recomputation] = []
     names: list[str] = []
     for part in worth:
-        if any(_covers(name, part.name, kinds) for name in names):
+        if any(_covers(name, part.name, kinds.values()) for name in names):
             continue
-        names = [name for name in names if not _covers(part.name, name, kinds)] + [part.name]
+        names = [name for name in names if not _covers(part.name, name, kinds.values())] + [part.name]
         found.append(Recomputation.of_parts(names))
     return found
 
 
-def _part(name: str, kinds: Sequence[LayerKind], stack: Stack) -> _Part:
+def _part(name: str, kinds: Sequence[tuple[LayerKind, int]], stack: Stack) -> _Part:
+    """Of all layers; kinds: with their numbers of layers."""
     saved_bytes = again_s = 0.0
-    for kind in kinds:
+    for kind, count in kinds:
         mode = LayerMode(degree=1, recomputation=recomputation_of(kind, Recomputation((name,))))
-        saved_bytes += kept_bytes(kind, LayerMode(degree=1), stack.traits) - kept_bytes(kind, mode, stack.traits)
-        again_s += sum(mode.share_again(x) * forward_s(x, kind, mode, stack) for x in kind.operators)
+        saved_bytes += count * (
+            kept_bytes(kind, LayerMode(degree=1), stack.traits) - kept_bytes(kind, mode, stack.traits)
+        )
+        again_s += count * sum(mode.share_again(x) * forward_s(x, kind, mode, stack) for x in kind.operators)
     return _Part(name, saved_bytes, again_s)
 
 
-def _covers(one: str, other: str, kinds: Sequence[LayerKind]) -> bool:
+def _covers(one: str, other: str, kinds: Iterable[LayerKind]) -> bool:
     """Whether the first part makes all again that the second does."""
     made = [saved.again for kind in kinds for operator in kind.operators for saved in operator.saved]
     return all(one in again for again in made if other in again)

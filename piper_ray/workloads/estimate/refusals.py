@@ -42,7 +42,7 @@ def reasons_against(
     found: list[str] = []
     instance = plain_instance(model, hardware, request)
     try:
-        runtime.constraints(instance, runtime.schedules[0], request.gpus_per_node or hardware.gpu(gpu).gpus_per_node)
+        runtime.constraints(instance, runtime.schedules[0], request.domain_of(hardware.gpu(gpu)))
     except UsageError as error:
         found.append(f"{runtime.title} cannot train {model.name}: {error}")
     return (*found, *_without_room(model, hardware, gpu, request, runtime))
@@ -142,7 +142,7 @@ def _without_room(
     room = _room(model, hardware.training, gpu, request, runtime)
     if room.fits():
         return
-    per_node = request.gpus_per_node or gpu.gpus_per_node
+    per_node = request.node_of(gpu)
     nodes, enough = request.nodes, request.nodes
     while enough < _MOST_NODES and not replace(room, devices=enough * per_node).fits():
         nodes, enough = enough, 2 * enough
@@ -166,14 +166,13 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
     architecture = model.architecture(Microbatch(samples, request.tokens or model.tokens, request.fused))
     if request.lora:
         architecture = with_adapters(architecture, request.lora)
-    per_node = request.gpus_per_node or gpu.gpus_per_node
-    degrees = {t for of_kind in degrees_of(architecture.kinds, per_node).values() for t in of_kind}
+    degrees = {t for of_kind in degrees_of(architecture.kinds, request.domain_of(gpu)).values() for t in of_kind}
     reserve = DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
     return _Room(
         architecture=architecture,
         training=training,
         degrees=tuple(sorted(degrees)) if runtime.tensor_parallelism else (1,),
-        devices=request.nodes * per_node,
+        devices=request.devices_of(gpu),
         memory_bytes=gpu.device_bytes - reserve,
         all_shared=runtime.setting.most_sharding is Sharding.WEIGHTS,
         context=runtime.setting.context,

@@ -153,7 +153,7 @@ class Software(Closed):
 
 @dataclass(frozen=True)
 class Stack:
-    """What runs a layer: GPUs, so many in a node, and the software on them.
+    """What runs a layer: GPUs, and the software on them. domain: so many share the fast link.
 
     imbalance: tokens of the busiest experts' device over those of all on average, where experts are spread. devices:
     GPUs of the whole cluster.
@@ -162,7 +162,7 @@ class Stack:
     gpu: Gpu
     software: Software
     precision: Precision = Precision.BF16
-    gpus_per_node: int = 8
+    domain: int = 8
     imbalance: float = DEFAULT_IMBALANCE
     devices: int = 1
 
@@ -181,15 +181,15 @@ class Stack:
     def launch_s(self, degree: int) -> float:
         """For one operator's kernels, in groups of so many GPUs of tensor parallelism: each waits for the slowest host,
         and where a group fills a node, its processes have no cores of others to spread to."""
-        full = 1 < self.gpus_per_node <= degree
+        full = 1 < self.domain <= degree
         return self.software.host_s * (self.software.full_node_host if full else 1.0)
 
 
-def stack_of(gpu: Gpu, software: Software, precision: Precision, gpus_per_node: int) -> Stack:
+def stack_of(gpu: Gpu, software: Software, precision: Precision, domain: int) -> Stack:
     """Raises UsageError for a precision that the GPU has no units for."""
     if precision is Precision.FP8 and gpu.matrix_fp8_flop_per_s == 0.0:
         raise UsageError(f"{gpu.name} has no products of 8 bits; expected precision bf16 or fp16")
-    return Stack(gpu, software, precision, gpus_per_node)
+    return Stack(gpu, software, precision, domain)
 
 
 @cache

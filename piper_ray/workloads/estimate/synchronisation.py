@@ -40,7 +40,7 @@ class Reduced:
     def ring_s(self, data: int, stack: Stack) -> float:
         """The time once a batch, on the links that the replicas have."""
         group = self.group(data)
-        rate = ring_bytes_per_s(group, stack.gpu, stack.gpus_per_node)
+        rate = ring_bytes_per_s(group, stack.gpu, stack.domain)
         return 2.0 * (group.size - 1) / group.size * self.size_bytes / rate
 
 
@@ -78,14 +78,14 @@ def passes_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training)
             continue
         stride = mode.expert_ranks * mode.expert_tensor if numbers.routed else mode.degree
         group = Group(round(mode.state_parts(numbers.routed)), stride)
-        backward_s += all_gather_s(numbers.trained * gradient_bytes, group, stack.gpu, stack.gpus_per_node)
+        backward_s += all_gather_s(numbers.trained * gradient_bytes, group, stack.gpu, stack.domain)
         if mode.sharding is Sharding.WEIGHTS:
-            gather_s = all_gather_s(numbers.held * training.weight_bytes, group, stack.gpu, stack.gpus_per_node)
+            gather_s = all_gather_s(numbers.held * training.weight_bytes, group, stack.gpu, stack.domain)
             forward_s, backward_s = forward_s + gather_s, backward_s + gather_s
         if mode.groups > 1:
             between = Group(mode.groups, round(stride * group.size))
             shard_bytes = numbers.trained / group.size * gradient_bytes
-            backward_s += all_reduce_s(shard_bytes, between, stack.gpu, stack.gpus_per_node)
+            backward_s += all_reduce_s(shard_bytes, between, stack.gpu, stack.domain)
     return forward_s, backward_s
 
 
@@ -99,7 +99,7 @@ def unsaid_s(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training,
     for one in reduced(kind, mode, stack, training):
         beyond = 1.0 - 1.0 / one.replicas
         if beyond > 0.0:
-            rate = ring_bytes_per_s(Group(max(2, round(one.replicas)), one.stride), stack.gpu, stack.gpus_per_node)
+            rate = ring_bytes_per_s(Group(max(2, round(one.replicas)), one.stride), stack.gpu, stack.domain)
         else:
             near = Group(max(2, mode.least_data_parallel_degree), mode.devices)
             rate = planner_ring_bytes_per_s(near, stack)
@@ -111,7 +111,7 @@ def planner_ring_bytes_per_s(group: Group, stack: Stack) -> float:
     """The bandwidth in one direction, by the planner's links (``build.links_of``)."""
     gpu = stack.gpu
     link, network = gpu.link_bytes_per_s * gpu.link_fraction, gpu.network_bytes_per_s * gpu.network_fraction
-    return ring_through_nodes(group.size, group.in_node(stack.gpus_per_node), max(link, network), network)
+    return ring_through_nodes(group.size, group.in_node(stack.domain), max(link, network), network)
 
 
 def synchronised_bytes(kind: LayerKind, mode: LayerMode, stack: Stack, training: Training) -> float:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 
 from piper_ray.model import limits
-from piper_ray.model.instance import Tmpc
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.instance import Layer, Tmpc
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 
 _SHOWN_OF_CYCLE = 20
@@ -141,6 +142,23 @@ def check_some_tmpc(rows: Iterable[object], path: str, faults: Faults) -> None:
     """Note a layer that has no TMPC at any degree."""
     if not any(isinstance(row, (list, tuple)) and row for row in rows):
         faults.at(path, "no TMPC at all; expected at least one for some degree")
+
+
+def check_kinds(layers: Iterable[tuple[str, Layer]], cluster: Cluster, faults: Faults) -> None:
+    """Note TMPCs on kinds of devices that the cluster does not have, and layers that some kind has no TMPC for.
+
+    layers: each with where it stands.
+    """
+    names = [kind.name for kind in cluster.kinds]
+    expected = f"one of {', '.join(names)}" if names else "none: all devices are alike"
+    for path, layer in layers:
+        used = dict.fromkeys(tmpc.kind for row in layer.tmpcs.values() for tmpc in row)
+        for kind in used:
+            if kind not in (names or [""]):
+                faults.at(path, f"a TMPC for devices of kind {quoted(kind)}; expected {expected}")
+        for name in names:
+            if name not in used:
+                faults.at(path, f"no TMPC for devices of kind {quoted(name)}; expected at least one for each kind")
 
 
 def check_passes(tmpc: Tmpc, path_to: Callable[[str], str], faults: Faults) -> None:

@@ -8,20 +8,27 @@ figure, ``graph`` those of a graph and of a layer's TMPCs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import TypeAdapter
 
 from piper_ray.model import limits
-from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc, TrainedModel
+from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats import fields, graph
 from piper_ray.workloads.formats.documents import is_printable
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
-from piper_ray.workloads.formats.surroundings import CLUSTER_RULES, read_trained_model, trained_model_table
+from piper_ray.workloads.formats.surroundings import (
+    CLUSTER_RULES,
+    check_node_devices,
+    read_trained_model,
+    trained_model_table,
+)
 
 T = TypeVar("T")
 
@@ -76,6 +83,10 @@ def _note_flag(value: object, path: str, faults: Faults) -> None:
     faults.at(path, f"neither true nor false ({shown(value)}); expected True or False")
 
 
+def _note_mode(value: object, path: str, faults: Faults) -> None:
+    faults.at(path, f"no Mode ({shown(value)}); expected a Mode, or none for what the id says")
+
+
 def _are_ids(values: object) -> bool:
     return isinstance(values, tuple) and all(map(_is_id, values))
 
@@ -96,13 +107,14 @@ def _note_stage_degree(value: object, path: str, faults: Faults) -> None:
 
 _TEXT = _Rule(_is_plain_text, _note_text)
 _FLAG = _Rule(lambda value: isinstance(value, bool), _note_flag)
+_MODE = _Rule(lambda value: isinstance(value, Mode), _note_mode)
 _FIGURE = _adapter_rule(_is_figure, fields.Figure, fields.FIGURE_WORDS)
 _FIGURE_OR_NONE = _FIGURE._replace(holds=lambda value: value is None or _is_figure(value))
 _ID = _adapter_rule(_is_id, fields.LayerId, fields.ID_WORDS)
 _IDS = _Rule(_are_ids, _note_ids)
 _DEGREE = _adapter_rule(_is_degree, fields.Degree, fields.DEGREE_WORDS)
 _COUNT_OR_NONE = _adapter_rule(_is_nothing, fields.Count, fields.COUNT_WORDS)
-_COUNT_OR_ZERO = _COUNT_OR_NONE._replace(holds=lambda value: value == 0)
+_COUNT_OR_ZERO = _COUNT_OR_NONE._replace(holds=lambda value: type(value) is int and value == 0)
 _STAGE_DEGREE = _Rule(lambda value: type(value) is int and abs(value) <= limits.DEVICES, _note_stage_degree)
 """What is below 1 breaks a rule of the problem, which ``evaluate`` tells."""
 
@@ -130,8 +142,15 @@ _RULES: Mapping[type, Mapping[str, _Rule]] = {
         "weight_s": _FIGURE_OR_NONE,
         "least_data_parallel_degree": _DEGREE,
         "recompute": _FLAG,
+        "mode": _MODE,
+        "kind": _TEXT,
     },
-    Stage: {"data_parallel_degree": _STAGE_DEGREE, "tensor_parallel_degree": _STAGE_DEGREE, "layers": _IDS},
+    Stage: {
+        "kind": _TEXT,
+        "data_parallel_degree": _STAGE_DEGREE,
+        "tensor_parallel_degree": _STAGE_DEGREE,
+        "layers": _IDS,
+    },
 }
 """The rules of fields that say something for themselves."""
 
@@ -194,6 +213,8 @@ def check_instance(instance: Instance) -> None:
     for index, note in enumerate(_objects(instance.notes, str, "notes", faults) or ()):
         if note is not None:
             _note_text(note, f"notes[{index}]", faults)
+    if not faults:
+        graph.check_kinds(((f"layers[{k}].tmpcs", x) for k, x in enumerate(instance.layers)), instance.cluster, faults)
     if faults:
         name = _as_given(instance.name)
         raise InputError(f"Instance {quoted(name)}" if isinstance(name, str) and name else "Instance", faults.found)
@@ -203,6 +224,14 @@ def check_instance(instance: Instance) -> None:
 def _check_cluster(cluster: Cluster, faults: Faults) -> None:
     """Notes the faults of a cluster. A fault of its only link is told as one of the bandwidth, which is how that link
     is usually given."""
+    if not isinstance(_as_given(cluster.kinds), tuple) or cluster.kinds:
+        _check_kinds(cluster, faults)
+        return
+    if cluster.between_bytes_per_s is not None:
+        between = shown(cluster.between_bytes_per_s)
+        faults.at(
+            "cluster.between_bytes_per_s", f"{between}, a rate between kinds of devices; expected kinds beside it"
+        )
     _check_quantity("devices", cluster.devices, "devices", faults)
     _check_quantity("memory_bytes", cluster.memory_bytes, "memory_bytes", faults)
     links = _objects(cluster.links, Link, "cluster.links", faults)
@@ -226,6 +255,34 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
             if link.devices % smaller:
                 faults.at(f"{path}.devices", f"{link.devices}; expected a multiple of {smaller}, the group before")
             smaller = link.devices
+    node, inner = cluster.node_devices, [link for link in links[:-1] if link is not None and _is_degree(link.devices)]
+    if _is_degree(node):
+        check_node_devices(node, inner, "cluster.node_devices", faults)
+    elif node is not None:
+        _COUNT_OR_NONE.note(node, "cluster.node_devices", faults)
+
+
+def _check_kinds(cluster: Cluster, faults: Faults) -> None:
+    kinds = _objects(cluster.kinds, DeviceKind, "cluster.kinds", faults) or ()
+    rate = cluster.between_bytes_per_s
+    if len(kinds) == 1:
+        faults.at("cluster.kinds", "one kind; expected none, or at least two")
+    _check_quantity("bandwidth_bytes_per_s", rate, "cluster.between_bytes_per_s", faults)
+    names = [kind.name for kind in kinds if kind is not None]
+    for index, kind in enumerate(kinds):
+        path = f"cluster.kinds[{index}]"
+        if kind is None or not _is_a(Cluster, kind.cluster, f"{path}.cluster", faults):
+            continue
+        own = Faults()
+        _check_cluster(kind.cluster, own)
+        for fault in own.found:
+            faults.at(f"{path}.{fault.path}", fault.message)
+        if kind.cluster.kinds:
+            faults.at(f"{path}.cluster.kinds", "kinds within a kind; expected none")
+        if not _is_plain_text(kind.name) or not kind.name or names.count(kind.name) > 1:
+            faults.at(f"{path}.name", f"{shown(kind.name)}; expected a text that no other kind has")
+    if not faults and rate is not None and cluster != Cluster.of_kinds(cluster.kinds, rate):
+        faults.at("cluster", "figures beside kinds that are not of them; expected what Cluster.of_kinds gives")
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:
@@ -285,10 +342,10 @@ def _check_graph(
     ]
     complete = len(ids) == len(layers)
     neighbours = graph.check_graph(ids, named, faults, "edges", ids_complete=complete)
-    known = neighbours if complete and len(named) == len(edges) else None
+    known, sound = neighbours if complete and len(named) == len(edges) else None, set[tuple[int, ...]]()
     for index, layer in enumerate(layers):
         if layer is not None:
-            _check_layer(layer, f"layers[{index}]", known, faults)
+            _check_layer(layer, f"layers[{index}]", known, sound, faults)
     ends = {}
     for index, tensor in enumerate(tensors):
         if tensor is not None:
@@ -299,8 +356,14 @@ def _check_graph(
         graph.check_tensors(ends, [layer.id for layer in ids], faults)
 
 
-def _check_layer(layer: Layer, path: str, neighbours: graph.Neighbours | None, faults: Faults) -> None:
-    """neighbours: None where some edge could not be read."""
+_fields_of_tmpc = attrgetter(*_RULES[Tmpc])
+
+
+def _check_layer(
+    layer: Layer, path: str, neighbours: graph.Neighbours | None, sound: set[tuple[int, ...]], faults: Faults
+) -> None:
+    """neighbours: None where some edge could not be read. sound: of TMPCs, which fields are, by the identities of their
+    values: layers of one kind have the same ones."""
     _check_fields(Layer, layer, path, faults)
     tmpcs_of = _as_given(layer.tmpcs)
     if not isinstance(tmpcs_of, Mapping):
@@ -314,24 +377,45 @@ def _check_layer(layer: Layer, path: str, neighbours: graph.Neighbours | None, f
         if not _is_degree(degree):
             _DEGREE.note(degree, where, faults)
         tmpcs = _objects(row, Tmpc, where, faults) or ()
-        graph.check_tmpc_ids([tmpc.id for tmpc in tmpcs if tmpc is not None], where, faults)
+        for kind in dict.fromkeys(tmpc.kind for tmpc in tmpcs if tmpc is not None):
+            graph.check_tmpc_ids([x.id for x in tmpcs if x is not None and x.kind == kind], where, faults)
         for index, tmpc in enumerate(tmpcs):
             if tmpc is not None:
-                _check_tmpc(tmpc, f"{where}[{index}]", layer.id, ends, faults)
+                fields = tuple(map(id, _fields_of_tmpc(tmpc)))
+                if fields not in sound and _has_sound_fields(tmpc, f"{where}[{index}]", faults):
+                    sound.add(fields)
+                if not _has_sound_tables(tmpc, ends):
+                    _check_tables(tmpc, f"{where}[{index}]", layer.id, ends, faults)
     graph.check_some_tmpc(tmpcs_of.values(), f"{path}.tmpcs", faults)
 
 
-def _check_tmpc(
-    tmpc: Tmpc, path: str, layer: int, ends: tuple[frozenset[int], frozenset[int]] | None, faults: Faults
-) -> None:
-    """ends: of the edges that arrive and of those that leave; None where some edge could not be read."""
+def _has_sound_fields(tmpc: Tmpc, path: str, faults: Faults) -> bool:
     found_before = len(faults.found)
     _check_fields(Tmpc, tmpc, path, faults)
     if (tmpc.forward_s is not None or tmpc.weight_s is not None) and len(faults.found) == found_before:
         graph.check_passes(tmpc, lambda name: f"{path}.{name}", faults)
+    return len(faults.found) == found_before
+
+
+def _has_sound_tables(tmpc: Tmpc, ends: tuple[frozenset[int], frozenset[int]] | None) -> bool:
+    """Whether it has for certain; if not, it is looked at closer."""
+    before, after = tmpc.forward_sync_bytes, tmpc.backward_sync_bytes
+    if ends is None or type(before) is not dict or type(after) is not dict:
+        return False
+    sizes = all(map(_is_figure, before.values())) and all(map(_is_figure, after.values()))
+    return sizes and before.keys() <= ends[0] and after.keys() <= ends[1]
+
+
+def _check_tables(
+    tmpc: Tmpc, path: str, layer: int, ends: tuple[frozenset[int], frozenset[int]] | None, faults: Faults
+) -> None:
+    """ends: of the edges that arrive and of those that leave; None where some edge could not be read."""
     arriving, leaving = (None, None) if ends is None else ends
-    _check_sync(tmpc.forward_sync_bytes, f"{path}.forward_sync_bytes", arriving, f"{{}} -> {layer}", faults)
-    _check_sync(tmpc.backward_sync_bytes, f"{path}.backward_sync_bytes", leaving, f"{layer} -> {{}}", faults)
+    for name, neighbours, arrow in (
+        ("forward_sync_bytes", arriving, f"{{}} -> {layer}"),
+        ("backward_sync_bytes", leaving, f"{layer} -> {{}}"),
+    ):
+        _check_sync(getattr(tmpc, name), f"{path}.{name}", neighbours, arrow, faults)
 
 
 def _check_sync(table: object, path: str, neighbours: frozenset[int] | None, arrow: str, faults: Faults) -> None:

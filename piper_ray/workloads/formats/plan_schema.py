@@ -49,6 +49,8 @@ class StageDocument(_Documented):
     """d: the number of replicas, which share the microbatches of a batch."""
     tensorParallelDegree: int
     """t: the number of devices of each replica."""
+    kind: str | None = None
+    """The kind of its devices, where there are several; null: all devices are alike."""
     TMPCids: dict[str, str]
     """For each layer, by its id as a text, the id of its TMPC at t."""
     names: list[str] | None = None

@@ -67,10 +67,7 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]
-        recompute = [
-            layer is not None and _recomputes(layer, stage.tensor_parallel_degree, stage.tmpc_ids[layer.id])
-            for layer in layers
-        ]
+        recompute = [layer is not None and _recomputes(layer, stage) for layer in layers]
         if any(recompute):
             document["recompute"] = recompute
         document["ranks"] = [ranks.start, ranks.stop - 1]
@@ -78,8 +75,10 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
     return documents
 
 
-def _recomputes(layer: Layer, degree: int, tmpc_id: str) -> bool:
-    return any(tmpc.recompute for tmpc in layer.tmpcs.get(degree, ()) if tmpc.id == tmpc_id)
+def _recomputes(layer: Layer, stage: Stage) -> bool:
+    chosen = stage.tmpc_ids[layer.id], stage.kind
+    row = layer.tmpcs.get(stage.tensor_parallel_degree, ())
+    return any(tmpc.recompute for tmpc in row if (tmpc.id, tmpc.kind) == chosen)
 
 
 def plan_document(instance: Instance, plan: Plan, schedule: Schedule | None) -> Document:
@@ -97,6 +96,7 @@ class _StageOfLayers(Open):
 
 class _Stage(_StageOfLayers):
     TMPCids: dict[str, str] = Field(description="an object of TMPC ids, one for each layer of the stage")
+    kind: str = Field(default="", description="the name of a kind of devices")
 
 
 class _Rules(Open):
@@ -167,6 +167,7 @@ def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults
         data_parallel_degree=stage.dataParallelDegree,
         tensor_parallel_degree=stage.tensorParallelDegree,
         tmpc_ids={layer: stage.TMPCids[str(layer)] for layer in layers},
+        kind=stage.kind,
     )
 
 
@@ -358,6 +359,7 @@ class PlannedDocument:
     samples_per_microbatch: int | None
     measured_threads: int | None
     time_per_sample_s: float | None
+    in_flight: tuple[int, ...] | None
 
 
 class _NamedStage(_StageOfLayers):
@@ -376,7 +378,7 @@ class _Header(Open):
     time_per_sample_s: Figure | None = None
 
 
-class _Stages(Open):
+class _Stages(_Rules):
     stages: list[_NamedStage] = Field(min_length=1, description="a list of stages, front to back")
 
 
@@ -401,7 +403,10 @@ def read_planned(document: Mapping[str, object], faults: Faults) -> PlannedDocum
             faults.at("stages", f"layer {layer} is there twice; expected each layer once")
     if faults:
         return None
-    return PlannedDocument(tuple(stages), **vars(header.instance), time_per_sample_s=header.time_per_sample_s)
+    kept = None if read.in_flight is None else tuple(read.in_flight)
+    return PlannedDocument(
+        tuple(stages), **vars(header.instance), time_per_sample_s=header.time_per_sample_s, in_flight=kept
+    )
 
 
 def _stage(read: _NamedStage, path: str, faults: Faults) -> PlannedStage:

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import Field, TypeAdapter
 
 from piper_ray.model import arguments
-from piper_ray.model.cluster import Cluster, Link
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Instance, TrainedModel
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -73,6 +73,9 @@ CLUSTER_RULES: Mapping[str, tuple[TypeAdapter[Any], TypeAdapter[Any], str, str]]
     ),
 }
 
+_OF_CLUSTER = ("devices", "memory_bytes", "bandwidth_bytes_per_s")
+_OF_KIND = (*_OF_CLUSTER, "links", "node_devices")
+_OF_BATCH = ("microbatches",)
 _PER_SECOND = {"memory_bytes": "", "bandwidth_bytes_per_s": "/s"}
 _COUNT: TypeAdapter[int] = TypeAdapter(Count)
 _COUNTS = ("samples_per_microbatch", "tokens_per_sample", "measured_threads")
@@ -102,20 +105,25 @@ def read_surroundings(
     units: text such as "80GB" is a size. name: of a document without one.
     """
     given = {what: value for what, path in paths.items() if (value := _at(document, path)) is not _NOTHING}
-    quantities = _read_quantities(given, paths, overrides, faults, units=units)
+    has_kinds = given.get("kinds") is not None
+    wanted = _OF_BATCH if has_kinds else tuple(CLUSTER_RULES)
+    quantities = _read_quantities(given, paths, overrides, faults, wanted, units=units)
     said = {what: value for what, value in given.items() if value is not None}
-    counts = {what: faults.value(_COUNT, said[what], paths[what], COUNT_WORDS) for what in _COUNTS if what in said}
+    counts = {what: _read_count(said, paths, what, faults) for what in _COUNTS}
     title = given.get("name", name)
     if not isinstance(title, str):
         faults.at("name", f"not a text ({shown(title)}); expected a text")
-    links: Sequence[Link] = ()
-    if "links" in said and overrides.bandwidth_bytes_per_s is None:
-        links = _read_links(paths["links"], said["links"], faults)
-    links = (*links, Link(quantities["bandwidth_bytes_per_s"]))
+    if has_kinds:
+        cluster = _read_kinds(given, paths, overrides, faults, units=units)
+    else:
+        if given.get("between") is not None:
+            faults.at(paths["between"], f"a rate between kinds of devices; expected {paths['kinds']} beside it")
+        inner = None if overrides.bandwidth_bytes_per_s is not None else given.get("links")
+        cluster = _cluster_of(quantities, inner, said, paths, faults)
     schedule, chunks, group = map(said.get, ("schedule", "chunks", "group"))
     return {
         "name": title,
-        "cluster": Cluster(quantities["devices"], quantities["memory_bytes"], links),
+        "cluster": cluster,
         "batch": Batch(quantities["microbatches"], *map(counts.get, _COUNTS[:2])),
         "schedule": read_schedule(schedule, chunks, group, paths.get("schedule", ""), faults),
         "model": read_trained_model(said.get("model"), "model", faults),
@@ -124,19 +132,110 @@ def read_surroundings(
 
 
 def surroundings_of(instance: Instance) -> dict[str, object]:
-    """What ``read_surroundings`` reads, by the names that ``paths`` has, where there is something to say."""
-    inner = instance.cluster.links[:-1]
+    """What ``read_surroundings`` reads, by the names that ``paths`` has, where there is something to say.
+
+    Kinds are left out: each has keys of its own, which ``kinds_of`` writes.
+    """
+    cluster = instance.cluster
     found: dict[str, object] = {
         "name": instance.name,
-        **{quantity: getattr(instance, quantity) for quantity in CLUSTER_RULES},
+        **{
+            quantity: getattr(instance, quantity)
+            for quantity in CLUSTER_RULES
+            if quantity in _OF_BATCH or not cluster.kinds
+        },
         "samples_per_microbatch": instance.batch.samples_per_microbatch,
         "tokens_per_sample": instance.batch.tokens_per_sample,
         **({} if instance.schedule is None else instance.schedule.to_dict()),
         "model": None if instance.model is None else trained_model_table(instance.model),
         "measured_threads": instance.measured_threads,
-        "links": [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in inner] or None,
+        "links": _inner_links(cluster) or None,
+        "node_devices": None if cluster.kinds else cluster.node_devices,
+        "between": cluster.between_bytes_per_s,
     }
     return {what: value for what, value in found.items() if value is not None}
+
+
+def kind_names(listed: object) -> list[str]:
+    """Of kinds as a document has them, as far as it names them."""
+    found = [x.get("name") for x in listed if isinstance(x, Mapping)] if isinstance(listed, (list, tuple)) else []
+    return list(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+
+
+def kinds_of(cluster: Cluster, paths: Mapping[str, str]) -> list[dict[str, object]]:
+    """Of each kind of device the table that ``read_surroundings`` reads, by the last parts of ``paths``."""
+    found = []
+    for kind in cluster.kinds:
+        own = kind.cluster
+        given = {quantity: getattr(own, quantity) for quantity in _OF_CLUSTER}
+        given |= {"links": _inner_links(own) or None, "node_devices": own.node_devices}
+        said = {_key(paths, what): value for what, value in given.items() if value is not None}
+        found.append({"name": kind.name, **said})
+    return found
+
+
+def _inner_links(cluster: Cluster) -> list[dict[str, object]]:
+    return [{"devices": x.devices, "bandwidth": x.bandwidth_bytes_per_s} for x in cluster.links[:-1]]
+
+
+def _key(paths: Mapping[str, str], what: str) -> str:
+    return paths[what].rpartition(".")[2]
+
+
+def _cluster_of(
+    quantities: Mapping[str, Any], inner: object, said: Mapping[str, object], paths: Mapping[str, str], faults: Faults
+) -> Cluster:
+    """Of devices that are alike. inner: the links within groups, None without."""
+    links = () if inner is None else _read_links(paths["links"], inner, faults)
+    last = Link(quantities["bandwidth_bytes_per_s"])
+    node_devices = _read_count(said, paths, "node_devices", faults)
+    check_node_devices(node_devices, links, paths.get("node_devices", ""), faults)
+    return Cluster(quantities["devices"], quantities["memory_bytes"], (*links, last), node_devices)
+
+
+def check_node_devices(node_devices: int | None, links: Sequence[Link], path: str, faults: Faults) -> None:
+    """Notes where the groups of the first link are not made of whole nodes. links: those within groups, at least."""
+    domain = links[0].devices if links else None
+    if node_devices is not None and domain is not None and domain % node_devices:
+        faults.at(path, f"{node_devices}; expected a divisor of {domain}, the devices that the first link joins")
+
+
+def _read_kinds(
+    given: Mapping[str, object], paths: Mapping[str, str], overrides: Quantities, faults: Faults, *, units: bool
+) -> Cluster:
+    for what in _OF_KIND:
+        if getattr(overrides, what, None) is not None:
+            *_, option = CLUSTER_RULES[what]
+            faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}")
+        elif given.get(what) is not None:
+            faults.at(paths[what], f"beside kinds of devices; expected it in each of {paths['kinds']}")
+    listed, path = given["kinds"], paths["kinds"]
+    if not isinstance(listed, (list, tuple)) or len(listed) < 2:
+        faults.at(path, f"{shown(listed)}; expected a list of at least two kinds of devices")
+        listed = ()
+    keys = {what: _key(paths, what) for what in _OF_KIND}
+    found: list[DeviceKind] = []
+    for index, item in enumerate(listed):
+        where = f"{path}[{index}]"
+        if not isinstance(item, Mapping):
+            faults.at(where, f"{shown(item)}; expected a table with a name, {', '.join(keys.values())}")
+            continue
+        for key in item.keys() - {"name", *keys.values()}:
+            faults.at(path_of(where, str(key)), "unknown key; expected name, " + ", ".join(keys.values()))
+        name = item.get("name")
+        if not isinstance(name, str) or not name or name in [kind.name for kind in found]:
+            faults.at(f"{where}.name", f"{shown(name)}; expected a text that no other kind has")
+            continue
+        own = {what: item[key] for what, key in keys.items() if key in item}
+        at = {what: f"{where}.{key}" for what, key in keys.items()}
+        quantities = _read_quantities(own, at, None, faults, _OF_CLUSTER, units=units)
+        found.append(DeviceKind(name, _cluster_of(quantities, own.get("links"), own, at, faults)))
+    rate = "bandwidth_bytes_per_s"
+    of_rate = {rate: given["between"]} if "between" in given else {}
+    between = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
+    if faults:
+        return Cluster(None, None, (Link(None),))  # type: ignore[arg-type] # nobody looks at it
+    return Cluster.of_kinds(found, between)
 
 
 _NOTHING = object()
@@ -150,17 +249,30 @@ def _at(document: Mapping[str, object], path: str) -> object:
     return found
 
 
+def _read_count(said: Mapping[str, object], paths: Mapping[str, str], what: str, faults: Faults) -> int | None:
+    return faults.value(_COUNT, said[what], paths[what], COUNT_WORDS) if said.get(what) is not None else None
+
+
 def _read_quantities(
-    given: Mapping[str, object], paths: Mapping[str, str], overrides: Quantities, faults: Faults, *, units: bool
+    given: Mapping[str, object],
+    paths: Mapping[str, str],
+    overrides: Quantities | None,
+    faults: Faults,
+    quantities: Sequence[str],
+    *,
+    units: bool,
 ) -> dict[str, Any]:
-    """K, N, M and B, None for each that is at fault."""
-    found = {quantity: getattr(overrides, quantity) for quantity in CLUSTER_RULES}
-    for quantity, (plain, with_units, expected, option) in CLUSTER_RULES.items():
+    """Those of K, N, M and B that are asked for, None for each that is at fault. overrides: None where no option can
+    give them."""
+    found = {quantity: getattr(overrides, quantity, None) for quantity in quantities}
+    for quantity in quantities:
+        plain, with_units, expected, option = CLUSTER_RULES[quantity]
         path = paths[quantity]
         if found[quantity] is not None:
             continue
         if quantity not in given:
-            faults.at(path, f"missing; expected {expected} (or give {option})")
+            instead = "" if overrides is None else f" (or give {option})"
+            faults.at(path, f"missing; expected {expected}{instead}")
             continue
         found[quantity] = read = faults.value(with_units if units else plain, given[quantity], path, expected)
         if read is not None and quantity in _PER_SECOND:

@@ -11,7 +11,10 @@ module's name in the user's model, and ``tied``, a name for weights that it has 
 true for multi-token prediction; ``model``, which model is trained and how (see ``surroundings``);
 ``samplesPerMicrobatch`` and ``tokensPerSample``; ``schedule``, ``chunks`` and ``group``; ``measuredThreads``, of the
 CPU that times were measured on; and ``innerLinks``, a list of ``{"devices": 8, "bandwidth": x}`` for links within
-groups of so many devices, ``bandwidth`` being that of all.
+groups of so many devices, ``bandwidth`` being that of all; ``devicesPerNode`` where the
+first of these joins several nodes. Devices of several kinds are a list ``kinds`` in place of
+``maxDevices`` and so on, each with these keys and a ``name``; ``bandwidthBetween`` joins stages on different kinds, and
+a node's ``TMPCs`` are an object of such objects, one for each kind.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 from pydantic import Field
 
 from piper_ray.model import limits
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Edge, Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.workloads.formats import graph
@@ -35,9 +39,17 @@ from piper_ray.workloads.formats.fields import (
     LayerId,
     Open,
 )
-from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings, surroundings_of
+from piper_ray.workloads.formats.surroundings import (
+    Quantities,
+    kind_names,
+    kinds_of,
+    read_surroundings,
+    surroundings_of,
+)
 
-KEYS = frozenset({"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize"})
+KEYS = frozenset(
+    {"nodes", "edges", "maxDevices", "maxMemoryPerDevice", "bandwidth", "mbsInBatch", "maxBatchSize", "kinds"}
+)
 
 _PATHS = {
     "name": "name",
@@ -53,6 +65,9 @@ _PATHS = {
     "model": "model",
     "measured_threads": "measuredThreads",
     "links": "innerLinks",
+    "node_devices": "devicesPerNode",
+    "kinds": "kinds",
+    "between": "bandwidthBetween",
 }
 _DEGREE_KEY = re.compile(r"[1-9][0-9]{0,8}")
 _SYNC_WORDS = "an object of finite numbers >= 0"
@@ -116,7 +131,11 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     if nodes is None or edges is None or not graph.check_size(len(nodes), len(edges), faults, "nodes", "edges"):
         return None
     neighbours = _read_graph(nodes, edges, faults)
-    layers = [_read_node(node, f"nodes[{index}]", neighbours, faults) for index, node in enumerate(nodes)]
+    cluster: Cluster = surroundings["cluster"]
+    kinds = kind_names(document["kinds"]) if "kinds" in document else [""]
+    layers = [_read_node(node, f"nodes[{index}]", neighbours, kinds, faults) for index, node in enumerate(nodes)]
+    if not faults:
+        graph.check_kinds(((f"nodes[{k}].TMPCs", x) for k, x in enumerate(layers) if x is not None), cluster, faults)
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)
     if faults:
@@ -140,16 +159,12 @@ def _read_tensors(document: Mapping[str, object], ids: Sequence[int], faults: Fa
 
 def to_upstream(instance: Instance) -> dict[str, object]:
     """The instance as a document in upstream's shape, ready for ``json.dump``; loading it gives the instance again."""
+    kinds = kinds_of(instance.cluster, _PATHS)
     document: dict[str, object] = {
         **{_PATHS[what]: value for what, value in surroundings_of(instance).items()},
+        **({_PATHS["kinds"]: kinds} if kinds else {}),
         "nodes": [
-            {
-                **_said(_UpstreamNode, vars(layer)),
-                "TMPCs": {
-                    str(t): [_tmpc_document(tmpc, *instance.neighbours[layer.id]) for tmpc in tmpcs]
-                    for t, tmpcs in layer.tmpcs.items()
-                },
-            }
+            {**_said(_UpstreamNode, vars(layer)), "TMPCs": _tmpcs_document(layer, instance)}
             for layer in instance.layers
         ],
         "edges": [_said(_UpstreamEdge, vars(edge)) for edge in instance.edges],
@@ -160,6 +175,18 @@ def to_upstream(instance: Instance) -> dict[str, object]:
             for x in instance.tensors
         ]
     return document
+
+
+def _tmpcs_document(layer: Layer, instance: Instance) -> dict[str, object]:
+    """By degree; where there are several kinds of devices by kind, then by degree."""
+    neighbours = instance.neighbours[layer.id]
+
+    def of_kind(name: str) -> dict[str, object]:
+        rows = {t: [tmpc for tmpc in row if tmpc.kind == name] for t, row in layer.tmpcs.items()}
+        return {str(t): [_tmpc_document(tmpc, *neighbours) for tmpc in row] for t, row in rows.items() if row}
+
+    names = [kind.name for kind in instance.cluster.kinds]
+    return {name: of_kind(name) for name in names} if names else of_kind("")
 
 
 def _said(model: type[Open], values: Mapping[str, object], **usual: object) -> dict[str, object]:
@@ -234,36 +261,58 @@ def _id_at(item: object, key: str) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= limits.ID else None
 
 
-def _read_node(raw: object, path: str, neighbours: graph.Neighbours | None, faults: Faults) -> Layer | None:
+def _read_node(
+    raw: object, path: str, neighbours: graph.Neighbours | None, kinds: Sequence[str], faults: Faults
+) -> Layer | None:
+    """kinds: of the cluster's devices; [""] where they are alike."""
     node = faults.model(_UpstreamNode, raw, path)
     if not isinstance(raw, Mapping):
         return None
-    by_degree = raw.get("TMPCs")
-    if not isinstance(by_degree, Mapping):
-        problem = f"not an object ({shown(by_degree)})" if "TMPCs" in raw else "missing"
-        faults.at(f"{path}.TMPCs", f"{problem}; expected an object of lists of TMPCs, one for each degree")
-        return None
+    path_of_tmpcs, given = f"{path}.TMPCs", raw.get("TMPCs")
     sync = None if node is None or neighbours is None else _SyncEdges(node.id, neighbours)
     tmpcs: dict[int, tuple[Tmpc, ...]] = {}
-    for key, listed in by_degree.items():
-        degree_path = path_of(path, "TMPCs", str(key))
-        if not _DEGREE_KEY.fullmatch(str(key)) or int(key) > limits.DEVICES:
-            faults.at(degree_path, f"{quoted(str(key))} is no tensor-parallel degree; expected {DEGREE_WORDS}")
-        if not isinstance(listed, (list, tuple)):
-            faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
-            continue
-        read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, faults) for index, tmpc in enumerate(listed)]
-        graph.check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
-        if not faults and read:
-            tmpcs[int(key)] = tuple(tmpc for tmpc in read if tmpc is not None)
-    graph.check_some_tmpc(by_degree.values(), f"{path}.TMPCs", faults)
+    rows: list[object] = []
+    if kinds != [""] and isinstance(given, Mapping):
+        for name in given.keys() - set(kinds):
+            faults.at(path_of(path_of_tmpcs, str(name)), f"unknown kind; expected one of {', '.join(kinds)}")
+    for kind in kinds:
+        by_degree, where = given, path_of_tmpcs
+        if kind and isinstance(given, Mapping):
+            by_degree, where = given.get(kind), path_of(path_of_tmpcs, kind)
+        if not isinstance(by_degree, Mapping):
+            problem = "missing" if by_degree is None else f"not an object ({shown(by_degree)})"
+            faults.at(where, f"{problem}; expected an object of lists of TMPCs, one for each degree")
+            return None
+        rows += by_degree.values()
+        for t, row in _read_degrees(by_degree, where, sync, kind, faults).items():
+            tmpcs[t] = tmpcs.get(t, ()) + row
+    graph.check_some_tmpc(rows, path_of_tmpcs, faults)
     if node is None:
         return None
     name = str(node.id) if node.name is None else node.name
     return Layer(node.id, name, tmpcs, node.path, node.tied, node.experts or 0, node.key_heads or 0, node.predictor)
 
 
-def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) -> Tmpc | None:
+def _read_degrees(
+    by_degree: Mapping[object, object], path: str, sync: _SyncEdges | None, kind: str, faults: Faults
+) -> dict[int, tuple[Tmpc, ...]]:
+    """The TMPCs of a layer on devices of a kind."""
+    tmpcs: dict[int, tuple[Tmpc, ...]] = {}
+    for key, listed in by_degree.items():
+        degree_path = path_of(path, str(key))
+        if not _DEGREE_KEY.fullmatch(str(key)) or int(str(key)) > limits.DEVICES:
+            faults.at(degree_path, f"{quoted(str(key))} is no tensor-parallel degree; expected {DEGREE_WORDS}")
+        if not isinstance(listed, (list, tuple)):
+            faults.at(degree_path, f"not a list ({shown(listed)}); expected a list of TMPCs")
+            continue
+        read = [_read_tmpc(tmpc, f"{degree_path}[{index}]", sync, kind, faults) for index, tmpc in enumerate(listed)]
+        graph.check_tmpc_ids([tmpc.get("id") for tmpc in listed if isinstance(tmpc, Mapping)], degree_path, faults)
+        if not faults and read:
+            tmpcs[int(str(key))] = tuple(tmpc for tmpc in read if tmpc is not None)
+    return tmpcs
+
+
+def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, kind: str, faults: Faults) -> Tmpc | None:
     tmpc = faults.model(_Tmpc, raw, path)
     if sync is None:
         return None
@@ -277,7 +326,7 @@ def _read_tmpc(raw: object, path: str, sync: _SyncEdges | None, faults: Faults) 
         "backward_sync_bytes": {w: tmpc.backward_sync_bytes[key] for key, w in sync.backward.items()},
         "recompute": tmpc.id == RECOMPUTE_ID if tmpc.recompute is None else tmpc.recompute,
     }
-    read = Tmpc(**said)
+    read = Tmpc(**said, kind=kind)
     graph.check_passes(read, lambda name: f"{path}.{_Tmpc.model_fields[name].alias}", faults)
     return read
 

@@ -39,6 +39,10 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
     if expanded is None or faults:
         return None
     layers, edges, tensors = expanded
+    placed = ((path_of("layers", layer.name), layer) for layer in layers)
+    graph.check_kinds(placed, surroundings["cluster"], faults)
+    if faults:
+        return None
     return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
@@ -58,8 +62,8 @@ def _read_type(key: str, raw: object, faults: Faults) -> schema.LayerType | None
     for index, row in enumerate(kind.tmpcs):
         if row.time_per_sample_s is None and (row.forward_s is None or row.backward_s is None):
             faults.at(f"{path}.tmpcs[{index}].time_s", f"missing; expected {schema.TIMES_WORDS} (or both passes)")
-    used = Counter((t, row.id) for row in kind.tmpcs for t in row.degrees)
-    for (t, tmpc_id), count in used.items():
+    used = Counter((t, row.kind, row.id) for row in kind.tmpcs for t in row.degrees)
+    for (t, _, tmpc_id), count in used.items():
         if count > 1:
             faults.at(f"{path}.tmpcs", f"duplicate TMPC id {quoted(tmpc_id)} at t = {t}; expected unique ids "
                                        "within a type and degree")  # fmt: skip

@@ -55,6 +55,10 @@ for 1, 2, ... from the first layer that the entry adds. ``tied`` names weights t
 with all others of that name, such as an embedding that is the head's projection too. ``links`` of [cluster] are those
 within smaller groups of devices, as ``[{ devices = 8, bandwidth = "900GB/s" }]``; ``bandwidth`` is that of the link
 that joins all. Replicas of a stage that lie within a group have its link, and so do stages of a plan that does.
+``devices_per_node`` of [cluster]: of a node, which a launcher starts processes on, where the first link joins several.
+Devices of several kinds are [[cluster.kinds]] tables, each with a ``name``, ``devices``, ``memory``, ``bandwidth`` and
+``links`` of its own, and ``between`` of [cluster], the rate between stages on different kinds; then each row names the
+``kind`` that it is for.
 ``base = "other.toml"`` starts from another file, whose entries this file's replace one by one; its path is from this
 file's folder, and from the working folder for what is read from stdin.
 """
@@ -80,6 +84,9 @@ PATHS = {
     "memory_bytes": "cluster.memory",
     "bandwidth_bytes_per_s": "cluster.bandwidth",
     "links": "cluster.links",
+    "node_devices": "cluster.devices_per_node",
+    "kinds": "cluster.kinds",
+    "between": "cluster.between",
     "samples_per_microbatch": "batch.samples_per_microbatch",
     "tokens_per_sample": "batch.tokens_per_sample",
     "schedule": "batch.schedule",
@@ -127,6 +134,7 @@ class Row(fields.Closed):
     recompute: bool | None = Field(default=None, description="true or false")
     shared_bytes: fields.Size = Field(default=0.0, alias="shared")
     least_data_parallel_degree: fields.Degree = 1
+    kind: str = Field(default="", description="the name of a kind of devices")
 
     @property
     def degrees(self) -> tuple[int, ...]:

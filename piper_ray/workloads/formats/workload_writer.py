@@ -12,7 +12,7 @@ from piper_ray.model.figures import given_size_text, size_text
 from piper_ray.model.instance import Instance, Layer, Tensor, Tmpc
 from piper_ray.model.passes import RECOMPUTE_ID
 from piper_ray.model.units import parse_bytes
-from piper_ray.workloads.formats.surroundings import surroundings_of
+from piper_ray.workloads.formats.surroundings import kinds_of, surroundings_of
 from piper_ray.workloads.formats.workload import PATH_NUMBER
 from piper_ray.workloads.formats.workload_schema import PATHS, PREVIOUS, name_in_rows
 
@@ -57,6 +57,7 @@ def _surroundings(instance: Instance) -> Iterator[str]:
         del said["chunks"]
     inner = (f"{{ devices = {x.devices}, bandwidth = {_size(x.bandwidth_bytes_per_s, '/s')} }}" for x in links[:-1])
     sizes = {
+        "between": _size(instance.cluster.between_bytes_per_s or 0.0, "/s"),
         "memory_bytes": _size(instance.memory_bytes) + _in_words(instance.memory_bytes),
         "bandwidth_bytes_per_s": _size(links[-1].bandwidth_bytes_per_s, "/s")
         + _in_words(links[-1].bandwidth_bytes_per_s, "/s"),
@@ -71,6 +72,9 @@ def _surroundings(instance: Instance) -> Iterator[str]:
             tables[table].append(f"{key} = {sizes.get(what) or _inline(value)}")
     for table, entries in tables.items():
         yield from ["", f"[{table}]", *entries] if table and entries else entries
+        if table == "cluster":
+            for kind in kinds_of(instance.cluster, PATHS):
+                yield from ["", "[[cluster.kinds]]", *(f"{key} = {_inline(value)}" for key, value in kind.items())]
 
 
 class _Graph:
@@ -185,6 +189,8 @@ def _row(tmpc: Tmpc, layer: int, graph: _Graph) -> _Row:
     figures = [f"{key} = {_sizes(size)}" for key, size in sizes.items() if size != 0.0]
     if tmpc.least_data_parallel_degree > 1:
         figures.append(f"least_data_parallel_degree = {tmpc.least_data_parallel_degree}")
+    if tmpc.kind:
+        figures.append(f"kind = {_text(tmpc.kind)}")
     if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
         figures.append(f"recompute = {str(tmpc.recompute).lower()}")
     return _Row(f"id = {_text(tmpc.id)}", tuple(_times(tmpc)), tuple(figures))

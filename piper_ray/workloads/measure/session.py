@@ -239,7 +239,7 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     if request.bandwidth_bytes_per_s is not None or gpu is None:
         links: tuple[Link, ...] = (Link(request.bandwidth_bytes_per_s or _BYTES_PER_S),)
     else:
-        links = links_of(gpu, gpu.gpus_per_node)
+        links = links_of(gpu, gpu.domain_of(None))
     return ProfileTarget(
         cluster=Cluster(devices, memory_bytes, links),
         batch=Batch(batch // request.microbatch, request.microbatch),

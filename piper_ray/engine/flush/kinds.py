@@ -1,0 +1,134 @@
+"""The rule of a search on devices of several kinds, where what an edge is charged is not known of single stages: it may
+skip stages, and how fast it goes depends on the kinds of devices at both its ends.
+
+A node's plans have certain layers on certain kinds. Its edges are charged at the fastest rate that they may have, so
+that ``FlushSearch`` gives a bound; the plan it finds is valued at its own rates. Where these differ, an end of such an
+edge that may be on several kinds makes a node for each of them. With all ends on one kind the bound is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from piper_ray.engine.flush.mixes import possible_kinds, slowest_rate
+from piper_ray.engine.flush.tables import FlushWorkload
+from piper_ray.engine.flush.task_search import ChosenStages, of_batch_s
+from piper_ray.engine.kernels.types import FloatArray
+from piper_ray.engine.ledger import TIE, Ledger
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.passes import passes_of
+from piper_ray.model.stop import StoppedBy
+
+
+@dataclass(eq=False)
+class KindNode:
+    """Plans of ``instance``, whose layers may have TMPCs for some kinds of devices only."""
+
+    instance: Instance
+    lower_s: float
+
+
+@dataclass(frozen=True)
+class ChosenInNode(ChosenStages):
+    """Stages at the rates that their edges have. workload: of the node, whose variants and options these are."""
+
+    workload: FlushWorkload
+
+
+@dataclass
+class KindSearch:
+    """search_of: searches a node's plans, with a ledger of its own."""
+
+    root: Instance
+    ledger: Ledger[ChosenStages]
+    search_of: Callable[[Instance, Ledger[ChosenStages]], FlushWorkload]
+    left_open: StoppedBy | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger.cases = {0: KindNode(self.root, 0.0)}
+
+    def efforts(self) -> Generator[None, None, None]:
+        """The node of the least bound first, until its bound is met."""
+        while not self.ledger.is_near(self.ledger.upper_s) and not self.ledger.proved:
+            nodes = dict(self.ledger.cases)
+            key = min(nodes, key=lambda k: (nodes[k].lower_s, k))
+            node = nodes.pop(key)
+            assert isinstance(node, KindNode)
+            made = self._search(node)
+            first = max([key, *nodes]) + 1
+            self.ledger.cases = nodes | {first + k: child for k, child in enumerate(made)}
+            if made == [node] and not self.ledger.is_near(self.ledger.upper_s):
+                return  # its bound is not met, and it cannot be divided
+            yield
+
+    def _search(self, node: KindNode) -> list[KindNode]:
+        """What is left open of it."""
+        ledger = self.ledger
+        part = Ledger[ChosenStages](ledger.microbatches, ledger.limits, best=ledger.best)
+        workload = self.search_of(node.instance, part)
+        if part.stopped_by is not None and part.stopped_by.ends_all:
+            ledger.stopped_by = part.stopped_by
+        self.left_open = self.left_open or part.left_open
+        node.lower_s = max(node.lower_s, part.lower_s)
+        if part.best is None or part.best is ledger.best:
+            return [node] if node.lower_s < ledger.beaten_from_s else []
+        found, missed_s = charged_truly(node.instance, workload, part.best)
+        found_s = part.best.value_s
+        ledger.offer(found, "search")
+        if found.value_s <= found_s * (1.0 + TIE):
+            return [KindNode(node.instance, node.lower_s)] if node.lower_s >= found.value_s * (1.0 - TIE) else [node]
+        kinds = possible_kinds(workload.lattice.graph, workload.placed)
+        open_ends = [v for v, missed in enumerate(missed_s) if len(kinds[v]) > 1 and missed > 0.0]
+        if not open_ends:
+            return [node]
+        end = max(open_ends, key=lambda v: (missed_s[v], -v))
+        names, layer = node.instance.cluster.kind_names, workload.lattice.graph.layer_ids[end]
+        return [KindNode(_on_kind(node.instance, layer, names[kind]), node.lower_s) for kind in sorted(kinds[end])]
+
+
+def _on_kind(instance: Instance, layer: int, kind: str) -> Instance:
+    """With a layer on devices of one kind alone."""
+    own = instance.layer_by_id[layer]
+    only = replace(own, tmpcs={t: tuple(x for x in row if x.kind == kind) for t, row in own.tmpcs.items()})
+    layers = tuple(only if x.id == layer else x for x in instance.layers)
+    return replace(instance, layers=layers).checked_as(instance)
+
+
+def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> tuple[ChosenInNode, FloatArray]:
+    """The plan at the rates that its edges have; and for each vertex the seconds that the search left out at edges
+    whose other end is there."""
+    graph, names = workload.lattice.graph, instance.cluster.kind_names
+    stage_of: dict[int, int] = {}
+    tmpc_of: dict[int, Tmpc] = {}
+    for k, (r, options) in enumerate(zip(chosen.variant.tolist(), chosen.options, strict=True)):
+        for v, o in options.tolist():
+            stage_of[v], tmpc_of[v] = k, workload.tmpcs[r][v][o]
+    kind_of = [names[workload.placed[r].kind] for r in chosen.variant]
+    seconds, missed_s = np.zeros_like(chosen.seconds), np.zeros(graph.size)
+    seconds[:, 2] = chosen.seconds[:, 2]
+    for v, k in stage_of.items():
+        passes = passes_of(tmpc_of[v])
+        seconds[k, :2] += passes.forward_s, passes.backward_s
+    for e, (tail, head, index) in enumerate(graph.edges):
+        one, other, edge = stage_of[tail], stage_of[head], instance.edges[index]
+        if one == other:
+            continue
+        rate = instance.cluster.rate_between(kind_of[one], kind_of[other])
+        sent = edge.communication_bytes + tmpc_of[tail].backward_sync_bytes.get(edge.target, 0.0)
+        received = edge.communication_bytes + tmpc_of[head].forward_sync_bytes.get(edge.source, 0.0)
+        counted = workload.rates.go_out[chosen.variant[one], e], workload.rates.come_in[chosen.variant[other], e]
+        for k, size, assumed, end in ((one, sent, counted[0], head), (other, received, counted[1], tail)):
+            seconds[k, :2] += size / rate
+            missed_s[end] += size / rate - size / assumed
+    for h, (ends, index) in enumerate(graph.tensors):
+        stages = {stage_of[v] for v in ends}
+        if len(stages) == 1:
+            continue
+        rate, tensor = slowest_rate(instance.cluster, [kind_of[k] for k in stages]), instance.tensors[index]
+        seconds[list(stages), :2] += tensor.forward_bytes / rate, tensor.backward_bytes / rate
+        missed_s[list(ends)] += max(tensor.forward_bytes / rate - workload.arrays.tensor_forward_s[h], 0.0)
+    batch_s = of_batch_s(chosen.task, seconds)
+    return ChosenInNode(chosen.task, chosen.variant, chosen.options, seconds, batch_s, workload), missed_s

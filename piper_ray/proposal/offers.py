@@ -1,0 +1,196 @@
+"""What ``plan`` offers where nobody says, under a runtime's rules, and what it refuses by the names of options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.headroom import Headroom
+from piper_ray.model.instance import TrainedModel, divisors
+from piper_ray.model.mode import ALL_REPLICAS, Sharding
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.units import parse_bytes
+from piper_ray.runtimes.runtime import Runtime
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.decoder_shape import decoder_shape
+from piper_ray.workloads.estimate.doubt import memory_doubt
+from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.offered import attends
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.software import ContextExchange, context_exchange_named, software_named
+
+_LEAST_TOKENS = 2048
+"""Of a group: with fewer its products are too small for a GPU."""
+
+_MOST_GROUPS = 8
+
+
+def _exchange(model: ModelConfig, runtime: Runtime, asked: str | None, contexts: tuple[int, ...] | None) -> str:
+    """How groups share a sequence: as asked, or as the runtime usually does.
+
+    contexts: degrees that are asked for. Raises UsageError for what the runtime's launch files cannot say of the model.
+    """
+    able, title = runtime.context_exchanges, runtime.title
+    found = context_exchange_named(able[0] if asked is None else asked)
+    if not runtime.setting.context and (asked is not None or max(contexts or (1,)) > 1):
+        option = "--context-parallel" if asked is None else "--context-exchange"
+        raise UsageError(f"{option}: {title}'s launch files share no sequence among GPUs")
+    if found.value not in able:
+        raise UsageError(f"--context-exchange: {title}'s is {' or '.join(able)}, not {found.value}")
+    fault = _context_fault(model, runtime, found)
+    if fault is not None and (asked is not None or max(contexts or (1,)) > 1):
+        raise UsageError(fault)
+    return found.value
+
+
+def _context_fault(model: ModelConfig, runtime: Runtime, exchange: ContextExchange) -> str | None:
+    """Why no kernel of a runtime whose attention is TransformerEngine's does so, by the option."""
+    shape = decoder_shape(TrainedModel(config=model.document))
+    if shape is None or ContextExchange.RING.value not in runtime.context_exchanges:
+        return None
+    return shape.context_fault(exchange)
+
+
+def usual_contexts(model: ModelConfig, tokens: int | None, runtime: Runtime, exchange: str) -> tuple[int, ...]:
+    """Powers of two, 1 among them; 1 alone where a runtime's kernels take no such exchange."""
+    length = tokens or model.tokens
+    if length is None or not runtime.setting.context:
+        return (1,)
+    if _context_fault(model, runtime, ContextExchange(exchange)) is not None:
+        return (1,)
+    kinds = _kinds(model, tokens)
+    if not all(attends(kind) and kind.value("s") == length for kind in kinds if kind.recomputable):
+        return (1,)
+    found = [1]
+    while found[-1] < _MOST_GROUPS and length >= 2 * found[-1] * _LEAST_TOKENS and length % (4 * found[-1]) == 0:
+        found.append(2 * found[-1])
+    return tuple(found)
+
+
+_MOST_EXPERT_NODES = 4
+
+
+def usual_spreads(
+    model: ModelConfig, tokens: int | None, runtime: Runtime, domain: int, devices: int
+) -> tuple[tuple[int, int], ...]:
+    """Pairs that are tried besides t: ranks that experts are spread over, and devices that share each expert.
+
+    Together as many as one, two and four domains have GPUs: more leave more memory, and each of them more tokens for an
+    expert. Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices
+    share all, so that none of them is the busiest.
+    """
+    routed = [kind for kind in _kinds(model, tokens) if kind.experts]
+    if not routed or domain == 1 or not runtime.setting.experts:
+        return ()
+    most = max(domain, min(devices // 2, domain * _MOST_EXPERT_NODES))
+    shared = divisors(domain) if runtime.setting.expert_tensor else [1]
+    found = []
+    for doublings in range(_MOST_EXPERT_NODES.bit_length()):
+        together = domain * 2**doublings
+        pairs = [(together // each, each) for each in shared]
+        able = [pair for pair in pairs if all(kind.experts % pair[0] == 0 for kind in routed)]
+        found += able[:1] if together <= most else []
+    return (*found, *([(1, domain)] if len(shared) > 1 else []))
+
+
+def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
+    return model.architecture(Microbatch(1, tokens or model.tokens, fused=True)).kinds
+
+
+def with_offers(
+    request: EstimateRequest,
+    model: ModelConfig,
+    runtime: Runtime,
+    domain: int,
+    contexts: tuple[int, ...] | None,
+    experts: tuple[int, ...] | None,
+    software: str | None = None,
+    exchange: str | None = None,
+) -> EstimateRequest:
+    """With context and expert parallelism of these degrees (None: what is usual), software and exchange of context
+    (None: the runtime's own), and what the runtime always does. domain: GPUs that share the fast link; a node, where
+    the request does not say how many it has. Raises UsageError for an exchange it cannot do."""
+    exchange = _exchange(model, runtime, exchange, contexts)
+    devices = request.nodes * (request.gpus_per_node or domain)
+    spreads = usual_spreads(model, request.tokens, runtime, domain, devices) if experts is None else ()
+    each_pass = runtime.sums_each_pass and request.offer.zero != 1
+    most_ranks = max((ranks for ranks, _ in spreads), default=max(experts or (1,)))
+    offer = replace(
+        request.offer,
+        zero=request.offer.zero if runtime.shares_state else 1,
+        sharded_over=_groups(devices, domain, most_ranks) if each_pass else (),
+        summed_over=devices if runtime.sums_each_pass else 0,
+        contexts=usual_contexts(model, request.tokens, runtime, exchange) if contexts is None else contexts,
+        experts=() if experts is None else experts,
+        spreads=spreads,
+        gathered=runtime.setting.always_gathered,
+        always_sequence=runtime.setting.experts_in_sequence and any(kind.experts for kind in _kinds(model, None)),
+    )
+    used = software or runtime.software
+    return replace(request, offer=offer, software=used, context_exchange=exchange)
+
+
+def _groups(devices: int, domain: int, expert_ranks: int) -> tuple[int, ...]:
+    """Devices over which weights may be shared: all, or those of a domain or of twice as many each time (HSDP),
+    where they are all groups alike and hold all experts."""
+    found, size = [devices], domain
+    while size < devices:
+        if devices % size == 0 and size % expert_ranks == 0:
+            found.append(size)
+        size *= 2
+    return tuple(found)
+
+
+def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:
+    """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved.
+
+    Raises UsageError for one that it does not have.
+    """
+    if only is not None:
+        runtime.require_schedule(only)
+        return (only,)
+    return tuple(x for x in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED) if x in runtime.schedules)
+
+
+def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
+    """Raises UsageError for what the runtime's launch files cannot say, by the name of its option."""
+    setting, offer, title = runtime.setting, request.offer, runtime.title
+    if offer.zero not in (1, ALL_REPLICAS) and runtime.shares_state and not runtime.sums_each_pass:
+        raise UsageError(
+            f"--zero {offer.zero}: {title} shares the optimizer's state among all replicas; expected all or 1"
+        )
+    if offer.zero2 > 1 and setting.most_sharding < Sharding.GRADIENTS:
+        raise UsageError(f"--zero-2: {title} {runtime.no_more_sharing}")
+    if offer.zero2 > 1 and runtime.sums_each_pass:
+        raise UsageError(f"--zero-2: {title} shares weights and gradients (--fsdp), or the optimizer's state alone")
+    if offer.fsdp > 1 and setting.most_sharding < Sharding.WEIGHTS:
+        raise UsageError(f"--fsdp: {title} {runtime.no_more_sharing}; --runtime torchtitan shares weights")
+    if offer.offload and not setting.offload:
+        raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
+    if offer.gathered and not setting.gathered:
+        raise UsageError(f"--keep-gathered: {title} gathers again what sequence parallelism divides")
+    for recomputation in request.recomputations:
+        if not setting.may_recompute(recomputation):
+            raise UsageError(f"--recompute: {title} has no {recomputation.text}")
+    if offer.expert_tensor > 1 and not setting.expert_tensor:
+        raise UsageError(f"--expert-tensor-parallel: {title} divides no experts among GPUs")
+
+
+def usual_headroom(request: EstimateRequest) -> Headroom:
+    """With which 9 in 10 published peaks of software like it keep within a GPU's memory."""
+    return Headroom(share=memory_doubt(software_named(request.software)).headroom, is_usual=True)
+
+
+def headroom_of(given: str | float) -> Headroom:
+    """Of a share such as 0.08, or a text such as "8%" or "4GiB". Raises UsageError."""
+    text = given.strip() if isinstance(given, str) else given
+    try:
+        share = float(text[:-1]) / 100.0 if isinstance(text, str) and text.endswith("%") else float(text)
+    except ValueError:
+        return Headroom(size_bytes=parse_bytes(str(text), unit_required=True))
+    except TypeError:
+        raise UsageError(f"headroom must be a share, or a size such as '4GiB', not {given!r}") from None
+    if not 0.0 <= share < 1.0:
+        raise UsageError(f"{given!r}: expected a size, such as 4GiB, or a share below 1, such as 8% or 0.08")
+    return Headroom(share=share)

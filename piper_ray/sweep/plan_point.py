@@ -1,0 +1,204 @@
+"""A point of a sweep that is a plan: one model trained on one cluster by one runtime, over all that ``plan`` chooses;
+and its row."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from piper_ray.calibrate.workload import running_arguments, shared_replicas
+from piper_ray.model.errors import InfeasibleError, UsageError
+from piper_ray.model.figures import PROOF_TOLERANCE
+from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.solution import Status
+from piper_ray.model.stop import Stop
+from piper_ray.proposal.cells import Closing
+from piper_ray.proposal.demand import PlanDemand, usual_batch
+from piper_ray.proposal.figures import figures_of
+from piper_ray.proposal.layout_words import layout_words
+from piper_ray.proposal.offers import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
+from piper_ray.proposal.propose import FoundPlans, propose
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import ModelConfig
+from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.estimate.refusals import plain_instance, reasons_against
+
+PLAN = "plan"
+"""What the dataset has as the planner of such a point."""
+
+REFUSED = "refused"
+"""The status of one that a runtime or a GPU cannot do, whatever memory there is."""
+
+Row = dict[str, object]
+"""Columns of the dataset."""
+
+
+@dataclass(frozen=True)
+class PlannedModel:
+    """What points of one model share."""
+
+    model: ModelConfig
+    hardware: Hardware
+
+    def digest(self) -> str:
+        """SHA-256 of the model's config, of how it is trained if nothing else is said, and of the table of hardware."""
+        model, hardware = self.model, self.hardware
+        usual = [model.tokens, model.samples, model.batch]
+        gpus = {key: gpu.model_dump() for key, gpu in hardware.gpus.items()}
+        facts = [usual, model.document, gpus, hardware.training.model_dump()]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class PlanPoint:
+    """One plan of a sweep.
+
+    workload: the model's label. gpu: its key in the table of hardware. devices: of the cluster. batch: in samples.
+    trained_by: the runtime. tokens: of a sample; None: the model's own. asked_schedule: no other one; None: those that
+    the runtime has of 1f1b and interleaved.
+
+    >>> PlanPoint("llama3-8b", "H100-SXM", 2, 16, 256, "bf16", "megatron").devices
+    16
+    """
+
+    workload: str
+    gpu: str
+    nodes: int
+    devices: int
+    batch: int
+    precision: str
+    trained_by: str
+    tokens: int | None = None
+    asked_schedule: ScheduleName | None = None
+
+    def identity(self, digest: str) -> dict[str, object]:
+        """What tells which point a row of the dataset is of, as ``Sweep.identity`` has it. digest: the model's."""
+        facts = asdict(self)
+        input_hash = hashlib.sha256(json.dumps([PLAN, digest, *facts.values()]).encode()).hexdigest()
+        return {"input_hash": input_hash, "graph_hash": digest, "planner": PLAN, **facts}
+
+
+def point_of(
+    label: str,
+    planned: PlannedModel,
+    cluster: tuple[str, int, int | None],
+    batch: int | None,
+    precision: str,
+    trained_by: str,
+    tokens: int | None,
+    schedule: str | None,
+) -> PlanPoint:
+    """With what is not said filled in, so that one question is one point. cluster: GPU, nodes, GPUs of a node.
+
+    Raises UsageError for a GPU or a precision that is not known.
+    """
+    gpu, nodes, gpus_per_node = cluster
+    key = planned.hardware.key(gpu)
+    devices = EstimateRequest(nodes, gpus_per_node).devices_of(planned.hardware.gpus[key])
+    return PlanPoint(
+        label,
+        key,
+        nodes,
+        devices,
+        usual_batch(planned.model, devices) if batch is None else batch,
+        running_arguments(precision, (), None, None)["precision"],
+        trained_by,
+        tokens,
+        None if schedule is None else ScheduleName(schedule),
+    )
+
+
+def schedules_tried(point: PlanPoint) -> tuple[ScheduleName, ...]:
+    """Raises UsageError for one that the runtime does not have."""
+    return schedules_of(RUNTIMES[RuntimeName(point.trained_by)], point.asked_schedule)
+
+
+def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
+    """What ``piper_ray.plan`` searches for, where nothing else is said. Raises UsageError for what the runtime cannot
+    do."""
+    runtime, hardware = RUNTIMES[RuntimeName(point.trained_by)], planned.hardware
+    request = EstimateRequest(
+        nodes=point.nodes,
+        gpus_per_node=point.devices // point.nodes,
+        tokens=point.tokens,
+        batch=point.batch,
+        precision=point.precision,
+        offer=Offer(zero=shared_replicas("all")),
+    )
+    refuse_what_cannot_run(runtime, request)
+    domain = request.domain_of(hardware.gpus[point.gpu])
+    request = with_offers(request, planned.model, runtime, domain, None, None)
+    schedules, headroom = schedules_tried(point), usual_headroom(request)
+    return PlanDemand(planned.model, hardware, point.gpu, request, runtime, schedules, headroom=headroom)
+
+
+def plan_row(point: PlanPoint, planned: PlannedModel, stop: Stop[Any]) -> Row:
+    """The answer: a plan, or why there is none. It depends on the point alone, not on what was planned before.
+
+    Raises StopSearch when ``stop`` asks before there is a plan.
+    """
+    with _nothing_is_left_over():
+        return _plan_row(point, planned, stop)
+
+
+def _plan_row(point: PlanPoint, planned: PlannedModel, stop: Stop[Any]) -> Row:
+    try:
+        demand = _demand(point, planned)
+        plain = plain_instance(demand.model, demand.hardware, demand.request)
+        demand.runtime.constraints(plain, demand.schedules[0], demand.domain)  # raises for models that it cannot train
+        reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
+        if reasons:
+            raise InfeasibleError("\n".join(reasons))
+        return _of_plans(propose(demand, stop.part(), listed=1, threads=1))
+    except UsageError as error:
+        return {"status": REFUSED, "note": str(error)}
+    except InfeasibleError as error:
+        return {"status": Status.INFEASIBLE.value, "note": str(error)}
+
+
+@contextmanager
+def _nothing_is_left_over() -> Iterator[None]:
+    """Collections meanwhile pass over all that there was before: it would take a tenth of a plan's time or more. What
+    is made meanwhile is collected at the end: a whole collection seldom comes at another time, and would pass over it.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        gc.unfreeze()
+
+
+def _of_plans(found: FoundPlans) -> Row:
+    best, cells = found.best, found.cells
+    figures, schedule = figures_of(best), best.solution.schedule
+    left_open = sum(cell.closing is Closing.LEFT_OPEN for cell in cells.cells)
+    return {
+        "status": (Status.OPTIMAL if found.gap <= PROOF_TOLERANCE else Status.FEASIBLE).value,
+        "microbatches": best.instance.microbatches,
+        "memory_bytes": best.instance.memory_bytes,
+        "schedule": schedule.name.value,
+        "chunks": schedule.v,
+        "gap": found.gap,
+        "devices_used": best.devices,
+        "stages": best.stages,
+        "plan": json.dumps(best.plan.to_dict(), separators=(",", ":"), ensure_ascii=False),
+        "layers": len(best.instance.layers),
+        "microbatch_samples": best.samples,
+        "step_s": best.step_s,
+        "step_lower_bound_s": found.lower_s,
+        "tokens_per_s": figures.tokens_per_s,
+        "tokens_per_s_per_device": figures.tokens_per_s_per_device,
+        "mfu": figures.mfu,
+        "peak_memory_bytes": best.simulation.peak_memory_bytes,
+        "layout": layout_words(best).text,
+        "combinations": cells.count,
+        "combinations_closed": cells.count - left_open,
+    }

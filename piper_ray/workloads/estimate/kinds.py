@@ -1,0 +1,52 @@
+"""One workload on GPUs of several kinds, out of one estimate for each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance, Layer, Tmpc
+
+
+def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float | str | None = None) -> Instance:
+    """of_kind: the same model, batch and microbatch on the devices of each kind, by the kind's name.
+    between_bytes_per_s: the rate between stages on different kinds; None: that of the slower network.
+
+    An edge's bytes count messages at the rate of the kind's network: the most of them are taken. Raises UsageError for
+    workloads of different layers.
+
+    >>> import piper_ray
+    >>> of_kind = {gpu: piper_ray.estimate("llama3-8b", gpu, batch=64) for gpu in ("A100-80", "H100-SXM")}
+    >>> on_several_kinds(of_kind, "40GB/s").devices
+    16
+    """
+    first, *others = of_kind.values()
+    shape = [(layer.id, layer.name) for layer in first.layers]
+    for other in others:
+        if [(layer.id, layer.name) for layer in other.layers] != shape or other.batch != first.batch:
+            raise UsageError("workloads of several kinds of devices must have the same layers and the same batch")
+    kinds = [DeviceKind(name, instance.cluster) for name, instance in of_kind.items()]
+    slowest = min(kind.cluster.bandwidth_bytes_per_s for kind in kinds)
+    layers = [
+        replace(layer, tmpcs=_rows({name: x.layers[k] for name, x in of_kind.items()}))
+        for k, layer in enumerate(first.layers)
+    ]
+    edges = [
+        replace(edge, communication_bytes=max(x.edges[k].communication_bytes for x in of_kind.values()))
+        for k, edge in enumerate(first.edges)
+    ]
+    notes = tuple(dict.fromkeys(note for instance in of_kind.values() for note in instance.notes))
+    cluster = Cluster.of_kinds(kinds, slowest if between_bytes_per_s is None else between_bytes_per_s)
+    model = None if first.model is None else replace(first.model, gpu="")  # there is no one GPU that the times are of
+    joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
+    return joined.checked_as(first)
+
+
+def _rows(of_kind: Mapping[str, Layer]) -> dict[int, tuple[Tmpc, ...]]:
+    rows: dict[int, tuple[Tmpc, ...]] = {}
+    for name, layer in of_kind.items():
+        for t, row in layer.tmpcs.items():
+            rows[t] = rows.get(t, ()) + tuple(replace(tmpc, kind=name) for tmpc in row)
+    return {t: rows[t] for t in sorted(rows)}

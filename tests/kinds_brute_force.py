@@ -1,0 +1,125 @@
+"""Every plan on devices of several kinds under a schedule with a flush, simulated, for a handful of layers; and small
+instances of that kind. Shares nothing with the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations_with_replacement, product
+from random import Random
+
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
+from tests.flush_brute_force import MEMORY_TOLERANCE, Seconds, partitions, simulated_batch_s
+
+
+def least_batch_s(instance: Instance, schedule: str) -> float | None:
+    """Of the best plan; None: no plan fits."""
+    names = instance.cluster.kind_names
+    best: float | None = None
+    for d in (d for d in range(1, instance.microbatches + 1) if instance.microbatches % d == 0):
+        for degrees in product(instance.degrees, repeat=len(names)):
+            t_of = dict(zip(names, degrees, strict=True))
+            for stages in partitions(instance, len(instance.layers)):
+                for kinds in product(names, repeat=len(stages)):
+                    if any(kinds.count(x) * d * t_of[x] > instance.cluster.of_kind(x).devices for x in names):
+                        continue
+                    for seconds in _choices(instance, schedule, stages, kinds, d, t_of):
+                        found_s = simulated_batch_s(schedule, seconds, instance.microbatches // d)
+                        best = found_s if best is None else min(best, found_s)
+    return best
+
+
+def _choices(
+    instance: Instance,
+    schedule: str,
+    stages: Sequence[tuple[int, ...]],
+    kinds: Sequence[str],
+    d: int,
+    t_of: dict[str, int],
+) -> Iterator[tuple[Seconds, ...]]:
+    """What the stages take, for all choices of their TMPCs that fit."""
+    m, p = instance.microbatches // d, len(stages)
+    kind_of = {v: kind for layers, kind in zip(stages, kinds, strict=True) for v in layers}
+    stage_of = {v: j for j, layers in enumerate(stages) for v in layers}
+    of_stages = []
+    for j, (layers, kind) in enumerate(zip(stages, kinds, strict=True)):
+        y = m if schedule == "gpipe" else min(m, p - j)
+        rows = [[x for x in instance.layer_by_id[v].tmpcs.get(t_of[kind], ()) if x.kind == kind] for v in layers]
+        found = []
+        for choice in product(*rows):
+            held = sum(x.activation_bytes * y + x.fixed_bytes for x in choice)
+            if held <= instance.cluster.of_kind(kind).memory_bytes * (1 + MEMORY_TOLERANCE):
+                found.append(_seconds(instance, dict(zip(layers, choice, strict=True)), d, kind_of, stage_of))
+        of_stages.append(found)
+    return product(*of_stages)
+
+
+def _seconds(
+    instance: Instance, chosen: dict[int, Tmpc], d: int, kind_of: dict[int, str], stage_of: dict[int, int]
+) -> Seconds:
+    cluster = instance.cluster
+    one = next(iter(chosen))
+    own, here = kind_of[one], stage_of[one]
+    forward = sum(x.forward_s or 0.0 for x in chosen.values())
+    backward = sum(x.backward_s or 0.0 for x in chosen.values())
+    for edge in instance.edges:
+        ends = {edge.source, edge.target}
+        inside = [v for v in ends if v in chosen]
+        if len(inside) == 1:
+            (outside,) = ends - set(inside)
+            tmpc = chosen[inside[0]]
+            extra = {**tmpc.forward_sync_bytes, **tmpc.backward_sync_bytes}.get(outside, 0.0)
+            crossing_s = (edge.communication_bytes + extra) / cluster.rate_between(own, kind_of[outside])
+            forward += crossing_s
+            backward += crossing_s
+    for tensor in instance.tensors:
+        ends_of = {stage_of[v]: kind_of[v] for v in tensor.layers}
+        if here in ends_of and len(ends_of) > 1:
+            rate = min(cluster.rate_between(*pair) for pair in combinations_with_replacement(ends_of.values(), 2))
+            forward += tensor.forward_bytes / rate
+            backward += tensor.backward_bytes / rate
+    weights = sum(x.weights_bytes for x in chosen.values())
+    return forward, backward, 4.0 * (d - 1) / d * weights / cluster.of_kind(own).bandwidth_bytes_per_s
+
+
+def random_kinds(seed: int, kinds: int = 2) -> Instance:
+    """Two to four layers, in a chain or not, on few devices of each kind."""
+    rng = Random(f"kinds {seed}")
+    count = rng.randint(2, 4 if kinds == 2 else 3)
+    often = rng.choice([0.3, 1.0])
+    pairs = [(u, v) for u in range(count) for v in range(u + 1, count) if rng.random() < (often if v == u + 1 else 0.3)]
+    names = "abc"[:kinds]
+    degrees = rng.choice([(1,), (1, 2)])
+    clusters = [
+        DeviceKind(name, Cluster(rng.randint(1, 4), rng.uniform(8, 60), (Link(float(rng.choice([2, 8, 40]))),)))
+        for name in names
+    ]
+
+    def tmpc(name: str, kind: str, v: int) -> Tmpc:
+        return Tmpc(
+            name,
+            forward_s=rng.uniform(0.1, 4),
+            backward_s=rng.uniform(0.1, 8),
+            weights_bytes=rng.uniform(0, 6),
+            activation_bytes=rng.uniform(0, 4),
+            fixed_bytes=rng.uniform(0, 4),
+            forward_sync_bytes={u: rng.uniform(0, 2) for u, w in pairs if w == v},
+            backward_sync_bytes={w: rng.uniform(0, 2) for u, w in pairs if u == v},
+            kind=kind,
+        )
+
+    layers = [
+        Layer(
+            v,
+            f"layer{v}",
+            {
+                t: tuple(tmpc(name, kind, v) for kind in names for name in ("plain", "lean")[: rng.randint(1, 2)])
+                for t in degrees
+            },
+        )
+        for v in range(count)
+    ]
+    tensors = [Tensor(tuple(range(count)), rng.uniform(0, 3), rng.uniform(0, 3))] if rng.random() < 0.2 else []
+    cluster = Cluster.of_kinds(clusters, float(rng.choice([1, 6])))
+    edges = [Edge(*pair, rng.uniform(0, 6)) for pair in pairs]
+    return Instance(layers, edges, cluster=cluster, batch=Batch(rng.choice([2, 3, 4, 6])), tensors=tensors)

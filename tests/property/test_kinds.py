@@ -1,0 +1,150 @@
+"""On devices of several kinds: the value is that of all plans simulated, and what holds of kinds among themselves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import piper_ray
+from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.model.instance import Instance
+from piper_ray.model.solution import Solution, Status
+from piper_ray.model.stop import StoppedBy
+from piper_ray.workloads.formats.upstream import to_upstream
+from piper_ray.workloads.formats.workload_writer import to_toml
+from tests.data import goldens
+from tests.kinds_brute_force import least_batch_s, random_kinds
+from tests.lengths import long_after
+
+SCHEDULES = ("1f1b", "gpipe")
+
+
+def solved(instance: Instance, schedule: str = "1f1b", threads: int = 1) -> Solution:
+    return piper_ray.solve(instance, schedule=schedule, threads=threads)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 30) for start in range(0, 300, 30)]), ids=str)
+def test_two_kinds(seeds: range, schedule: str) -> None:
+    assert sum(assert_best(random_kinds(seed), schedule) for seed in seeds) > 10
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_three_kinds(schedule: str) -> None:
+    assert sum(assert_best(random_kinds(seed, kinds=3), schedule) for seed in range(12)) > 3
+
+
+def assert_best(instance: Instance, schedule: str) -> bool:
+    """Whether there is a plan."""
+    expected_s, found = least_batch_s(instance, schedule), solved(instance, schedule)
+    if expected_s is None:
+        assert found.status is Status.INFEASIBLE
+        return False
+    assert found.status is Status.OPTIMAL
+    assert found.time_per_sample_s == pytest.approx(expected_s / instance.microbatches, rel=1e-9)
+    assert found.plan is not None
+    evaluated = piper_ray.evaluate(instance, found.plan, schedule=schedule)
+    assert evaluated.time_per_sample_s == pytest.approx(found.time_per_sample_s, rel=1e-9)
+    return True
+
+
+@pytest.mark.parametrize("part", long_after(1, range(4)))
+def test_kept_instances(part: int) -> None:
+    """Found by trying and simulating every plan, elsewhere; in Piper's JSON with kinds."""
+    for record in goldens("kinds")[part::4]:
+        found = piper_ray.solve(record["instance"], schedule="1f1b", threads=1)
+        if record["value_s"] is None:
+            assert found.status is Status.INFEASIBLE
+        else:
+            assert found.status is Status.OPTIMAL
+            assert found.time_per_sample_s == pytest.approx(record["value_s"], rel=1e-8)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_gap_that_is_met_is_said(schedule: str) -> None:
+    """Whether or not edges that skip stages leave the rates open."""
+    ended = 0
+    for seed in range(40):
+        made = random_kinds(seed)
+        found = piper_ray.solve(made, schedule=schedule, threads=1, gap=0.5)
+        assert found.stopped_by in (None, StoppedBy.GAP)
+        assert (found.status is Status.FEASIBLE) is (found.stopped_by is StoppedBy.GAP)
+        if found.gap is not None:
+            assert found.gap <= 0.5
+            best_s = solved(made, schedule).time_per_sample_s
+            assert best_s is not None
+            assert found.lower_bound_s <= best_s * (1 + 1e-9)
+        ended += found.stopped_by is StoppedBy.GAP
+    assert ended > 3
+
+
+def test_two_equal_kinds_give_what_one_gives() -> None:
+    """Of one t, as each kind has its own; and with whole stages of any d on each, as a stage lies on one kind."""
+    plans = 0
+    for seed in range(30):
+        made = random_kinds(seed)
+        own = replace(made.cluster.kinds[0].cluster, devices=12)  # what each d divides that divides N
+        assert 12 % made.microbatches == 0
+        rows = {x.id: tuple(y for y in x.tmpcs[1] if y.kind == "a") for x in made.layers}
+        one = with_rows(made, replace(own, devices=24), {v: named(row, "") for v, row in rows.items()})
+        cluster = Cluster.of_kinds([DeviceKind("a", own), DeviceKind("b", own)], own.bandwidth_bytes_per_s)
+        two = with_rows(made, cluster, {v: named(row, "a") + named(row, "b") for v, row in rows.items()})
+        alone, together = solved(one), solved(two)
+        assert together.status is alone.status
+        if alone.time_per_sample_s is not None:
+            plans += 1
+            assert together.time_per_sample_s == pytest.approx(alone.time_per_sample_s, rel=1e-9)
+    assert plans > 10
+
+
+def with_rows(instance: Instance, cluster: Cluster, rows: dict[int, tuple[piper_ray.Tmpc, ...]]) -> Instance:
+    """rows: of t = 1."""
+    layers = [replace(layer, tmpcs={1: rows[layer.id]}) for layer in instance.layers]
+    return Instance(layers, instance.edges, cluster=cluster, batch=instance.batch, tensors=instance.tensors)
+
+
+def named(row: tuple[piper_ray.Tmpc, ...], kind: str) -> tuple[piper_ray.Tmpc, ...]:
+    return tuple(replace(tmpc, kind=kind) for tmpc in row)
+
+
+def test_the_order_of_kinds_changes_nothing() -> None:
+    for seed in range(20):
+        made = random_kinds(seed)
+        turned = replace(made.cluster, kinds=made.cluster.kinds[::-1])
+        other = Instance(made.layers, made.edges, cluster=turned, batch=made.batch, tensors=made.tensors)
+        assert solved(made).time_per_sample_s == pytest.approx(solved(other).time_per_sample_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("what", ["devices", "memory", "link", "between"])
+def test_more_of_anything_is_never_slower(what: str) -> None:
+    for seed in range(15):
+        made = random_kinds(seed)
+        first, second = made.cluster.kinds
+        own, between = first.cluster, made.cluster.between_bytes_per_s or 0.0
+        if what == "devices":
+            own = replace(own, devices=own.devices + 2)
+        elif what == "memory":
+            own = replace(own, memory_bytes=own.memory_bytes * 2)
+        elif what == "link":
+            own = replace(own, links=(replace(own.links[0], bandwidth_bytes_per_s=own.bandwidth_bytes_per_s * 2),))
+        else:
+            between *= 2
+        cluster = Cluster.of_kinds([DeviceKind("a", own), second], between)
+        more = Instance(made.layers, made.edges, cluster=cluster, batch=made.batch, tensors=made.tensors)
+        before_s, after_s = (solved(x).time_per_sample_s for x in (made, more))
+        if before_s is not None:
+            assert after_s is not None
+            assert after_s <= before_s * (1 + 1e-9)
+
+
+def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:
+    for seed in range(6):
+        made = random_kinds(seed)
+        path = tmp_path / f"{seed}.toml"
+        path.write_text(to_toml(made), encoding="utf-8")
+        read, other = piper_ray.load(path), piper_ray.load(to_upstream(made))
+        assert read.digest == other.digest
+        assert read.cluster == other.cluster == made.cluster
+        assert solved(read).plan == solved(other, threads=2).plan

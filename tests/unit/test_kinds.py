@@ -1,0 +1,278 @@
+"""Devices of several kinds: what files and objects may say of them, what is refused, and how mixes of stages follow
+from each other."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+import piper_ray
+from piper_ray.cli.app import app
+from piper_ray.engine.flush.mixes import MixLimits, with_mixes
+from piper_ray.engine.kernels.flush_types import FlushTask
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.errors import InputError, InvalidPlan, UsageError
+from piper_ray.model.plan import Plan
+from piper_ray.workloads.formats.documents import parse_toml
+from piper_ray.workloads.formats.upstream import to_upstream
+from piper_ray.workloads.formats.workload_writer import to_toml
+from tests.instances import random_instance
+from tests.kinds_brute_force import random_kinds
+
+DOCUMENT = to_upstream(random_kinds(3))
+
+
+def faults(document: dict[str, Any]) -> list[str]:
+    with pytest.raises(InputError) as caught:
+        piper_ray.load(document)
+    return [str(fault) for fault in caught.value.faults]
+
+
+def changed(change: str) -> dict[str, Any]:
+    """The document with a fault."""
+    found: dict[str, Any] = copy.deepcopy(DOCUMENT)
+    match change:
+        case "no rate":
+            del found["bandwidthBetween"]
+        case "rate of zero":
+            found["bandwidthBetween"] = 0.0
+        case "one kind":
+            del found["kinds"][1]
+        case "same name":
+            found["kinds"][1]["name"] = "a"
+        case "unknown key":
+            found["kinds"][0]["speed"] = 3
+        case "no memory":
+            del found["kinds"][0]["maxMemoryPerDevice"]
+        case "layer without a kind":
+            del found["nodes"][0]["TMPCs"]["b"]
+        case "unknown kind":
+            found["nodes"][0]["TMPCs"]["c"] = {}
+        case "devices beside kinds":
+            found["maxDevices"] = 8
+        case "nodes beside kinds":
+            found["devicesPerNode"] = 8
+        case "links beside kinds":
+            found["innerLinks"] = []
+        case "nodes":
+            found["kinds"][0] |= {"innerLinks": [{"devices": 8, "bandwidth": 9.0}], "devicesPerNode": 3}
+        case "no kinds":
+            del found["kinds"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("no rate", "bandwidthBetween: missing"),
+        ("rate of zero", "bandwidthBetween: "),
+        ("one kind", "kinds: "),
+        ("same name", 'kinds[1].name: "a"'),
+        ("unknown key", "kinds[0].speed: unknown key"),
+        ("no memory", "kinds[0].maxMemoryPerDevice: missing"),
+        ("layer without a kind", "nodes[0].TMPCs.b: missing"),
+        ("unknown kind", "nodes[0].TMPCs.c: unknown kind"),
+        ("devices beside kinds", "maxDevices: beside kinds of devices"),
+        ("nodes beside kinds", "devicesPerNode: beside kinds of devices"),
+        ("links beside kinds", "innerLinks: beside kinds of devices"),
+        ("nodes", "kinds[0].devicesPerNode: 3; expected a divisor of 8"),
+        ("no kinds", "bandwidthBetween: a rate between kinds"),
+    ],
+)
+def test_faults_of_files(change: str, expected: str) -> None:
+    assert any(fault.startswith(expected) for fault in faults(changed(change)))
+
+
+def test_all_faults_are_told_at_once() -> None:
+    document = changed("no rate")
+    del document["kinds"][0]["maxDevices"]
+    document["kinds"][1]["bandwidth"] = "fast"
+    assert [fault.partition(":")[0] for fault in faults(document)][:3] == [
+        "kinds[0].maxDevices",
+        "kinds[1].bandwidth",
+        "bandwidthBetween",
+    ]
+
+
+def test_faults_of_objects() -> None:
+    made = random_kinds(3)
+    first, second = made.cluster.kinds
+    cluster = Cluster.of_kinds([replace(first, name="z"), second], 1.0)
+    stranger = replace(made, cluster=cluster)
+    with pytest.raises(InputError, match='a TMPC for devices of kind "a"; expected one of z, b'):
+        piper_ray.solve(stranger, schedule="1f1b")
+    bad = DeviceKind("a", replace(first.cluster, memory_bytes=-1.0))
+    lacking = replace(made, cluster=Cluster.of_kinds([bad, second], 1.0))
+    with pytest.raises(InputError, match=r"cluster.kinds\[0\].memory_bytes"):
+        piper_ray.solve(lacking, schedule="1f1b")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"between_bytes_per_s": None}, r"cluster.between_bytes_per_s: not a number"),
+        ({"devices": 1000}, "cluster: figures beside kinds that are not of them"),
+        ({"node_devices": 8}, "cluster: figures beside kinds that are not of them"),
+        ({"kinds": ()}, r"cluster.between_bytes_per_s: 1.0, a rate between kinds of devices; expected kinds beside it"),
+        ({"kinds": None}, r"cluster.kinds: not a tuple"),
+    ],
+)
+def test_faults_of_a_cluster_of_kinds(change: dict[str, Any], expected: str) -> None:
+    made = random_kinds(3)
+    own = replace(made.cluster, between_bytes_per_s=1.0)
+    with pytest.raises(InputError, match=expected):
+        piper_ray.solve(replace(made, cluster=replace(own, **change)), schedule="1f1b")
+
+
+def test_nodes_are_whole_in_a_domain() -> None:
+    links = (Link(9.0, 8), Link(1.0))
+    made = random_instance(3)
+    bad = replace(made, cluster=replace(made.cluster, links=links, node_devices=3))
+    with pytest.raises(InputError, match=r"cluster.node_devices: 3; expected a divisor of 8"):
+        piper_ray.solve(bad)
+    with pytest.raises(InputError, match="devicesPerNode: 3; expected a divisor of 8"):
+        piper_ray.load(to_upstream(replace(made, cluster=replace(bad.cluster, node_devices=4))) | {"devicesPerNode": 3})
+
+
+def test_files_have_the_nodes_of_each_kind() -> None:
+    made = random_kinds(3)
+    first, second = made.cluster.kinds
+    own = replace(first.cluster, links=(Link(9.0, 8), *first.cluster.links), node_devices=4)
+    cluster = Cluster.of_kinds([replace(first, cluster=own), second], made.cluster.between_bytes_per_s or 0.0)
+    nodes = replace(made, cluster=cluster)
+    assert piper_ray.load(to_upstream(nodes)).cluster == cluster
+    assert piper_ray.load(parse_toml("toml", to_toml(nodes))).cluster == cluster
+
+
+def test_figures_of_all_are_not_one_kinds() -> None:
+    with pytest.raises(UsageError, match="each kind of devices has its own figures"):
+        piper_ray.solve(random_kinds(3), schedule="1f1b", devices=3)
+
+
+@pytest.mark.parametrize("schedule", ["2bw", "interleaved", "zb-v"])
+def test_other_schedules_are_refused_by_name(schedule: str) -> None:
+    with pytest.raises(UsageError, match=rf"plans for schedule {schedule}: not with devices of several kinds \(a, b\)"):
+        piper_ray.solve(random_kinds(3), schedule=schedule)
+
+
+def test_plans_are_checked_for_kinds() -> None:
+    made = next(x for x in map(random_kinds, range(40)) if piper_ray.solve(x, schedule="1f1b").plan is not None)
+    plan = piper_ray.solve(made, schedule="1f1b").plan
+    assert plan is not None
+    (first, *rest) = plan.stages
+    with pytest.raises(InvalidPlan, match="its devices are of kind 'q'; expected one of a, b"):
+        piper_ray.evaluate(made, Plan((replace(first, kind="q"), *rest)), schedule="1f1b")
+    many = replace(first, data_parallel_degree=made.microbatches * 8)
+    with pytest.raises(InvalidPlan, match=f"devices of kind {first.kind}, .* are there"):
+        piper_ray.evaluate(made, Plan((many, *rest)), schedule="1f1b")
+
+
+@pytest.mark.parametrize("most", [(3,), (2, 3), (1, 0), (2, 1, 2)])
+def test_mixes_follow_from_each_other(most: tuple[int, ...]) -> None:
+    """As loops over all mixes and stages say."""
+    kinds, stages = len(most), range(2, 5)
+    task = with_mixes(bare_task(kinds), MixLimits(most, stages, uses_all=False))
+    counts = [x for x in product(*(range(n + 1) for n in most)) if 0 < sum(x) < stages.stop]
+    counts.sort(key=lambda x: (sum(x), x))
+    mixes: list[tuple[tuple[int, ...], int, int]] = [((0,) * kinds, -1, -1)]
+    mixes += [(x, first, promised) for first, promised in product(range(kinds), repeat=2) for x in counts]
+    assert task.next_mix.shape == (len(mixes), kinds**3)
+    for mix, (x, first, promised) in enumerate(mixes):
+        for kind, behind, ahead in product(range(kinds), repeat=3):
+            move = (kind * kinds + behind) * kinds + ahead
+            more = tuple(n + (g == kind) for g, n in enumerate(x))
+            may = behind == kind if mix == 0 else (first, promised) == (behind, kind)
+            expected = mixes.index((more, kind, ahead)) if may and more in counts else -1
+            assert task.next_mix[mix, move] == expected
+            if expected >= 0:
+                assert task.previous_mix[expected, move] == mix
+        assert task.is_whole[mix] == (mix > 0 and first == promised and sum(x) in stages)
+        if kinds > 1:
+            left = sum((most[g] - n) / (g + 1) for g, n in enumerate(x))
+            assert task.share_left[mix] == pytest.approx(left)
+
+
+def bare_task(kinds: int) -> FlushTask:
+    """With a variant for each move, of whose kind a second is the whole, half, a third of all work."""
+    moves = np.arange(kinds**3)
+    fields = dict.fromkeys(FlushTask._fields, 0) | {"move": moves, "variants": moves}
+    share = 1.0 / (1.0 + moves // kinds**2)
+    return FlushTask(**fields | {"share_of_s": share})  # type: ignore[arg-type]
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_estimate_of_several_kinds(tmp_path: Path) -> None:
+    out = tmp_path / "mixed.toml"
+    asked = ("llama3-8b", "--gpu", "A100-80:1", "--gpu", "H100-SXM:2", "--global-batch", 32, "--between", "30GB/s")
+    result = run("estimate", *asked, "-o", out)
+    assert result.exit_code == 0
+    instance = piper_ray.load(out)
+    assert [(kind.name, kind.cluster.devices) for kind in instance.cluster.kinds] == [("A100-80", 8), ("H100-SXM", 16)]
+    assert instance.cluster.between_bytes_per_s == 30e9
+    own = {
+        name: piper_ray.estimate("llama3-8b", name, nodes=nodes, batch=32)
+        for name, nodes in (("A100-80", 1), ("H100-SXM", 2))
+    }
+    assert instance.digest == piper_ray.on_several_kinds(own, "30GB/s").digest
+    plan = tmp_path / "plan.json"
+    solved = run("solve", out, "-o", plan)
+    assert "Kind      A100-80: K = 8" in solved.stdout
+    assert {stage.kind for stage in piper_ray.load_plan(plan, instance).stages} <= {"A100-80", "H100-SXM"}
+    assert run("simulate", out, plan).exit_code == 0
+    assert run("report", out, plan, "-o", tmp_path / "page.html").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("--gpu", "A100-80"), "--nodes is missing"),
+        (("--gpu", "A100-80:2", "--gpu", "A100-80:3"), "--gpu A100-80:3: expected each kind of GPU once"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once, with its nodes"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM:x"), "--gpu H100-SXM:x: expected"),
+        (
+            ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--nodes", "2"),
+            "--nodes 2: --gpu A100-80:2 says how many nodes",
+        ),
+        (("--gpu", "A100-80", "--nodes", "2", "--between", "3GB/s"), "--between: expected GPUs of several kinds"),
+    ],
+)
+def test_mistakes_of_the_command(asked: tuple[str, ...], expected: str) -> None:
+    result = run("estimate", "llama3-8b", *asked)
+    assert result.exit_code != 0
+    assert expected in str(result.exception or "") + result.stderr
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        (("--gpu", "A100-80"), "--nodes is missing; expected how many nodes of A100-80"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM:2"), "--gpu A100-80:2: plan is for one kind of GPU; for a cluster"),
+    ],
+)
+def test_a_plan_is_of_one_kind(asked: tuple[str, ...], expected: str) -> None:
+    result = run("plan", "llama3-8b", *asked)
+    assert result.exit_code == 2
+    assert expected in result.stderr
+
+
+def test_workloads_of_other_layers_do_not_join() -> None:
+    one = piper_ray.estimate("llama3-8b", "A100-80", batch=32)
+    other = piper_ray.estimate("bert-large", "H100-SXM", batch=32)
+    with pytest.raises(UsageError, match="the same layers and the same batch"):
+        piper_ray.on_several_kinds({"A100-80": one, "H100-SXM": other})
+
+
+def test_a_link_may_be_a_text() -> None:
+    cluster = Cluster.of_kinds([DeviceKind(name, Cluster(2, "1GB", [Link("3GB/s")])) for name in "ab"], "2GB/s")  # type: ignore[arg-type]
+    assert cluster.rate_between("a", "b") == 2e9
+    assert cluster.rate_between("b", "b") == 3e9
