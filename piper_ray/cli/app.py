@@ -244,8 +244,8 @@ app = typer.Typer(
     no_args_is_help=True,
     epilog=(
         "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
-        "6 a plan that is not valid, 7 cluster; ended by a signal 128 and its number: 130 Ctrl-C, 143 SIGTERM, "
-        "129 SIGHUP, 141 as nobody reads the output any more."
+        "6 a plan that is not valid, 7 cluster, 8 a certificate that proves nothing; ended by a signal 128 and its "
+        "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 as nobody reads the output any more."
     ),
     **PLAIN,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -15,6 +15,7 @@ from piper_ray.cli.options import REQUIRED, Without, argument, flag, option
 from piper_ray.cli.shared import LaunchOptions, PlannedOptions, ScheduleOptions, WorkloadOptions
 from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import Target
+from piper_ray.model.figures import plural
 from piper_ray.model.mode import Recomputation, parse_recomputation
 from piper_ray.runtimes.runtime import gpus_per_node_of
 
@@ -111,7 +112,10 @@ def import_plan(
         note(words)
     piper_ray.dump_plan(found.plan, read.out, instance, found.schedule)
     ranks = found.plan.by_rank(found.schedule)
-    typer.echo(f"{read.out}: {found.schedule.text}, {len(found.plan.stages)} stages, {ranks.devices} devices")
+    typer.echo(
+        f"{read.out}: {found.schedule.text}, {plural(len(found.plan.stages), 'stage')}, "
+        f"{plural(ranks.devices, 'device')}"
+    )
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,9 @@ def verify(
                 typer.echo(to_text(found), nl=False)
             raise
     time_s = evaluation.time_per_sample_s
+    if claims.made_otherwise(instance, valued_for, step) is None:
+        for text in claims.contradicted_by(time_s):
+            note(f"{planned.plan_file}: {text}")
     certified: CertifiedBound | None = None
     silent_on: tuple[str, ...] = ()
     if certificate is not None:

@@ -241,6 +241,12 @@ def _bounded(found: Solution, first: Solution) -> Solution:
     return replace(found, status=Status.FEASIBLE, lower_bound_s=min(first.lower_bound_s, found.time_per_sample_s))
 
 
+def refuse_alternatives(asked: RuntimeOptions, schedule: Schedule | ScheduleName) -> None:
+    """Raises UsageError where more plans than one are asked for under a schedule without a flush."""
+    if asked.plans > 1 and Schedule.of(schedule).asynchronous:
+        raise UsageError("--plans is for schedules with a flush: add --schedule or --runtime")
+
+
 def find_alternatives(
     instance: Instance,
     restrictions: Restrictions,
@@ -249,11 +255,9 @@ def find_alternatives(
     given: SolveOptions,
     solution: Solution,
 ) -> Alternatives:
-    """Raises UsageError for a schedule without a flush."""
+    """The next best plans, for a schedule that ``refuse_alternatives`` lets pass."""
     from piper_ray.planners.alternatives import best_plans
 
-    if Schedule.of(schedule).asynchronous:
-        raise UsageError("--plans is for schedules with a flush: add --schedule or --runtime")
     options = replace(given, resume=None)
     with working("the next best plans"):
         return current().run(

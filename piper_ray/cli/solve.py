@@ -236,6 +236,7 @@ def solve(
     else:
         own_runtime = for_runtime.RuntimeSolve.of(wanted, instance, scheduled, restrictions)
         asked, restrictions = own_runtime.schedule, own_runtime.restrictions
+    for_runtime.refuse_alternatives(wanted, asked)
     if certificate is not None:
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 

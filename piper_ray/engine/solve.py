@@ -97,7 +97,10 @@ def solve(
         if prepared is not None:
             _check_prepared(planned_for, restrictions)
         if step != StepTerms() and planned_for.name not in FLUSHED | CHUNKED:
-            raise UsageError(f"terms of a step are for schedules with a flush; {planned_for.name.value} has its own")
+            raise UsageError(
+                "terms of a step (--all-reduce, --all-reduce-overlap, --optimizer) are for schedules with a flush; "
+                f"{planned_for.name.value} has its own"
+            )
 
         stashes = planned_for.name is ScheduleName.PIPEDREAM
         schedules = chunk_schedules(PAPERS_SCHEDULE if stashes else asked or planned_for)

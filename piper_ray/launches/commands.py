@@ -141,6 +141,8 @@ def _hidden(word: str) -> UsageError:
     cause = causes(word)[0]
     name = cause.lstrip("$").strip("{}")
     hint = f"; say it with --set {name}=VALUE" if name.isidentifier() else ""
+    if cause.startswith("$(cat "):
+        hint = "; expected a text file of options beside the script"
     return UsageError(f"launch script: what stands behind {readable(word)} cannot be seen here{hint}")
 
 

@@ -441,7 +441,9 @@ def _model_of(
     place = path_of("models", label) if label in labels else f"{path}.models"
     if label in taken:
         faults.at(place, f"{quoted(label)} is a label of [workloads] too; expected another one")
-    elif not isinstance(given, str) or (label not in labels and label not in model_names()):
+    elif not isinstance(given, str):
+        faults.at(place, f"not a text ({shown(given)}); expected the name of a model or the path of a config.json")
+    elif label not in labels and label not in model_names():
         known = ", ".join([*labels, *model_names()])
         faults.at(place, f"unknown ({quoted(str(given))}); expected a label of [models] or one of {known}")
     elif _LABEL.fullmatch(label) is None:

@@ -49,7 +49,11 @@ Each row's workload, plan and certificate are in `docs/ledger`, and anyone may c
     piper-ray verify docs/ledger/RUN.toml docs/ledger/RUN.plan.json --certificate docs/ledger/RUN.certificate
 
 A test does so for all rows; of every fourth it makes workload and layout's step anew from what is published of the run.
-{download}`All figures <ledger/ledger.csv>` are in one table, those of finer prices and of what is tried below too."""
+{download}`All figures <ledger/ledger.csv>` are in one table: `layout_step_s` and `best_layout_step_s` are by the finer
+price, `predicted_step_s` and `best_step_s` by the planner's; `same_..._step_s` are of best plans that keep to one thing
+of the layout."""
+
+_SURPRISING = f"{100.0 * SURPRISING:.0f} %"
 
 NOTES = {
     "bridge2602-h100-q30-fp8": "NVIDIA's release 26.04 publishes 29.3 s for the same model, GPUs, batch and precision, "
@@ -140,7 +144,7 @@ def _summary_row(name: str, rows: Sequence[Row]) -> str:
 _SLOW = f"""\
 ## Layouts that the model finds far from the best
 
-For each row with x above {SURPRISING:.0%} the best plan was sought again among those that have one thing in common
+For each row with x above {_SURPRISING} the best plan was sought again among those that have one thing in common
 with the layout: its recomputation, its microbatches, or its t and d. The columns have x against that plan. A small
 figure means that the layout loses little by the rest, so this thing is what costs it. "Usual room" is x against the
 best plan that leaves as much memory free as `plan` does by default (`--headroom`)."""
@@ -153,8 +157,9 @@ _SLOW_HEAD = (
 _WRONG = f"""\
 ## Runs that the model does not predict
 
-Each layout with y above {SURPRISING:.0%} was priced again with one assumption changed: which exchanges run beside
-passes, how tokens reach experts, how experts are spread, what CUDA graphs capture, or the precision of products."""
+Each layout with y above {_SURPRISING} was priced again with one assumption changed: which exchanges run beside
+passes, how tokens reach experts, how experts are spread, what CUDA graphs capture, or the precision of products. Where
+more than half of y is left, no single change explains it."""
 
 _ODD = """\
 ## Other rows to be read with care"""

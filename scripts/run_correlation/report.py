@@ -50,7 +50,7 @@ def agreement(points: Sequence[Point]) -> str:
     return (
         f"Correlation {correlation:.4f}, mean error {100.0 * fmean(abs(point.error) for point in points):.1f} %, "
         f"largest {100.0 * max(abs(point.error) for point in points):.1f} %; of {pairs} pairs of plans of one model "
-        f"{right} are in the right order."
+        f"whose steps differ by more than they spread {right} are in the right order."
     )
 
 

@@ -166,6 +166,30 @@ def test_what_solve_writes_is_verified(small: Path, tmp_path: Path) -> None:
         assert json.loads(verified.stdout)["time_per_sample_s"] == json.loads(solved.stdout)["time_per_sample_s"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({}, None),
+        ({"time_per_sample_s": 0.5}, "time_per_sample_s is 0.5 s, where the plan takes"),
+        ({"lower_bound_s": 1e6}, "lower_bound_s is 1e+06 s, where the plan takes"),
+        ({"lower_bound_s": 0.001}, 'status is "optimal", where lower_bound_s is only 0.001 s'),
+    ],
+)
+def test_what_a_plan_file_says_of_itself_and_cannot_be_is_noted(
+    small: Path, tmp_path: Path, changed: dict[str, float], told: str | None
+) -> None:
+    run("solve", small, "--out", tmp_path / "plan.json")
+    document = json.loads((tmp_path / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(document | changed))
+    result = run("verify", small, tmp_path / "plan.json")
+    assert result.returncode == 0
+    assert "valid: " in result.stdout
+    assert result.stderr == "" if told is None else f"plan.json: {told}" in result.stderr
+    elsewhere = run("verify", small, tmp_path / "plan.json", "--memory", "100GiB")
+    assert elsewhere.returncode == 0
+    assert "plan.json: " not in elsewhere.stderr
+
+
 def test_an_invalid_plan_names_each_violation(small: Path, plan: Path) -> None:
     result = run("verify", small, plan, "--devices", 2, "--memory", "6GiB", "--json")
     assert result.returncode == 6

@@ -119,6 +119,8 @@ def test_what_is_wrong_is_said_with_its_place(tmp_path: Path) -> None:
     assert faults(tmp_path, "plan = []\n") == ["no points; expected [grid], [[points]] or [[plan]]"]
     (missing,) = faults(tmp_path, '[models]\na = "a.json"\n' + head.replace("bert-large", "a"))
     assert missing.startswith("models.a: ")
+    (number,) = faults(tmp_path, "[models]\na = 3\n" + head.replace("bert-large", "a"))
+    assert number.startswith("models.a: not a text (3); expected")
     (table,) = faults(tmp_path, 'hardware = "none.toml"\n' + head)
     assert table.startswith("hardware: ")
     (key,) = faults(tmp_path, head + "zero = 1\n")

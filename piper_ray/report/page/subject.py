@@ -105,15 +105,11 @@ def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]
     """What the page is of, with the bound of the plan's document, if that is one on this plan."""
     bound_s, notes = claims.lower_bound_s, []
     if bound_s is not None:
-        why = None
-        if claims.digest != found.instance.digest:
-            why = "it is of another input, or of another cluster"
-        elif claims.schedule != found.simulation.schedule:
-            name = "no schedule" if claims.schedule is None else f"schedule {claims.schedule.text}"
-            why = f"it is of {name}"
-        elif SimulationOptions.of(claims.step) != found.simulation.options:
-            why = "it is of other terms of a step"
-        elif bound_s > found.value_s * (1.0 + _SAME_TIME):
+        options = found.simulation.options
+        step = StepTerms(options.all_reduce, options.all_reduce_overlap, options.optimizer_s)
+        other = claims.made_otherwise(found.instance, found.simulation.schedule, step)
+        why = None if other is None else f"it is of {other}"
+        if why is None and bound_s > found.value_s * (1.0 + _SAME_TIME):
             why = "this plan is faster than it"
         if why is not None:
             bound_s = None

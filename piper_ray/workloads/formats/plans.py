@@ -171,13 +171,17 @@ def _read_stage(raw: object, path: str, order: Mapping[int, int], faults: Faults
     )
 
 
+_SAME_TIME = 1e-6
+"""Relative. Times that differ by less are the same: figures are summed in several orders."""
+
+
 @dataclass(frozen=True)
 class PlanClaims:
     """What a document claims beside its plan. None or empty: the document does not say it, as Piper's own documents say
     nothing of all this.
 
-    digest, step: of the instance, and the terms of a step, that the rest is of. lower_bound_s: no plan is faster.
-    status: "optimal" or "feasible".
+    digest, step: of the instance, and the terms of a step, that the rest is of. time_per_sample_s: what the plan takes.
+    lower_bound_s: no plan is faster. status: "optimal" or "feasible".
     planner, note: who made the plan, if not the exact solver, in its own words.
     """
 
@@ -188,10 +192,30 @@ class PlanClaims:
     planner: str | None = None
     note: str | None = None
     step: StepTerms = StepTerms()
+    time_per_sample_s: float | None = None
 
     def step_under(self, schedule: Schedule) -> StepTerms:
         """The terms of its step where that schedule flushes each batch too; the usual ones where there is no flush."""
         return StepTerms() if schedule.asynchronous else self.step
+
+    def made_otherwise(self, instance: Instance, schedule: Schedule, step: StepTerms) -> str | None:
+        """Why its figures say nothing of a plan that is valued so, as the end of "it is of ..."; None where they do."""
+        if self.digest != instance.digest:
+            return "another input, or of another cluster"
+        if self.schedule != schedule:
+            return "no schedule" if self.schedule is None else f"schedule {self.schedule.text}"
+        return None if self.step_under(schedule) == step else "other terms of a step"
+
+    def contradicted_by(self, time_s: float) -> list[str]:
+        """What the document says of its plan that cannot be, where the plan takes ``time_s`` a microbatch."""
+        found, slack_s = [], _SAME_TIME * time_s
+        if self.time_per_sample_s is not None and abs(self.time_per_sample_s - time_s) > slack_s:
+            found.append(f"time_per_sample_s is {self.time_per_sample_s:.6g} s, where the plan takes {time_s:.6g} s")
+        if self.lower_bound_s is not None and self.lower_bound_s > time_s + slack_s:
+            found.append(f"lower_bound_s is {self.lower_bound_s:.6g} s, where the plan takes {time_s:.6g} s")
+        if self.status == "optimal" and self.lower_bound_s is not None and self.lower_bound_s < time_s - slack_s:
+            found.append(f'status is "optimal", where lower_bound_s is only {self.lower_bound_s:.6g} s')
+        return found
 
 
 @dataclass(frozen=True)
@@ -231,6 +255,7 @@ class _Step(Open):
 class _Claims(Open):
     step: _Step | None = Field(default=None, description="an object")
     instance: _Instance | None = Field(default=None, description="an object")
+    time_per_sample_s: Figure | None = None
     lower_bound_s: Figure | None = None
     status: str | None = Field(default=None, description="a text")
     planner: str | None = Field(default=None, description="a text")
@@ -279,7 +304,8 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
         return None
     digest = None if read.instance is None else read.instance.digest
     step = StepTerms() if read.step is None else StepTerms(**read.step.model_dump())
-    return PlanClaims(schedule, digest, read.lower_bound_s, read.status, read.planner, read.note, step)
+    bound_s, time_s = read.lower_bound_s, read.time_per_sample_s
+    return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s)
 
 
 _OLD_NAMES = (
