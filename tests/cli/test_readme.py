@@ -25,13 +25,35 @@ def _readme() -> str:
 
 
 def test_readme_is_a_page() -> None:
-    assert len(_readme().splitlines()) <= 150
+    assert len(_readme().splitlines()) <= 125
 
 
 def test_first_command_is_one_whose_output_the_documentation_shows() -> None:
     command = next(line for line in _readme().splitlines() if line.startswith("./scripts/piper-ray solve"))
     page = (ROOT / "docs" / "explanation" / "optimal.md").read_text(encoding="utf-8")
     assert f"$ {command.removeprefix('./scripts/')}\n" in page
+
+
+def test_the_plan_that_readme_shows_is_the_one_of_its_page() -> None:
+    """Which test_docs.py makes anew."""
+    shown = _readme().split("```text\n", 1)[1].split("```", 1)[0].splitlines()
+    page = (ROOT / "docs" / "how-to" / "plan.md").read_text(encoding="utf-8").splitlines()
+    assert shown[0].startswith("$ piper-ray plan ")
+    assert [line for line in shown if line != "..." and line not in page] == []
+
+
+def test_errors_of_estimates_are_those_of_their_page() -> None:
+    """Which test_validate_estimates.py makes anew: number, mean and worst, in the same order."""
+
+    def figures(text: str) -> list[list[str]]:
+        rows = [re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
+        return [[row[1], row[2], row[-1 if len(row) == 4 else 5]] for row in rows[1:]]
+
+    shown = figures(_readme().split("each in its own layout", 1)[1].split("\n## ", 1)[0])
+    page = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
+    known = figures(page.split("test_validate_estimates.py -->", 1)[1].split("\n\n", 1)[0])
+    assert len(shown) > 5
+    assert [row for row in shown if row not in known] == []
 
 
 def test_links_of_readme_lead_somewhere() -> None:
@@ -41,7 +63,7 @@ def test_links_of_readme_lead_somewhere() -> None:
 
 
 def test_every_command_of_readme_exists() -> None:
-    named = set(re.findall(r"`piper-ray ([\w-]+) ", _readme()))
+    named = set(re.findall(r"`([\w-]+)`", _readme().split("## Commands\n", 1)[1].split("\n## ", 1)[0]))
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
     assert named == set(group.list_commands(typer.Context(group))) - {"help"}

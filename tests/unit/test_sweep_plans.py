@@ -245,10 +245,11 @@ def test_a_worker_keeps_nothing_of_its_plans(tmp_path: Path) -> None:
     assert isinstance(subject, PlannedModel)
     assert isinstance(point, PlanPoint)
     alive = []
+    gc.collect()  # what other tests left
     for _ in range(2):
         assert plan_row(point, subject, Stop[Any]())["step_s"]
         alive.append(sum(isinstance(one, Instance | FoundPlans | Cells) for one in gc.get_objects()))
-    assert alive[0] == alive[1]
+    assert alive[1] <= alive[0]
 
 
 def test_a_worker_answers_what_is_refused_too(tmp_path: Path) -> None:
