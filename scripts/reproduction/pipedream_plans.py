@@ -97,7 +97,7 @@ def _ranges(rates: Collection[float]) -> str:
         if holds:
             runs.append([rate / 1e9 for rate in run])
     texts = [f"{run[0]:.3g}" if len(run) == 1 else f"{run[0]:.3g} to {run[-1]:.3g}" for run in runs]
-    return f"{' and '.join(texts)} GB/s" if texts else "nowhere"
+    return f"{', '.join(texts)} GB/s" if texts else "nowhere"
 
 
 def _words(rows: Sequence[Row], private: Sequence[str]) -> list[str]:
