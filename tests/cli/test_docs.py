@@ -43,7 +43,7 @@ def test_the_notebook_shows_what_it_stores() -> None:
 
 def test_pages_have_examples() -> None:
     found = {page.relative_to(ROOT).as_posix() for page in pages()}
-    assert {"README.md", "docs/tutorial/llama3-70b.md", "docs/how-to/infeasible.md"} <= found
+    assert {"docs/tutorial/llama3-70b.md", "docs/how-to/infeasible.md"} <= found
 
 
 SHELL = [
