@@ -8,13 +8,13 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperGroup
 
+from piper_ray.cli.help import Command, FlagsAsFlags
 from piper_ray.cli.interrupts import listening
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError, advice
@@ -35,11 +35,6 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """Options that had another name, without their dashes: still understood, and in no help."""
 
-TAKES_OPTIONS_AS_TEXT = frozenset({"import-plan", "memory"})
-"""Commands with an argument that may be another program's options, quoted."""
-
-_OPTIONS_IN_A_TEXT = re.compile(r"--[^\s=]+\s")
-_BRACED = re.compile(r"\{([^{}]*)\}(\.\.\.)?")
 _BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
 _OPTIONS: Mapping[str, str] = {"samples_per_microbatch": "--microbatch-size", "tokens_per_sample": "--tokens"}
 _PARAMETER = re.compile(
@@ -54,61 +49,6 @@ def understood(command: str) -> Callable[[str], str]:
     """For ``token_normalize_func``: gives an option's name of today for one of before."""
     former = FORMER_NAMES.get(command, {})
     return lambda name: former.get(name, name)
-
-
-class FlagsAsFlags:
-    """A command, or a group of commands, whose help gives flags no type."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The arguments and options, as typer asks for them."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for parameter in parameters:
-            parameter.process_value = partial(_processed, parameter)
-            if isinstance(parameter, TyperOption) and parameter.is_flag:
-                parameter.metavar = parameter.metavar or ""
-        return parameters
-
-
-def _processed(parameter: Any, ctx: Any, value: object) -> object:
-    """The value as typer processes it, but what is not given is not looked at, and nothing in completion: typer would
-    load pydantic for it, and make an adapter of each option."""
-    if ctx.resilient_parsing or (value is None and not parameter.required):
-        return value
-    return type(parameter).process_value(parameter, ctx, value)
-
-
-class Command(FlagsAsFlags, TyperCommand):
-    """A command of piper-ray."""
-
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
-        # Where a line of the source ends is no matter of the terminal's.
-        self.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in (self.help or "").split("\n\n"))
-
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """``INPUT PLAN...``, where typer has ``{INPUT} {PLAN...}...``."""
-        return [_BRACED.sub(r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Under a heading for each group of options, where there are any."""
-        shown = [(one, record) for one in self.get_params(ctx) if (record := one.get_help_record(ctx)) is not None]
-        headings = dict.fromkeys(_heading(one) for one, _ in shown)
-        for heading in sorted(headings, key=lambda name: (name != "Arguments", name == "Options")):
-            with formatter.section(heading):
-                formatter.write_dl([record for one, record in shown if heading == _heading(one)])
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parses as click does, but for texts of several options that are one argument: with a blank in front they are
-        none of ours."""
-        if self.name in TAKES_OPTIONS_AS_TEXT:
-            args = [f" {word}" if _OPTIONS_IN_A_TEXT.match(word) else word for word in args]
-        return super().parse_args(ctx, args)
-
-
-def _heading(parameter: Any) -> str:
-    if parameter.param_type_name == "argument":
-        return "Arguments"
-    return getattr(parameter, "rich_help_panel", None) or "Options"
 
 
 def as_options(text: str) -> str:
@@ -138,8 +78,7 @@ TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"
 
 
 _DOES: Mapping[str, str] = {
-    "plan": "Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures "
-    "people ask for.",
+    "plan": "Plan the training of MODEL on a cluster, and write its launch files.",
     "solve": "Find the fastest plan for INPUT, and prove it.",
     "frontier": "Find the least time per microbatch for INPUT on every number of devices, and prove each.",
     "verify": "Check PLAN against INPUT and show what it costs, under the schedule that PLAN is for.",

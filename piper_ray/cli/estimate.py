@@ -16,6 +16,7 @@ from piper_ray.cli.telling import note
 from piper_ray.cli.values import NamedNumber, command_text, parse_degrees, parse_rate, parse_size
 from piper_ray.model.errors import UsageError
 from piper_ray.model.mode import ALL_REPLICAS, parse_recomputation
+from piper_ray.model.units import parse_tokens
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -49,8 +50,7 @@ class ModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
-        "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
+        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
     )
     gpu: list[str] = option(
         "NAME",
@@ -63,7 +63,7 @@ class ModelOptions:
     domain: int | None = option(
         "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
     )
-    tokens: int | None = option("COUNT", "Tokens of a sample.", min=1)
+    tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
     images: int | None = option(
         "COUNT", "Images of a sample, of a model that sees; one of the config's size if left out.", min=1
     )

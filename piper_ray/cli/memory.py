@@ -11,6 +11,7 @@ import typer
 from piper_ray.cli.options import REQUIRED, argument, option
 from piper_ray.cli.shared import STDIN, JsonOption
 from piper_ray.cli.telling import note
+from piper_ray.model.units import parse_tokens
 
 
 @dataclass(frozen=True)
@@ -19,8 +20,7 @@ class LaidModelOptions:
 
     model: str = argument(
         "MODEL",
-        "A Hugging Face config.json, the name of a known model, such as llama3-70b, or an id of the hub, such as "
-        "Qwen/Qwen3-235B-A22B; - reads a config from stdin.",
+        "A config.json of Hugging Face, a model's name, such as llama3-70b, or its id there; - reads a config.",
     )
     layout: str = option(
         "LAYOUT",
@@ -31,7 +31,7 @@ class LaidModelOptions:
     )
     gpu: str | None = option("NAME", "The GPU that it is to fit on, such as H100-SXM.")
     gpus: int | None = option("COUNT", "GPUs in all, where LAYOUT does not say how many replicas there are.", min=1)
-    tokens: int | None = option("COUNT", "Tokens of a sample.", min=1)
+    tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
     batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
     microbatch: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
     precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if nobody says.")

@@ -145,10 +145,10 @@ def plan(
     running: PlanRunningOptions,
     charged: PlanStepOptions,
 ) -> None:
-    """Plan the training of MODEL on a cluster: workload, plan, report and launch files, and the figures people ask for.
+    """Plan the training of MODEL on a cluster, and write its launch files.
 
-    One search over microbatch sizes, schedules and all that a launch says of parallelism, sharding and recomputation,
-    under the runtime's rules, with one bound for all: no plan is faster by more than the gap that is told.
+    One search over microbatch sizes, schedules, parallelism, sharding and recomputation, with one bound: no plan is
+    faster by more than the gap.
     """
     asked = _Question(modelled, written, trained, room, offered, running, charged)
     asked.refuse_mistakes()

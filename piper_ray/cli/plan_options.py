@@ -161,15 +161,14 @@ class TrainedOptions:
     panel: ClassVar[str] = "Training"
 
     runtime: RuntimeName = option(
-        None,
-        "The training framework that is to run the plan: the plan keeps to what it can run, and launch files are "
-        "written for it.",
+        "NAME",
+        f"The framework that trains: {', '.join(name.value for name in RuntimeName)}. Plans keep to what it can run.",
         default=RuntimeName.MEGATRON,
     )
     batches: Any = option(
         "SAMPLES",
-        "Samples of a batch, over all replicas; 960,1024 or 960..1056 shows a table with a row for each batch that "
-        "replicas divide. If left out, near the usual and divisible by the GPUs.",
+        "Samples of a batch, over all replicas; 960,1024 or 960..1056 shows a table. If left out, near the usual and "
+        "divisible by the GPUs.",
         "--global-batch",
         parse=parse_batches,
     )
@@ -192,7 +191,7 @@ class TrainedOptions:
         min=0,
     )
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
-    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T: tells days.", parse=parse_count)
+    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T, to say its days.", parse=parse_count)
     price: Any = option(
         "MONEY",
         "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
@@ -226,8 +225,8 @@ class MemoryRoomOptions:
 
     headroom: Any = option(
         "SIZE|SHARE",
-        "Leave so much of each GPU's memory free: 4GiB, or 8% of what there is; 0,4%,8% shows a table with a row for "
-        "each. If left out, as much as 9 in 10 published peaks ask for, where a plan fits so.",
+        "Memory of each GPU to leave free, as 4GiB or 8%; 0,4%,8% shows a table. If left out, as much as 9 in 10 "
+        "published peaks ask for.",
         parse=partial(several, parse_headroom),
     )
     reserve_bytes: float | None = option(

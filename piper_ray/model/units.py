@@ -60,6 +60,18 @@ def parse_count(text: str) -> int:
     return int(number)
 
 
+def parse_tokens(text: str) -> int:
+    """``8192``, or ``128k``, which is 131,072: lengths of sequences are told in 1,024 tokens.
+
+    Raises UsageError for what is no whole number above 0.
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*([kK]i?)?\s*", text)
+    tokens = 0 if match is None else int(match[1]) * (1024 if match[2] else 1)
+    if tokens < 1:
+        raise UsageError(f"{_shown(text)} is no length of a sequence; expected one such as 8192 or 128k (131,072)")
+    return tokens
+
+
 def parse_seconds(text: str) -> float:
     """``600``, ``90s``, ``10m``, ``1.5h``, ``1d``: a length of time, in seconds without a unit. Raises UsageError."""
     match = _DURATION.fullmatch(text)

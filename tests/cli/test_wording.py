@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -14,9 +15,11 @@ from typer.testing import CliRunner, Result
 
 import piper_ray
 from piper_ray.cli.app import app
+from piper_ray.cli.help import COMMON
+from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import bytes_text, memory_text, size_above, size_option
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
-from piper_ray.model.units import parse_bytes, parse_count, parse_seconds
+from piper_ray.model.units import parse_bytes, parse_count, parse_seconds, parse_tokens
 from tests.cli_cases import ROOT, write_small
 from tests.report_cases import small_instance, small_plan
 
@@ -69,7 +72,7 @@ def test_what_was_probably_meant_is_said(arguments: tuple[str, ...], words: str)
 @pytest.mark.parametrize("command", ["solve", "plan", "estimate", "import-plan", "profile", "sweep"])
 def test_no_word_of_a_help_is_cut_off_on_a_narrow_terminal(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    result = run(command, "--help")
+    result = run(command, "--help-all" if command in COMMON else "--help")
     assert result.exit_code == 0
     assert "…" not in result.output
     assert max(map(len, result.output.splitlines())) <= 80
@@ -168,14 +171,35 @@ def test_former_names_of_options_are_understood_and_not_shown(small: Path, tmp_p
     made = run("estimate", "bert-large", "--gpu", "L40S", "--nodes", 1, "--batch", 64, "--microbatch", 2)
     assert "--microbatch-size 2" in made.output.splitlines()[1]
     assert "--global-batch 64" in made.output.splitlines()[1]
-    assert "--resume" not in run("solve", "--help").output
-    assert "--batch" not in run("estimate", "--help").output
+    assert "--resume" not in run("solve", "--help-all").output
+    assert "--batch" not in run("estimate", "--help-all").output
 
 
 def test_flags_have_no_type_in_help() -> None:
     for command in ("solve", "sweep", "estimate", "profile", "simulate"):
-        assert "<bool>" not in run(command, "--help").output
+        assert "<bool>" not in run(command, "--help-all" if command in COMMON else "--help").output
     assert "<bool>" not in run("--help").output
+
+
+def test_lengths_of_sequences_are_told_in_1024_tokens() -> None:
+    assert [parse_tokens(text) for text in ("8192", "8k", "8K", "128Ki")] == [8192, 8192, 8192, 131072]
+    for text in ("0", "1.5k", "-8", "8M", ""):
+        with pytest.raises(UsageError, match=r"expected one such as 8192 or 128k"):
+            parse_tokens(text)
+
+
+@pytest.mark.parametrize("command", COMMON)
+def test_help_has_the_usual_options_on_a_screen_and_names_the_way_to_all(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    usual, whole = (run(command, option) for option in ("--help", "--help-all"))
+    assert (usual.exit_code, whole.exit_code) == (0, 0)
+    assert len(usual.output.splitlines()) <= 41
+    assert "--help-all" in usual.output
+    shown = set(re.findall(r"(?<=--)[\w-]+(?= )", usual.output))
+    assert COMMON[command] <= shown
+    assert len(re.findall(r"\n  (?:-\w, )?--", whole.output)) > len(re.findall(r"\n  (?:-\w, )?--", usual.output))
 
 
 def test_help_is_a_command_too() -> None:
