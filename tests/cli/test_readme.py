@@ -49,7 +49,7 @@ def test_errors_of_estimates_are_those_of_their_page() -> None:
         rows = [re.split(r" *\| *", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
         return [[row[1], row[2], row[-1 if len(row) == 4 else 5]] for row in rows[1:]]
 
-    shown = figures(_readme().split("each in its own layout", 1)[1].split("\n## ", 1)[0])
+    shown = figures(_readme().split("Errors of estimates", 1)[1].split("\n## ", 1)[0])
     page = (ROOT / "docs" / "estimates.md").read_text(encoding="utf-8")
     known = figures(page.split("test_validate_estimates.py -->", 1)[1].split("\n\n", 1)[0])
     assert len(shown) == 5
