@@ -209,8 +209,8 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
             current().run(helped)
         theirs = None if written.against is None else _against(found, written.against, facts)
         fewer = _with_fewer_nodes(asked, found, log, command)
-    files = _files(asked, found, launch, command)
     told = AskedOfPlan(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
+    files = _files(asked, found, launch, told, command)
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if _interrupted():
         current().tell("this is the best plan so far")
@@ -342,8 +342,10 @@ def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlan
     return found, launch
 
 
-def _files(asked: _Question, found: FoundPlans, launch: Export, command: str) -> list[Path]:
+def _files(asked: _Question, found: FoundPlans, launch: Export, told: AskedOfPlan, command: str) -> list[Path]:
     """Those written; none where nobody wants any."""
+    from piper_ray.proposal.figures import figures_of
+
     written, out = asked.written, asked.written.out
     if out is None:
         return []
@@ -354,7 +356,7 @@ def _files(asked: _Question, found: FoundPlans, launch: Export, command: str) ->
         note(text)
     files.append(write_search(found, out))
     with contextlib.suppress(KeyboardInterrupt):  # a plan without the page is a plan
-        files += write_page(found, out)
+        files += write_page(found, figures_of(found.best, told.tokens, told.price_per_hour), out)
     return files
 
 

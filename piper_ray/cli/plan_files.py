@@ -17,6 +17,7 @@ from piper_ray.storage.files import write_atomically
 if TYPE_CHECKING:
     from piper_ray.export.files import Export
     from piper_ray.proposal.demand import Proposed
+    from piper_ray.proposal.figures import Figures
     from piper_ray.proposal.propose import FoundPlans
 
 WORKLOAD, PLAN, SEARCH, MEASURED = "workload.toml", "plan.json", "search.json", "measured.json"
@@ -69,22 +70,23 @@ def write_search(found: FoundPlans, out: Path) -> Path:
     return out / SEARCH
 
 
-def write_page(found: FoundPlans, out: Path) -> list[Path]:
+def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
     """The files written; none after an interrupt. Raises KeyboardInterrupt for one meanwhile."""
     if current().number is not None:
         return []
 
+    from piper_ray.report.page.planned import planned_of
     from piper_ray.report.page.render import write_page
-    from piper_ray.report.page.subject import report_subject
+    from piper_ray.report.page.subject import subject_of, valued
     from piper_ray.workloads.formats.load import plan_claims
 
-    best, page = found.best, out / "report.html"
-    claims = plan_claims(out / PLAN)
-    with working("report.html: other planners") as line:
+    best, page, claims = found.best, out / "report.html", plan_claims(out / PLAN)
+    schedule = best.solution.schedule
+    with working("report.html"):
         subject = current().run(
-            lambda _: report_subject(best.instance, best.plan, best.solution.schedule, claims, line)
+            lambda _: subject_of(valued(best.instance, best.plan, schedule, claims.step_under(schedule)), claims, ())
         )
-    write_page(subject, page)
+    write_page(subject, page, planned_of(found, figures))
     return [page]
 
 

@@ -279,16 +279,24 @@ def _recomputes_some(best: Proposed) -> bool:
     return any(len(both) > 1 for both in found.values())
 
 
-def _print_others(console: Console, proposal: FoundPlans) -> None:
-    """The best plans of other cells: by how much they lose, and what each is simpler in."""
+OF_WORDS = ("schedule", "runs as", "simpler in")
+"""Columns of other plans that are no numbers."""
+
+
+def other_plans(proposal: FoundPlans) -> tuple[list[str], list[list[str]]]:
+    """The plan and the best ones of other cells, by how much they lose and what each is simpler in: heads, and rows."""
     best = layout_words(proposal.best)
-    heads = ("step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in")
-    left = ("schedule", "runs as", "simpler in")
+    heads = ["step", "slower", "mbs", "TP", "CP", "PP", "DP", "EP", "schedule", "runs as", "memory", "simpler in"]
     rows = [_other_row(one, proposal.best, best) for one in proposal.found[: LISTED + 1]]
     kept = [place for place, head in enumerate(heads) if head != "EP" or any(row[place] != "-" for row in rows)]
-    wraps = {heads.index("runs as"): _RUNS_AS_WRAP}
-    columns = [Column(heads[place], right=heads[place] not in left, wrap=wraps.get(place)) for place in kept]
-    print_fitting(console, columns, [[row[place] for place in kept] for row in rows])
+    return [heads[place] for place in kept], [[row[place] for place in kept] for row in rows]
+
+
+def _print_others(console: Console, proposal: FoundPlans) -> None:
+    heads, rows = other_plans(proposal)
+    wraps = {"runs as": _RUNS_AS_WRAP}
+    columns = [Column(head, right=head not in OF_WORDS, wrap=wraps.get(head)) for head in heads]
+    print_fitting(console, columns, rows)
     print_lines(console, settling_lines(proposal))
 
 

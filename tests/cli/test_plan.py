@@ -23,6 +23,7 @@ from piper_ray.workloads.estimate.layout import priced
 from tests.cli_cases import run
 from tests.export_support import ROOT
 from tests.interrupt_support import HANG_S, started, wait_for
+from tests.page_support import Page
 from tests.unit.test_plan_documents import assert_described
 from tests.unit.test_propose import CONFIG
 
@@ -44,7 +45,13 @@ def test_megatron(tmp_path: Path) -> None:
     out = planned(tmp_path, "--schedule", "1f1b", "--train-tokens", "1e9", "--price", "2")
     arguments = shlex.split((out / "megatron.args").read_text())
     assert "--pipeline-model-parallel-layout" in arguments or "--pipeline-model-parallel-size" in arguments
-    assert "<html" in (out / "report.html").read_text()
+    page = Page((out / "report.html").read_text())
+    found = json.loads((out / "search.json").read_text())
+    assert page.figure("step_s") == pytest.approx(found["step_s"])
+    assert page.figure("gap") == pytest.approx(found["gap"])
+    assert {"mfu", "tokens_per_s_per_device", "devices", "peak_memory_bytes", "days", "cost"} <= page.figures.keys()
+    assert "the plan" in page.texts["others"]
+    assert "comparison" not in page.ids
     assert "--zero" not in (out / "workload.toml").read_text().splitlines()[1]  # which is as it is by itself
     for command in ("verify", "simulate"):
         finished = run(command, str(out / "workload.toml"), str(out / "plan.json"))

@@ -15,6 +15,7 @@ from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
 from piper_ray.report.page import tables
 from piper_ray.report.page.pictures import memory_picture, placement
+from piper_ray.report.page.planned import Planned
 from piper_ray.report.page.subject import Subject
 from piper_ray.report.plots.timeline import timeline_element
 from piper_ray.report.simulated import findings
@@ -25,15 +26,20 @@ from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 
 
-def page_html(subject: Subject) -> str:
-    """The same bytes for the same subject."""
+def page_html(subject: Subject, planned: Planned | None = None) -> str:
+    """The same bytes for the same subject. planned: of a plan that ``piper-ray plan`` found; None compares with other
+    planners."""
     found = subject.valued
     instance, simulation = found.instance, found.simulation
     name = printable(instance.name) or "workload"
     stages = len(found.plan.stages)
+    title = f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}"
     by_stage, by_rank = tables.stage_groups(found), tables.rank_groups(found)
     return template(__package__, "page.html.jinja").render(
-        title=f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
+        title=planned.title
+        if planned
+        else f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
+        planned=planned,
         style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         facts=[line.split(None, 1) for line in (*instance_lines(instance), schedule_line(simulation.schedule))],
         subject=subject,
@@ -49,7 +55,7 @@ def page_html(subject: Subject) -> str:
         all_ranks=tables.rank_table(found, tables.singles(len(simulation.ranks)))
         if len(by_rank) < len(simulation.ranks)
         else None,
-        comparison=tables.comparison_table(subject),
+        comparison=None if planned else tables.comparison_table(subject),
         origin=_origin(subject),
         assumptions=assumptions(instance, found.plan, simulation),
         notes=[printable(note) for note in (*subject.notes, *simulation.notes, *instance.notes)],
@@ -59,9 +65,9 @@ def page_html(subject: Subject) -> str:
     )
 
 
-def write_page(subject: Subject, path: Path) -> None:
+def write_page(subject: Subject, path: Path, planned: Planned | None = None) -> None:
     """Whole or not at all. Raises UsageError if the file cannot be written."""
-    write_atomically(path, page_html(subject))
+    write_atomically(path, page_html(subject, planned))
 
 
 def _origin(subject: Subject) -> str:
