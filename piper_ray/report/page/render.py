@@ -36,9 +36,7 @@ def page_html(subject: Subject, planned: Planned | None = None) -> str:
     title = f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}"
     by_stage, by_rank = tables.stage_groups(found), tables.rank_groups(found)
     return template(__package__, "page.html.jinja").render(
-        title=planned.title
-        if planned
-        else f"{name}: a plan of {plural(stages, 'stage')} under {simulation.schedule.text}",
+        title=planned.title if planned else title,
         planned=planned,
         style=Markup(files(__package__).joinpath("page.css").read_text(encoding="utf-8")),
         facts=[line.split(None, 1) for line in (*instance_lines(instance), schedule_line(simulation.schedule))],
