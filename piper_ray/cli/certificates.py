@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import piper_ray
 from piper_ray import (
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 class CertificateOutput:
     """What proves the bound, written."""
 
+    panel: ClassVar[str] = "Answer"
+
     certificate: Path | None = option(
         "FILE",
         "Write to FILE what proves the bound, for verify --certificate. Under 2bw it takes one more evaluation; "
@@ -44,6 +46,8 @@ class CertificateOutput:
 @dataclass(frozen=True)
 class CertificateInput:
     """What proves a bound, read."""
+
+    panel: ClassVar[str] = "Certificate"
 
     certificate: Path | None = option(
         "FILE",

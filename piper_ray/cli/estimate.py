@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import typer
 
@@ -47,6 +47,8 @@ def parse_some_replicas(text: str) -> int:
 @dataclass(frozen=True)
 class ModelOptions:
     """MODEL, and where it is trained."""
+
+    panel: ClassVar[str] = "Model and cluster"
 
     model: str = argument(
         "MODEL",
@@ -125,6 +127,8 @@ def nodes_of_kinds(gpus: tuple[str, ...], nodes: int | None) -> dict[str, int]:
 @dataclass(frozen=True)
 class OfferOptions:
     """Further ways to run layers that the workload is to have TMPCs of."""
+
+    panel: ClassVar[str] = "Parallelism"
 
     zero: int = option(
         "SHARDS",
@@ -222,6 +226,8 @@ def parse_graphs(text: str) -> tuple[str, ...]:
 class RunningOptions:
     """How software runs the model."""
 
+    panel: ClassVar[str] = "Software"
+
     precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
     overlaps: Any = option(
         "NAMES",
@@ -257,6 +263,8 @@ class RunningOptions:
 class TrainingOptions:
     """How the model is trained."""
 
+    panel: ClassVar[str] = "Training"
+
     batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
     samples: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
@@ -284,6 +292,8 @@ class TrainingOptions:
 class KindOptions:
     """How GPUs of several kinds are joined."""
 
+    panel: ClassVar[str] = "Model and cluster"
+
     between_bytes_per_s: float | None = option(
         "RATE",
         "What a GPU sends and receives together between stages on different kinds of GPUs, as 50GB/s; that of the "
@@ -295,6 +305,8 @@ class KindOptions:
 @dataclass(frozen=True)
 class EstimateOutput:
     """What is shown of the estimate."""
+
+    panel: ClassVar[str] = "Answer"
 
     out: Path | None = option("FILE", "Write the workload to FILE (.toml or .json) and not to stdout.", "-o", "--out")
     explain: str | None = option("LAYER", "Show how each figure of a layer (its kind or number) comes about.")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import piper_ray
 from piper_ray import Instance, Restrictions, Schedule, ScheduleName, Solution, SolveOptions, Status, Stop
@@ -32,6 +32,8 @@ _Found = TypeVar("_Found")
 class NodeOption:
     """How ranks lie on nodes."""
 
+    panel: ClassVar[str] = "Runtime"
+
     gpus_per_node: int | None = option("COUNT", "GPUs of a node, in place of the input's; 8 if it knows none.", min=1)
 
 
@@ -41,14 +43,13 @@ class RuntimeOptions(NodeOption):
 
     runtime: RuntimeName | None = option(
         None,
-        "Find a plan that this training framework can run: one of its schedules, what it can recompute, layers in "
-        "the model's order, and tensor parallelism within a node. Also says how much faster a plan could be that need "
-        "not keep to this.",
+        "Find a plan that this training framework can run: its schedules, its recomputation, layers in the model's "
+        "order, tensor parallelism within a node. Also says how much faster a plan without these rules could be.",
     )
     plans: int = option(
         "COUNT",
-        "Besides, list the best plans of so many shapes (d, t, chunks), and what separates them. Schedules with a "
-        "flush only.",
+        "Also list the best plans of COUNT shapes (d, t, chunks), and what separates them. For schedules that flush "
+        "each batch.",
         default=1,
         min=1,
     )

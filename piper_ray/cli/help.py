@@ -21,7 +21,7 @@ COMMON: Mapping[str, frozenset[str]] = {
     name: frozenset(options.split())
     for name, options in {
         "plan": "gpu nodes out dry-run against runtime global-batch precision",
-        "solve": "devices microbatches memory out json schedule gap time-limit checkpoint address",
+        "solve": "devices microbatches memory out json schedule gap time-limit address",
         "estimate": "gpu nodes tokens out explain global-batch microbatch-size precision recompute calibrate",
         "frontier": "devices microbatches memory out plot json schedule gap time-limit",
         "simulate": "devices microbatches memory schedule trace plot transfers json",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import piper_ray
 from piper_ray import AllReduce, Contract, Instance, Plan, Recompute, Restrictions, SolveOptions, StepTerms
@@ -31,10 +31,11 @@ STDIN = Path("-")
 class WorkloadOptions:
     """INPUT, and figures in place of its own."""
 
+    panel: ClassVar[str] = "Workload"
+
     source: Path = argument(
         "INPUT",
-        "The workload: Piper's JSON, a compact TOML workload, a PipeDream profile (graph.txt), or a throughput input "
-        "of dnn-partitioning (JSON); - reads stdin.",
+        "The workload: TOML, Piper's JSON, a PipeDream profile (graph.txt), or dnn-partitioning's JSON; - reads stdin.",
     )
     devices: int | None = option("K", "Number of devices, as 512 or 1k, in place of the input's.", parse=parse_count)
     microbatches: int | None = option("N", "Microbatches in a batch, in place of the input's.", parse=parse_count)
@@ -81,6 +82,8 @@ class PlannedOptions(WorkloadOptions):
 class JsonOption:
     """The answer as a document."""
 
+    panel: ClassVar[str] = "Answer"
+
     json: bool = flag("Print one JSON document on stdout and nothing else there.")
 
 
@@ -88,11 +91,12 @@ class JsonOption:
 class ScheduleOptions:
     """The schedule that a plan is to run under."""
 
+    panel: ClassVar[str] = "Schedule"
+
     schedule: ScheduleName | None = option(
         "NAME",
-        "The schedule that the plan is to run under, in place of the input's. 2bw, Piper's own, and pipedream never "
-        "drain. All others flush each batch, as runtimes do, with one d and one t for all stages: 1f1b and gpipe are "
-        "proved, as are the former; interleaved, looped-bfs, zb-h1, zb-v and dualpipe-v end with a gap.",
+        "The schedule that the plan runs under, in place of the input's. Proved: 2bw (Piper's own) and pipedream, "
+        "which never drain, 1f1b and gpipe. With a bound and a gap: interleaved, looped-bfs, zb-h1, zb-v, dualpipe-v.",
     )
     chunks: int | None = option(
         "V",
@@ -119,6 +123,8 @@ class ScheduleOptions:
 class RestrictionOptions:
     """What plans must keep."""
 
+    panel: ClassVar[str] = "Restrictions"
+
     no_tensor_parallel: bool = flag("Allow no tensor parallelism: t = 1 in every stage.")
     no_data_parallel: bool = flag("Allow no data parallelism: d = 1 in every stage.")
     recompute: Recompute = option(
@@ -128,21 +134,21 @@ class RestrictionOptions:
         default=Recompute.AUTO,
     )
     same_degrees: bool = flag("One d and one t for all stages, as under a flush in any case.")
-    stages: int | None = option("P", "Plans of so many stages only; of so many ranks where these hold several.")
-    use_all_devices: bool = flag("Plans that leave no device over only: d t p = K.")
-    tensor_parallel: str | None = option("T,T,...", "Tensor-parallel degrees that may be, as 1,2,4,8.")
+    stages: int | None = option("P", "Only plans with P stages; with P ranks where a rank holds several.")
+    use_all_devices: bool = flag("Only plans that use all devices: d t p = K.")
+    tensor_parallel: str | None = option("T,T,...", "Only these tensor-parallel degrees, as 1,2,4,8.")
     per_stage_recompute: Literal["all-or-none", "first-k", "one-for-all"] | None = option(
         "RULE",
-        "What runtimes can be told of recomputation, as --recompute has it too: all-or-none of each stage; first-k, "
-        "each stage the first k of its layers, with a k of its own; or one-for-all, one setting for all.",
+        "Only recomputation that runtimes can express: all-or-none of each stage; first-k, the first k layers of each "
+        "stage, with a k of its own; or one-for-all, one setting for all.",
     )
     keep_order: bool = flag(
-        "Stages are runs of the input's order of layers, and tensors are relayed through each stage they jump over, "
-        "and charged there."
+        "Only stages of consecutive layers, in the input's order. A tensor that skips stages is sent through each of "
+        "them, and charged there."
     )
     sustained: bool = flag(
-        "2bw plans only whose rate is sustained when replicas take turns, with the memory for the microbatches in "
-        "flight that this takes."
+        "Only 2bw plans that keep their rate when replicas take turns, with the memory of the microbatches in flight "
+        "that this needs."
     )
 
     def restrictions(self) -> Restrictions:
@@ -175,15 +181,18 @@ class RestrictionOptions:
 class StepOptions:
     """What a step takes beside its passes."""
 
+    panel: ClassVar[str] = "Step"
+
     all_reduce: AllReduce | None = option(
-        "RULE", "How gradients are summed: parameter-server as in Piper, the default, or ring, half that."
+        "RULE",
+        "How gradients are summed: parameter-server, as in Piper (the default), or ring, which moves half as much.",
     )
     all_reduce_overlap: float | None = option(
         "SHARE",
-        "Share of the time for summing gradients that runs while backward passes still compute, and so costs nothing: "
-        "from 0, none, to 1, all. For schedules that flush each batch.",
+        "Share of the time for summing gradients that overlaps with backward passes, from 0 to 1. For schedules that "
+        "flush each batch.",
     )
-    optimizer_s: float | None = option("TIME", "Step of the optimizer, once a batch, as 20ms.", parse=parse_time)
+    optimizer_s: float | None = option("TIME", "Time of the optimizer, once a batch, as 20ms.", parse=parse_time)
 
     def terms(self, known: StepTerms | None = None) -> StepTerms:
         """The ones given, else those known. Raises UsageError."""
@@ -202,8 +211,10 @@ def _setting(text: str) -> str:
 class LaunchOptions:
     """Which launch of a file is meant, where it has several or leaves something open."""
 
-    recipe: str | None = option("NAME", "The function of a file in Python that is meant, such as a recipe's.")
-    launch: int | None = option("N", "The launch that is meant, of several in a script, from 1.", min=1)
+    panel: ClassVar[str] = "Launch file"
+
+    recipe: str | None = option("NAME", "The function of a Python file to read, such as a recipe's.")
+    launch: int | None = option("N", "Which launch of a script with several, from 1.", min=1)
     settings: list[str] | None = option(
         "NAME=VALUE",
         "A variable of the environment that a launch file reads; can be repeated.",
@@ -223,6 +234,8 @@ class LaunchOptions:
 class SearchOptions:
     """When a search ends, and what it may take."""
 
+    panel: ClassVar[str] = "Search"
+
     gap: float = option(
         "G",
         "Stop when a plan is proved to be within this share of the best, as 0.01 or 1%.",
@@ -231,12 +244,12 @@ class SearchOptions:
     )
     time_limit_s: float | None = option(
         "TIME",
-        "Stop after so many seconds, or after 10m or 1.5h, with the best plans and bounds by then.",
+        "Stop after this time, as 90, 10m or 1.5h, with the best plans and bounds so far.",
         parse=parse_seconds,
     )
     threads: int | None = option("T", "Worker threads; one for each core if not given.")
     memory_limit_bytes: float | None = option(
-        "SIZE", "Refuse what would itself need more memory than this, as 16GB.", parse=parse_size
+        "SIZE", "Refuse a search that needs more memory than this itself, as 16GB.", parse=parse_size
     )
 
     def options(self, contract: Contract = Contract.SAFE, checkpoint: str | None = None) -> SolveOptions:
@@ -248,9 +261,11 @@ class SearchOptions:
 class ContractOption:
     """Which layers are merged first."""
 
+    panel: ClassVar[str] = "Search"
+
     contract: Contract = option(
         "RULE",
-        "Which layers are merged first: safe, those that cost nothing, which loses no plan; or operators, whole "
-        "blocks, for graphs too wide to plan layer by layer. What that may cost is bounded and reported.",
+        "Which layers are merged first: safe merges those that cost nothing, which loses no plan; operators merges "
+        "whole blocks, for graphs too wide to plan layer by layer, and reports a bound on what that costs.",
         default=Contract.SAFE,
     )

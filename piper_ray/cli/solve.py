@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import typer
 
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PlannerOption:
     """Who plans."""
+
+    panel: ClassVar[str] = "Search"
 
     planner: str = option(
         "NAME",
@@ -105,6 +107,8 @@ TIME_TOLERANCE = 1e-9
 class PlanOutput:
     """Where the plan goes."""
 
+    panel: ClassVar[str] = "Answer"
+
     out: Path | None = option("FILE", "Write the plan to FILE: upstream's JSON and our figures.", "-o", "--out")
 
 
@@ -112,10 +116,11 @@ class PlanOutput:
 class ClusterOptions:
     """Where a solve runs, and where its state is kept."""
 
+    panel: ClassVar[str] = "Ray cluster"
+
     address: str | None = option(
         "ADDR",
-        "Solve on the Ray cluster at ADDR (host:port, or auto); local starts a Ray on this machine. Without it the "
-        "threads of this process do the work.",
+        "Solve on the Ray cluster at ADDR: host:port, auto, or local, which starts Ray on this machine.",
         envvar="RAY_ADDRESS",
     )
     workers: int | None = option("W", "Ray workers, spread over the machines; one on each machine if not given.")
@@ -129,7 +134,7 @@ class ClusterOptions:
     )
     checkpoint: str | None = option(
         "DIR-or-URI",
-        "Keep the solve's state there (a folder, or a file://, s3:// or gs:// URI), and take up what is there.",
+        "Keep the state of the solve there (a folder, or a file://, s3:// or gs:// URI), and continue from it.",
     )
     supervise: bool = flag("Start the solve again when it dies, from where it was. Needs --checkpoint.")
 
