@@ -389,7 +389,7 @@ def test_help_has_its_options_in_groups() -> None:
     heads = [line for line in estimated if line.endswith(":") and not line.startswith(" ")]
     assert heads == [
         f"{name}:"
-        for name in "Arguments, Model and cluster, Answer, Training, Software, Parallelism, Options".split(", ")
+        for name in ["Arguments", "Model and cluster", "Answer", "Training", "Software", "Parallelism", "Options"]
     ]
 
 
