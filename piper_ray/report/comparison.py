@@ -106,7 +106,7 @@ def reasons(slower: Simulation, faster: Simulation, digits: int = 6) -> list[str
     lost = [
         f"{_WORDS[name][1]} ({time_text(-part_s, digits)})" for part_s, name in parts if part_s <= -_MATTERS * gain_s
     ]
-    return [*found, *(f"in spite of {text}" for text in reversed(lost))]
+    return [*found, *(f"despite {text}" for text in reversed(lost))]
 
 
 def verdict(plans: Sequence[ComparedPlan]) -> str:

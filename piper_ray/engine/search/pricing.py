@@ -28,7 +28,7 @@ _WORTHWHILE = 0.4
 """Of the devices that work over threshold leaves over: a trial that takes fewer away is the last."""
 
 _USELESS = 0.9
-"""Of all downsets: where so many have states in spite of dual prices, these are not looked for again."""
+"""Of all downsets: where so many have states despite dual prices, these are not looked for again."""
 
 _ASKED, _BOUND_ROUNDS, _CLOSE = 4, 30, 2e-3
 """Thresholds at which the lower bound is looked for, rounds at each, and how close (relative) is close."""
