@@ -23,6 +23,7 @@ from piper_ray.model.constraints import (
     Recompute,
     RecomputeRule,
     SameDegrees,
+    SameDegreesByKind,
     StageCount,
     TensorParallelDegrees,
     WholePieces,
@@ -56,7 +57,8 @@ class Runtime:
     """title: its name for people. schedules: the schedules that it has, its usual one first.
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
-    tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
+    meshes: whether stages on each kind of devices may have a t of their own. tensor_parallelism: whether it divides
+    layers itself. blocks: whether it knows models as an embedding, blocks and a
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
@@ -73,6 +75,7 @@ class Runtime:
     schedules: tuple[ScheduleName, ...]
     setting: OneMode
     first_k: bool = False
+    meshes: bool = False
     tensor_parallelism: bool = True
     blocks: bool = True
     fills_interleaved: bool = False
@@ -110,7 +113,8 @@ class Runtime:
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
-        asked: list[Constraint] = [SameDegrees(), KeepOrder(), self.setting]
+        same = SameDegreesByKind() if self.meshes and instance.cluster.kinds else SameDegrees()
+        asked: list[Constraint] = [same, KeepOrder(), self.setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.blocks:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
@@ -291,6 +295,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
             own_key_heads=True,
         ),
         first_k=True,
+        meshes=True,
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
     ),
