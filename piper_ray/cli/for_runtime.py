@@ -18,7 +18,8 @@ from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
-from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, domain_of, gpus_per_node_of, rank_lines
+from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of, node_sizes
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -199,7 +200,8 @@ class RuntimeSolve:
         if solution.plan is None:
             return []
         context = context_of(instance, solution.plan)
-        lines = rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context)
+        meshes = meshes_of(solution.plan, solution.schedule, node_sizes(instance, self.gpus_per_node))
+        lines = rank_lines(meshes, solution.schedule, context)
         head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
         return [head, *(f"  {line}" for line in lines)]
 

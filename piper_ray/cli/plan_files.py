@@ -31,7 +31,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
     """What the runtime reads of a plan; no files where it can say the plan and not the model (one that sees)."""
     from piper_ray.export.files import NO_FILES
     from piper_ray.export.targets import export_plan, exportable
-    from piper_ray.runtimes.runtime import gpus_per_node_of
+    from piper_ray.runtimes.meshes import gpus_per_node_of
 
     demand = found.demand
     node = gpus_per_node_of(one.instance, demand.request.gpus_per_node)
