@@ -114,9 +114,10 @@ class RuntimeSolve:
                 return first
             # Until there is a plan that leaves so much, the first one is all that is known.
             stop.offer(lambda: first)
-            if set_aside_bytes >= instance.memory_bytes:
+            if set_aside_bytes >= min(own.memory_bytes for own in instance.cluster.alike):
                 return first
-            return _bounded(solve(instance.replace(memory_bytes=instance.memory_bytes - set_aside_bytes)), first)
+            left = instance.cluster.with_memory(lambda own_bytes: own_bytes - set_aside_bytes)
+            return _bounded(solve(instance.replace(cluster=left)), first)
 
         def missing_bytes(found: Solution) -> float:
             reason = found.stopped_by

@@ -225,7 +225,8 @@ def _padded(rows: Sequence[Sequence[Tmpc]], width: int) -> FloatArray:
     """float64[row, TMPC, figure], inf where a row has fewer."""
     found = np.full((len(rows), width, len(_FIGURES)), math.inf)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = [_figures_of(tmpc) for tmpc in row]
+        if row:
+            found[number, : len(row)] = [_figures_of(tmpc) for tmpc in row]
     return found
 
 
@@ -382,7 +383,7 @@ def _longest_on_kinds(of_kinds: Sequence[FloatArray], most: Sequence[int], count
         can = np.isfinite(seconds)
         whole_s = np.maximum(np.where(can, seconds, 0.0) @ counts, np.finfo(float).tiny)
         shares = np.minimum(shares, seconds / whole_s[:, None])
-        ranks += np.where(can.any(axis=1), stages / whole_s, 0.0)
+        ranks += np.divide(stages, whole_s, out=np.zeros_like(whole_s), where=can.any(axis=1))
     return shares @ counts / ranks
 
 

@@ -11,7 +11,7 @@ then the next rank of the pipeline: Megatron's tp-cp-ep-dp-pp, DeepSpeed's (pipe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -38,6 +38,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
 from piper_ray.runtimes.meshes import Mesh
 from piper_ray.runtimes.pieces import pieces_of, require_chain
+
 
 class RuntimeName(str, Enum):
     """The runtimes that a plan can be made for."""
@@ -108,16 +109,15 @@ class Runtime:
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
         """What a plan must keep to be run by it. Raises UsageError for a model that it does not know, and for devices
         of several kinds where its launch files are of one."""
-        if instance.cluster.kinds and not self.kinds:
-            able = " and ".join(f"--runtime {one.name.value}" for one in RUNTIMES.values() if one.kinds)
-            names = ", ".join(map(printable, instance.cluster.kind_names))
-            raise UsageError(f"{self.title} runs no plan on devices of several kinds ({names}); {able} do")
+        self.require_kinds(instance.cluster.kind_names)
         if self.chain:
             require_chain(instance, self.title)
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
-        asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), self.setting]
+        kinds = bool(instance.cluster.kinds)  # where stages that each recompute k layers of their own are too many
+        setting = replace(self.setting, by_layer=self.setting.by_layer and not kinds)
+        asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.blocks:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
@@ -125,13 +125,20 @@ class Runtime:
                 asked.append(WholePieces(divided))
         if self.on_one_rank(instance) is not None:
             asked.append(StageCount(1))
-        if self.first_k:
+        if self.first_k and not kinds:
             asked.append(RecomputeRule(Recompute.FIRST_K))
         if schedule in CHUNKED:
             asked.append(PipelinedChunks())
         if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
             asked.append(FilledPipeline())
         return tuple(asked)
+
+    def require_kinds(self, names: Sequence[str]) -> None:
+        """Raises UsageError for devices of several kinds, by their names, where its launch files are of one."""
+        if len(names) > 1 and not self.kinds:
+            able = " and ".join(f"--runtime {one.name.value}" for one in RUNTIMES.values() if one.kinds)
+            listed = ", ".join(map(printable, names))
+            raise UsageError(f"{self.title} runs no plan on devices of several kinds ({listed}); {able} do")
 
     def same_degrees(self, instance: Instance) -> SameDegrees:
         """One d for all stages, and one t: for those on each kind of devices, where stages with a weight in common,

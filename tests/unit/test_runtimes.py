@@ -28,8 +28,8 @@ from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of
+from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, rank_lines, rank_places
 from piper_ray.workloads.formats.upstream import to_upstream
 from piper_ray.workloads.formats.workload_writer import to_toml
