@@ -24,7 +24,9 @@ from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_line
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from piper_ray import StepTerms
     from piper_ray.planners.alternatives import Alternatives
+    from piper_ray.planners.apart import KindsApart
 
 _Found = TypeVar("_Found")
 
@@ -275,6 +277,17 @@ def find_alternatives(
                 stop=stop,
             )
         )
+
+
+def find_apart(
+    instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms, options: SolveOptions
+) -> KindsApart | None:
+    """The best pipelines of one kind of devices each, exactly; None where none fit."""
+    from piper_ray.planners.apart import kinds_apart
+
+    exact = replace(options, resume=None, gap=0.0, time_limit_s=None)
+    with working("pipelines of one kind each"):
+        return current().run(lambda stop: kinds_apart(instance, restrictions, schedule.name, step, exact, stop))
 
 
 def print_alternatives(

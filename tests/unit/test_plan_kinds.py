@@ -207,3 +207,19 @@ def test_mistakes_of_the_command(asked: tuple[str, ...], told: str, tmp_path: Pa
     result = run("plan", "llama3-8b", *asked, "-o", tmp_path)
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.toml"
+    assert run("estimate", config, *KINDS, "--global-batch", 16, "-o", mixed).exit_code == 0
+    result = run("solve", mixed, "--apart", "--json")
+    document: dict[str, Any] = json.loads(result.stdout)
+    apart, plan_s = document["apart"], document["time_per_sample_s"] * 16
+    assert sum(part["microbatches"] for part in apart["kinds"]) == 16
+    assert apart["batch_s"] == max(part["batch_s"] for part in apart["kinds"]) + apart["gradients_s"]
+    told = run("solve", mixed, "--apart").stdout.splitlines()
+    (line,) = [line for line in told if line.startswith("pipelines of one kind each: ")]
+    assert ("faster than the plan" in line) is (apart["batch_s"] < plan_s * (1.0 - 5e-4))
+    one = run("solve", "inputs/bert32-a100.toml", "--apart")
+    assert one.exit_code == 2
+    assert "--apart is for devices of several kinds" in one.stderr
