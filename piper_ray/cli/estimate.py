@@ -65,6 +65,13 @@ class ModelOptions:
     domain: int | None = option(
         "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
     )
+    between_bytes_per_s: float | None = option(
+        "RATE",
+        "What a GPU sends and receives together between stages on different kinds of GPUs, as 50GB/s; that of the "
+        "slower network if left out.",
+        "--between",
+        parse=parse_rate,
+    )
     tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
     images: int | None = option(
         "COUNT", "Images of a sample, of a model that sees; one of the config's size if left out.", min=1
@@ -80,6 +87,31 @@ class ModelOptions:
     def gpus(self) -> tuple[str, ...]:
         """As they are given, each once."""
         return tuple(dict.fromkeys(name.strip() for text in self.gpu for name in text.split(",")))
+
+    @property
+    def nodes_of_kinds(self) -> dict[str, int]:
+        """The nodes of each kind of GPU, where ``--gpu`` says them; else none. Raises UsageError."""
+        found: dict[str, int] = {}
+        if not any(":" in gpu for gpu in self.gpus):
+            return found
+        for text in self.gpus:
+            name, _, count = text.partition(":")
+            if not count.isdecimal() or int(count) < 1 or name in found:
+                raise UsageError(f"--gpu {text}: expected each kind of GPU once, with its nodes, as A100-80:32")
+            found[name] = int(count)
+        if self.nodes is not None:
+            raise UsageError(f"--nodes: --gpu {self.gpus[0]} says how many nodes there are; give one of the two")
+        return found
+
+    def refuse_mistakes(self) -> None:
+        """Raises UsageError for clusters that are not said."""
+        kinds = self.nodes_of_kinds
+        if not kinds and self.nodes is None:
+            raise UsageError(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
+        if len(kinds) < 2 and self.between_bytes_per_s is not None:
+            raise UsageError("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
+        if self.between_bytes_per_s is not None and self.between_bytes_per_s <= 0.0:
+            raise UsageError("--between: expected a rate above 0, as 50GB/s")
 
     def read(self) -> tuple[ModelConfig, Hardware]:
         """The model, whose config is read from stdin for -, and the table. What their readers note goes to stderr."""
@@ -105,23 +137,6 @@ class ModelOptions:
         for text in found.calibration.told:
             note(text)
         return found
-
-
-def nodes_of_kinds(gpus: tuple[str, ...], nodes: int | None) -> dict[str, int]:
-    """The nodes of each kind of GPU: of one, ``nodes``. Raises UsageError."""
-    if len(gpus) == 1 and ":" not in gpus[0]:
-        if nodes is None:
-            raise UsageError(f"--nodes is missing; expected how many nodes of {gpus[0]} there are")
-        return {gpus[0]: nodes}
-    found: dict[str, int] = {}
-    for text in gpus:
-        name, _, count = text.partition(":")
-        if not count.isdecimal() or int(count) < 1 or name in found:
-            raise UsageError(f"--gpu {text}: expected each kind of GPU once, with its nodes, as A100-80:32")
-        found[name] = int(count)
-    if nodes is not None:
-        raise UsageError(f"--nodes {nodes}: --gpu {gpus[0]} says how many nodes there are; give one of the two")
-    return found
 
 
 @dataclass(frozen=True)
@@ -289,20 +304,6 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
-class KindOptions:
-    """How GPUs of several kinds are joined."""
-
-    panel: ClassVar[str] = "Model and cluster"
-
-    between_bytes_per_s: float | None = option(
-        "RATE",
-        "What a GPU sends and receives together between stages on different kinds of GPUs, as 50GB/s; that of the "
-        "slower network if left out.",
-        parse=parse_rate,
-    )
-
-
-@dataclass(frozen=True)
 class EstimateOutput:
     """What is shown of the estimate."""
 
@@ -315,7 +316,6 @@ class EstimateOutput:
 def estimate(
     context: typer.Context,
     modelled: ModelOptions,
-    joined: KindOptions,
     shown: EstimateOutput,
     trained: TrainingOptions,
     running: RunningOptions,
@@ -325,14 +325,15 @@ def estimate(
     from piper_ray.report.estimate import file_text, summary_lines
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
-    from piper_ray.workloads.estimate.kinds import on_several_kinds
+    from piper_ray.workloads.estimate.kinds import joined
 
     out, explain = shown.out, shown.explain
     if out is not None and out.suffix.lower() not in (".toml", ".json"):
         raise UsageError(f"--out {out}: unknown kind of file; expected a path that ends in .json or .toml")
-    nodes = nodes_of_kinds(modelled.gpus, modelled.nodes)
-    if len(nodes) == 1 and joined.between_bytes_per_s is not None:
-        raise UsageError("--between: expected GPUs of several kinds, as --gpu A100-80:32 --gpu H100-SXM:32")
+    modelled.refuse_mistakes()
+    nodes = modelled.nodes_of_kinds or dict.fromkeys(modelled.gpus, modelled.nodes or 1)
+    if len(nodes) > 1 and not modelled.nodes_of_kinds:
+        raise UsageError(f"--gpu {modelled.gpus[0]}: expected each kind of GPU once, with its nodes, as A100-80:32")
 
     def asked(count: int) -> EstimateRequest:
         return of_options(
@@ -349,14 +350,11 @@ def estimate(
 
     requests = {gpu: asked(count) for gpu, count in nodes.items()}
     model, hardware = modelled.read()
-    results = [
-        run(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
+    of_kind = {
+        gpu: run(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
         for gpu, request in requests.items()
-    ]
-    instance = results[0].instance
-    if len(results) > 1:
-        of_kind = {gpu: result.instance for gpu, result in zip(nodes, results, strict=True)}
-        instance = on_several_kinds(of_kind, joined.between_bytes_per_s)
+    }
+    results, instance = [*of_kind.values()], joined(of_kind, modelled.between_bytes_per_s).instance
     for text in instance.notes:
         note(text)
     if explain is not None:

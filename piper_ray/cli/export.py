@@ -17,7 +17,7 @@ from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import Target
 from piper_ray.model.figures import plural
 from piper_ray.model.mode import Recomputation, parse_recomputation
-from piper_ray.runtimes.runtime import gpus_per_node_of
+from piper_ray.runtimes.meshes import gpus_per_node_of
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 import piper_ray
-from piper_ray import InFlightRule, Instance, Plan, SameDegrees, SimulationOptions, StepTerms, Transfers
+from piper_ray import InFlightRule, Instance, Plan, SimulationOptions, StepTerms, Transfers
 from piper_ray.cli.certificates import CertificateInput, certified_document, certified_text, checked_certificate
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import REQUIRED, argument, flag, of_options, option
@@ -24,6 +24,7 @@ from piper_ray.cli.shared import (
 from piper_ray.cli.telling import Unwritten, judged, note, refuse_unwritable, working
 from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
+from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
@@ -103,7 +104,7 @@ def verify(
         if certified is not None:
             print_lines(screen, certified_text(certified, silent_on, time_s))
         if not valued_for.asynchronous:
-            uneven = SameDegrees().violations(instance, plan)
+            uneven = SameDegreesByKind().violations(instance, plan)
             print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))
     if silent_on:
         raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))

@@ -18,12 +18,15 @@ from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import percent_text, plural, size_text, time_text
 from piper_ray.model.one_mode import context_of
 from piper_ray.model.stop import StoppedBy
-from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, domain_of, gpus_per_node_of, rank_lines
+from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of, node_sizes
+from piper_ray.runtimes.runtime import RUNTIMES, Runtime, RuntimeName, rank_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from piper_ray import StepTerms
     from piper_ray.planners.alternatives import Alternatives
+    from piper_ray.planners.apart import KindsApart
 
 _Found = TypeVar("_Found")
 
@@ -114,9 +117,10 @@ class RuntimeSolve:
                 return first
             # Until there is a plan that leaves so much, the first one is all that is known.
             stop.offer(lambda: first)
-            if set_aside_bytes >= instance.memory_bytes:
+            if set_aside_bytes >= min(own.memory_bytes for own in instance.cluster.alike):
                 return first
-            return _bounded(solve(instance.replace(memory_bytes=instance.memory_bytes - set_aside_bytes)), first)
+            left = instance.cluster.with_memory(lambda own_bytes: own_bytes - set_aside_bytes)
+            return _bounded(solve(instance.replace(cluster=left)), first)
 
         def missing_bytes(found: Solution) -> float:
             reason = found.stopped_by
@@ -200,7 +204,8 @@ class RuntimeSolve:
         if solution.plan is None:
             return []
         context = context_of(instance, solution.plan)
-        lines = rank_lines(solution.plan, solution.schedule, self.gpus_per_node, context)
+        meshes = meshes_of(solution.plan, solution.schedule, node_sizes(instance, self.gpus_per_node))
+        lines = rank_lines(meshes, solution.schedule, context)
         head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
         return [head, *(f"  {line}" for line in lines)]
 
@@ -273,6 +278,17 @@ def find_alternatives(
                 stop=stop,
             )
         )
+
+
+def find_apart(
+    instance: Instance, restrictions: Restrictions, schedule: Schedule, step: StepTerms, options: SolveOptions
+) -> KindsApart | None:
+    """The best pipelines of one kind of devices each, exactly; None where none fit."""
+    from piper_ray.planners.apart import kinds_apart
+
+    exact = replace(options, resume=None, gap=0.0, time_limit_s=None)
+    with working("pipelines of one kind each"):
+        return current().run(lambda stop: kinds_apart(instance, restrictions, schedule.name, step, exact, stop))
 
 
 def print_alternatives(

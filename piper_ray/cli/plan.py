@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -60,6 +61,12 @@ class _Question:
     charged: PlanStepOptions
 
     @property
+    def kinds(self) -> dict[str, int]:
+        """The nodes of each kind of GPU, where the cluster has several; else none."""
+        found = self.modelled.nodes_of_kinds
+        return found if len(found) > 1 else {}
+
+    @property
     def is_table(self) -> bool:
         """Whether several clusters, batches or rooms are asked about."""
         return any(self.tables.values())
@@ -69,7 +76,7 @@ class _Question:
         """What may have several values, and whether it has."""
         batches = self.trained.batches or ()
         return {
-            "--gpu and --nodes": len(self.modelled.gpus) > 1 or len(self.modelled.nodes) > 1,
+            "--gpu and --nodes": not self.kinds and len(self.modelled.clusters) > 1,
             "--global-batch": len(batches) > 1 or any(low < high for low, high in batches),
             "--headroom": len(self.room.headroom or ()) > 1,
         }
@@ -77,11 +84,15 @@ class _Question:
     def refuse_mistakes(self) -> None:
         """Raises UsageError, before any work."""
         self.modelled.refuse_mistakes()
-        self.written.refuse_mistakes(self.is_table)
-        self.trained.refuse_mistakes(len(self.modelled.gpus), self.is_table)
+        self.written.refuse_mistakes(self.is_table, bool(self.kinds))
+        self.trained.refuse_mistakes(len(dict(self.modelled.clusters)), self.is_table)
         if self.is_table and self.written.json:
             raise UsageError("--json is for one plan; the figures of a table are in --out DIR, in clusters.csv")
         several = [name for name, has in self.tables.items() if has]
+        if self.kinds and several:
+            raise UsageError(
+                f"{several[0]}: a table is for one kind of GPU, not for a cluster of several; give one value"
+            )
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:
@@ -93,12 +104,25 @@ class _Question:
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
 
-        named = RUNTIMES[self.trained.runtime]
-        schedules = schedules_of(named, self.trained.schedule)
+        named, kinds = RUNTIMES[self.trained.runtime], self.kinds
+        named.require_kinds([*kinds])
+        schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
         request = self.request(model, hardware, gpu, nodes)
+        others = tuple((name, self.request(model, hardware, name, kinds[name])) for name in [*kinds][1:])
         _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
-        return PlanDemand(model, hardware, gpu, request, named, schedules, self.charged.terms(), headroom=headroom)
+        return PlanDemand(
+            model,
+            hardware,
+            gpu,
+            request,
+            named,
+            schedules,
+            self.charged.terms(),
+            headroom=headroom,
+            others=others,
+            between_bytes_per_s=self.modelled.between_bytes_per_s,
+        )
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
         """For one cluster, in the first precision, with what the runtime can be offered there. Raises UsageError."""
@@ -153,13 +177,13 @@ def plan(
     asked = _Question(modelled, written, trained, room, offered, running, charged)
     asked.refuse_mistakes()
     model, hardware = modelled.read()
-    for chosen in filter(None, map(hardware.choice_note, modelled.gpus)):
+    for chosen in filter(None, (hardware.choice_note(gpu) for gpu in dict(modelled.clusters))):
         note(chosen)
     command = command_text(context, hidden=("json", "verbose"))
     if asked.is_table:
         _plan_clusters(asked, model, hardware)
     else:
-        demand = asked.demand(model, hardware, modelled.gpus[0], modelled.nodes[0])
+        demand = asked.demand(model, hardware, *modelled.clusters[0])
         _plan_one(asked, asked.calibrated([demand])[0], command)
 
 
@@ -209,12 +233,19 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
             current().run(helped)
         theirs = None if written.against is None else _against(found, written.against, facts)
         fewer = _with_fewer_nodes(asked, found, log, command)
-    told = AskedOfPlan(asked.trained.train_tokens, asked.trained.prices(1)[0], others)
+    told = AskedOfPlan(asked.trained.train_tokens, _price_of_gpu(asked, found.demand), others)
     files = _files(asked, found, launch, told, command)
     _tell(asked, found, helps, told, (theirs, fewer, files))
     if _interrupted():
         current().tell("this is the best plan so far")
         raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _price_of_gpu(asked: _Question, demand: PlanDemand) -> float | None:
+    """For one hour; of several kinds that of the average one."""
+    counts = [one.devices_of(demand.hardware.gpu(gpu)) for gpu, one in demand.requests.items()]
+    known = [price for price in asked.trained.prices(len(counts)) if price is not None]
+    return sum(map(operator.mul, known, counts)) / sum(counts) if known else None
 
 
 def _tell(
@@ -264,7 +295,7 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
     from piper_ray.workloads.estimate.refusals import reasons_against
 
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
-    if reasons:
+    if reasons and not demand.others:  # which may hold what this kind does not
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
     facts = None if against is None else facts_of(against)
     if facts is not None:
@@ -421,8 +452,7 @@ def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[P
     """Of a table: for each GPU type and number of nodes, or each batch, or from the least room to the most."""
     from piper_ray.proposal.clusters import batches_between
 
-    gpus, counts = asked.modelled.gpus, asked.modelled.nodes
-    demands = asked.calibrated([asked.demand(model, hardware, gpu, nodes) for gpu in gpus for nodes in counts])
+    demands = asked.calibrated([asked.demand(model, hardware, *one) for one in asked.modelled.clusters])
     first = demands[0]
     if asked.tables["--global-batch"]:
         spans = [batches_between(low, high, first.devices) for low, high in asked.trained.batches]
@@ -444,7 +474,8 @@ def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> 
     from piper_ray.report.terminal import console, print_lines
 
     demands = _demands(asked, model, hardware)
-    of_gpu = dict(zip(asked.modelled.gpus, asked.trained.prices(len(asked.modelled.gpus)), strict=True))
+    gpus = dict(asked.modelled.clusters)
+    of_gpu = dict(zip(gpus, asked.trained.prices(len(gpus)), strict=True))
     plans: list[ClusterPlan] = []
 
     def tabled(stop: Stop[list[ClusterPlan]]) -> list[ClusterPlan]:

@@ -25,17 +25,17 @@ WORKLOAD, PLAN, SEARCH, MEASURED = "workload.toml", "plan.json", "search.json", 
 
 def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
     """The instance with the memory that was set aside or left free."""
-    return one.instance.replace(memory_bytes=found.demand.whole_bytes(one.instance.memory_bytes))
+    return one.instance.replace(cluster=one.instance.cluster.with_memory(found.demand.whole_bytes))
 
 
 def launch_of(found: FoundPlans, one: Proposed) -> Export:
     """What the runtime reads of a plan; no files where it can say the plan and not the model (one that sees)."""
     from piper_ray.export.files import NO_FILES
     from piper_ray.export.targets import export_plan, exportable
-    from piper_ray.runtimes.runtime import gpus_per_node_of
+    from piper_ray.runtimes.meshes import gpus_per_node_of
 
     demand = found.demand
-    node = gpus_per_node_of(one.instance, demand.request.gpus_per_node)
+    node = gpus_per_node_of(one.instance, None if demand.others else demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
     if one.instance.model is not None and exportable(one.instance.model, target) is not None:
         return NO_FILES
@@ -53,7 +53,8 @@ def write_plan(found: FoundPlans, one: Proposed, launch: Export, out: Path, comm
         solution = replace(solution, status=Status.FEASIBLE, lower_bound_s=0.0)
     written = launch.write(out)
     workload, plan_file = out / WORKLOAD, out / PLAN
-    write_atomically(workload, file_text(instance, [replace(one.estimate, instance=instance)], command))
+    made = one.estimate.kinds or (replace(one.estimate, instance=instance),)
+    write_atomically(workload, file_text(instance, made, command))
     evaluation = piper_ray.evaluate(instance, one.plan, schedule=schedule, step=demand.step)
     document = plan_document(instance, one.plan, evaluation, proof_document(solution), schedule)
     write_atomically(plan_file, to_text(document))

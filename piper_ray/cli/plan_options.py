@@ -86,7 +86,8 @@ class PlanClusterOptions(ModelOptions):
 
     gpu: list[str] = option(
         "NAME",
-        "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown.",
+        "The GPU, such as H100-SXM or A100-80; of several, as H100-SXM,B200, a table is shown. A cluster of several "
+        "kinds has each with its nodes: --gpu A100-80:32 --gpu H100-SXM:32.",
         default=REQUIRED,
     )
     nodes: Any = option(
@@ -97,16 +98,14 @@ class PlanClusterOptions(ModelOptions):
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError for clusters that are not said or cannot be planned."""
-        mixed = next((gpu for gpu in self.gpus if ":" in gpu), None)
-        if mixed is not None:
-            raise UsageError(
-                f"--gpu {mixed}: plan is for one kind of GPU; for a cluster of several give the same options to "
-                "piper-ray estimate, which writes its workload, and let piper-ray solve plan that"
-            )
-        if self.nodes is None:
-            raise UsageError(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
+        super().refuse_mistakes()
         if len(self.gpus) > 1 and self.calibrate is not None:
-            raise UsageError("--calibrate: measurements are of one GPU, and the table is of several")
+            raise UsageError("--calibrate: measurements are of one GPU, and several are asked about")
+
+    @property
+    def clusters(self) -> list[tuple[str, int]]:
+        """Pairs of a GPU and a number of nodes: a row of a table each, or the kinds of one cluster."""
+        return [*self.nodes_of_kinds.items()] or [(gpu, count) for gpu in self.gpus for count in self.nodes]
 
 
 @dataclass(frozen=True)
@@ -133,8 +132,9 @@ class WrittenOptions:
         "N", "Also plan for up to N nodes fewer, and say what moving from one plan to the next takes.", default=0, min=0
     )
 
-    def refuse_mistakes(self, table: bool) -> None:
-        """Raises UsageError for what does not go together, before any work. table: of several clusters."""
+    def refuse_mistakes(self, table: bool, kinds: bool) -> None:
+        """Raises UsageError for what does not go together, before any work. table: of several clusters; kinds: of one
+        cluster with several of GPUs."""
         there = next((one for one in (self.out, *self.out.parents) if one.exists()), None) if self.out else None
         if there is not None and not there.is_dir():
             is_file = "is a file" if there == self.out else f"{there} is a file"
@@ -146,8 +146,10 @@ class WrittenOptions:
         if self.candidates > 1 and self.out is None:
             raise UsageError("--candidates needs --out DIR: each is a job in a folder there")
         others = {"--candidates": self.candidates > 1, "--against": self.against is not None, "--spare": self.spare > 0}
-        if table and any(others.values()):
+        if (table or kinds) and any(others.values()):
             name = next(name for name, given in others.items() if given)
+            if kinds:
+                raise UsageError(f"{name} is for one kind of GPU, not for a cluster of several")
             raise UsageError(f"{name} is for one GPU, number of nodes, batch and headroom, not for a table of several")
         if sum(others.values()) > 1:
             names = [name for name, given in others.items() if given]

@@ -25,7 +25,7 @@ from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleErro
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Listener
 from piper_ray.model.options import EXACT
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import FLUSHED, Schedule
 
 if TYPE_CHECKING:
     from piper_ray.engine.evaluation.backend import Backend
@@ -110,6 +110,10 @@ class PlanOutput:
     panel: ClassVar[str] = "Answer"
 
     out: Path | None = option("FILE", "Write the plan to FILE: upstream's JSON and our figures.", "-o", "--out")
+    apart: bool = flag(
+        "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
+        "among these, and say which is faster."
+    )
 
 
 @dataclass(frozen=True)
@@ -242,10 +246,13 @@ def solve(
         own_runtime = for_runtime.RuntimeSolve.of(wanted, instance, scheduled, restrictions)
         asked, restrictions = own_runtime.schedule, own_runtime.restrictions
     for_runtime.refuse_alternatives(wanted, asked)
+    if written.apart and not (instance.cluster.kinds and Schedule.of(asked).name in FLUSHED):
+        raise UsageError("--apart is for devices of several kinds, under 1f1b and gpipe")
     if certificate is not None:
         refuse_uncertifiable(certificate, instance, Schedule.of(asked), restrictions, options)
 
     from piper_ray.cost.schedules import most_chunks
+    from piper_ray.report.apart import apart_document, apart_lines
     from piper_ray.report.log import SolverLog
     from piper_ray.report.simulated import print_simulation
     from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
@@ -321,6 +328,10 @@ def solve(
         more["alternatives"] = for_runtime.alternatives_document(instance, others)
         if out is not None:
             for_runtime.write_alternatives(out, instance, others, unwritten)
+    if written.apart and not in_haste:
+        apart = for_runtime.find_apart(instance, kept.restrictions(), Schedule.of(asked), step, options)
+        print_lines(screen, apart_lines(apart, solution, instance.microbatches))
+        more["apart"] = apart_document(apart)
     if certificate is not None:
         print_lines(screen, write_own_certificate(certificate, instance, solution, restrictions, options, unwritten))
     if json:

@@ -8,6 +8,7 @@ from itertools import product
 
 from piper_ray.cost.variants import Variant
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.constraints import SameDegrees
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
@@ -41,10 +42,19 @@ def degree_choices(
         if len(names) > 1:
             there = {k: x for k, x in there.items() if d * x.degree <= instance.cluster.of_kind(x.kind).devices}
         of_kinds = [sorted({x.degree for x in there.values() if x.kind == name}) for name in names]
-        for degrees in product(*(found or [0] for found in of_kinds)):
+        for degrees in choices_of_kinds(of_kinds, restrictions):
             usable = tuple(number for number, x in there.items() if x.degree == degrees[names.index(x.kind)])
             if usable:
                 yield d, degrees, usable
+
+
+def choices_of_kinds(of_kinds: Sequence[Sequence[int]], restrictions: Restrictions) -> Iterator[tuple[int, ...]]:
+    """A t for each kind of devices, of those that there are: one for all kinds, or each its own. 0: none."""
+    if SameDegrees() in restrictions.constraints:
+        for t in sorted({t for found in of_kinds for t in found}):
+            yield tuple(t if t in found else 0 for found in of_kinds)
+    else:
+        yield from product(*(found or [0] for found in of_kinds))
 
 
 def _has_degree(variant: Variant, d: int) -> bool:

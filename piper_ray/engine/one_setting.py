@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from piper_ray.cost.schedules import rank_counts, sync_s_per_byte
+from piper_ray.cost.schedules import choices_of_kinds, rank_counts, sync_s_per_byte
 from piper_ray.cost.shares import HeldLayers, surely_in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE, PROOF
 from piper_ray.cost.variants import never_worse, unbeaten
@@ -225,7 +225,8 @@ def _padded(rows: Sequence[Sequence[Tmpc]], width: int) -> FloatArray:
     """float64[row, TMPC, figure], inf where a row has fewer."""
     found = np.full((len(rows), width, len(_FIGURES)), math.inf)
     for number, row in enumerate(rows):
-        found[number, : len(row)] = [_figures_of(tmpc) for tmpc in row]
+        if row:
+            found[number, : len(row)] = [_figures_of(tmpc) for tmpc in row]
     return found
 
 
@@ -266,6 +267,8 @@ def worths_of(
     if schedule.name is ScheduleName.PIPEDREAM or (schedule.asynchronous and not restrictions.has(SameDegrees)):
         return [_on_all_devices(one, restrictions) for one in settings]
     found, under = np.full((len(settings), 2), math.inf), _Terms(schedule, step)
+    if settings and settings[0].kinds.whole.cluster.kinds:
+        return [Worth(*pair) for pair in _worths_on_kinds(settings, restrictions, under).tolist()]
     for t in settings[0].kinds.whole.degrees if settings else ():
         able = [number for number, one in enumerate(settings) if t in one.tables]
         if able and restrictions.admits_tensor_parallel_degree(t):
@@ -330,6 +333,65 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
         about_s = np.where(fitting, step_s, math.inf).min(axis=1)
         found[able] = np.minimum(found[able], np.stack([about_s, batch_s * (1.0 - PROOF)], axis=1) / batch)
     return found
+
+
+def _worths_on_kinds(settings: Sequence[ModeSetting], restrictions: Restrictions, under: _Terms) -> FloatArray:
+    """float64[setting, 2], as ``Worth`` has them, on devices of several kinds."""
+    kinds, schedule = settings[0].kinds, under.schedule
+    instance, names = kinds.whole, kinds.whole.cluster.kind_names
+    clusters = [instance.cluster.of_kind(name) for name in names]
+    degrees = [t for t in instance.degrees if restrictions.admits_tensor_parallel_degree(t)]
+    rows = {(t, name): _rows_on(settings, t, name) for t in degrees for name in names}
+    memory_bytes, found = instance.memory_bytes * (1.0 + MEMORY_TOLERANCE), np.full((len(settings), 2), math.inf)
+    for d in restrictions.data_parallel_degrees(instance):
+        there = [
+            [t for t in degrees if d * t <= own.devices and np.isfinite(rows[t, name]).any()]
+            for own, name in zip(clusters, names, strict=True)
+        ]
+        for chosen in choices_of_kinds(there, restrictions):
+            counts = rank_counts(instance, restrictions, *(d * t for t in chosen))
+            used = [(t, name, own) for t, name, own in zip(chosen, names, clusters, strict=True) if t]
+            if not counts or not used:
+                continue
+            m, ranks = instance.microbatches // d, counts[-1]
+            of_kinds = [_OfReplicas.of(rows[t, name], kinds.counts, d) for t, name, _ in used]
+            every = _OfReplicas.of(np.concatenate([rows[t, name] for t, name, _ in used], axis=2), kinds.counts, d)
+            able = np.flatnonzero(every.held_bytes.max(axis=1) <= memory_bytes)
+            if not able.size:
+                continue
+            every, most = every.only(able), [min(ranks, own.devices // (d * t)) for t, _, own in used]
+            longest_s = _longest_on_kinds([one.only(able).least[..., _TIME] for one in of_kinds], most, kinds.counts)
+            sum_s = min(sync_s_per_byte(under.step, own, d, t) for t, _, own in used)
+            batch_s = every.least_batch_s(range(ranks, ranks + 1), m, schedule, sum_s, memory_bytes)
+            batch_s = np.maximum(batch_s, m * longest_s)
+            kept_bytes = (every.total(_FIXED) + every.total(_ACTIVATION) * min(m, ranks)) / ranks
+            about_s = np.where(kept_bytes <= memory_bytes, np.maximum(batch_s, (m + ranks - 1) * longest_s), math.inf)
+            both_s = np.stack([about_s, batch_s * (1.0 - PROOF)], axis=1)
+            found[able] = np.minimum(found[able], both_s / instance.microbatches)
+    return found
+
+
+def _longest_on_kinds(of_kinds: Sequence[FloatArray], most: Sequence[int], counts: FloatArray) -> FloatArray:
+    """float64[setting]. Of the stages on each kind, no more than ``most``, the longest takes no less. of_kinds:
+    float64[setting, kind of layer], the least seconds that a layer takes on a kind of devices, inf: none can be there.
+
+    A stage on devices g that takes x has x / W_g of what all layers take there, W_g, and each layer has at least the
+    least of its shares. So the longest takes at least the sum of these over that of the p_g / W_g.
+    """
+    shares, ranks = np.full(of_kinds[0].shape, math.inf), np.zeros(len(of_kinds[0]))
+    for seconds, stages in zip(of_kinds, most, strict=True):
+        can = np.isfinite(seconds)
+        whole_s = np.maximum(np.where(can, seconds, 0.0) @ counts, np.finfo(float).tiny)
+        shares = np.minimum(shares, seconds / whole_s[:, None])
+        ranks += np.divide(stages, whole_s, out=np.zeros_like(whole_s), where=can.any(axis=1))
+    return shares @ counts / ranks
+
+
+def _rows_on(settings: Sequence[ModeSetting], t: int, name: str) -> FloatArray:
+    """float64[setting, kind of layer, TMPC, figure], of the TMPCs on one kind of devices."""
+    every = [[[x for x in layer.tmpcs.get(t, ()) if x.kind == name] for layer in one.sample.layers] for one in settings]
+    width = max((len(row) for rows in every for row in rows), default=0)
+    return np.stack([_padded(rows, max(width, 1)) for rows in every])
 
 
 class _Terms(NamedTuple):

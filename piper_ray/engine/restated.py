@@ -64,7 +64,6 @@ def stashing(solve: Solver) -> Solver:
     """
 
     def solved(request: SolveRequest) -> Solution:
-        request.instance.require_one_kind("plans for schedule pipedream")
         restated = replace(request, instance=stashing_instance(request.instance, request.restrictions))
         return request.answered(solve, restated, _of_pipedream)
 

@@ -89,6 +89,8 @@ def solve(
     given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     asked = schedule or instance.schedule
     planned_for = Schedule.first_of(asked)
+    if planned_for.name not in FLUSHED:
+        instance.require_one_kind(f"plans for schedule {planned_for.name.value}")
     with compiling_told(listener):
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
         if not isinstance(given, Instance):
@@ -125,8 +127,6 @@ def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Prepa
 
         return solve_by_blocks(request, schedules, lambda exact: _solve(exact, schedules, None))
     planned_for = schedules[0]
-    if planned_for.name not in FLUSHED:
-        request.instance.require_one_kind(f"plans for schedule {planned_for.name.value}")
     if planned_for.name in CHUNKED:
         from piper_ray.engine.chunks.solve import solve_with_chunks
 

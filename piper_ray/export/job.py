@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.model.constraints import FilledPipeline, SameDegrees, TensorParallelDegrees, choices_made
+from piper_ray.model.constraints import FilledPipeline, TensorParallelDegrees, choices_made
 from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -14,8 +14,9 @@ from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding, sh
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
+from piper_ray.runtimes.meshes import Mesh, domain_of, meshes_of, node_sizes
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
-from piper_ray.runtimes.runtime import Runtime, domain_of
+from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.stages import stages_of
 from piper_ray.workloads.estimate.software import Software, load_software
@@ -34,6 +35,11 @@ class ExportJob:
     runtime: Runtime
     gpus_per_node: int
 
+    @cached_property
+    def meshes(self) -> tuple[Mesh, ...]:
+        """Which nodes the ranks are on."""
+        return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node))
+
     @property
     def data_parallel(self) -> int:
         """d, of all stages."""
@@ -41,12 +47,12 @@ class ExportJob:
 
     @property
     def replica_devices(self) -> int:
-        """The devices of a stage's replica: t, times the groups that share a sequence."""
-        return self.plan.stages[0].tensor_parallel_degree
+        """The devices of a stage's replica: t, times the groups that share a sequence; of several kinds the most."""
+        return max(stage.tensor_parallel_degree for stage in self.plan.stages)
 
     @property
     def tensor_parallel(self) -> int:
-        """t, of all stages, in each of the groups that share a sequence."""
+        """t, of all stages, in each of the groups that share a sequence; of several kinds the most."""
         return self.replica_devices // self.context_parallel
 
     @property
@@ -132,7 +138,7 @@ class ExportJob:
     @property
     def ranks(self) -> int:
         """The number of ranks of the whole job: d t c p."""
-        return self.data_parallel * self.replica_devices * self.pipeline_ranks
+        return sum(mesh.devices for mesh in self.meshes)
 
     @property
     def microbatches(self) -> int:
@@ -151,31 +157,33 @@ class ExportJob:
 
     @property
     def processes_per_node(self) -> int:
-        """The processes of a node: as many as it has GPUs; the last node may have fewer."""
-        return min(self.gpus_per_node, self.ranks)
+        """The processes of a node: as many as it has GPUs; some nodes may have fewer."""
+        return max(mesh.processes_per_node for mesh in self.meshes)
 
     @property
     def nodes(self) -> int:
         """The number of nodes that the ranks fill one after the other."""
-        return -(-self.ranks // self.processes_per_node)
-
-    @property
-    def processes_of_last_node(self) -> int:
-        """What is left of the ranks there."""
-        return self.ranks - (self.nodes - 1) * self.processes_per_node
+        return sum(mesh.nodes for mesh in self.meshes)
 
     @property
     def torchrun(self) -> str:
         """The command up to the script, for a shell on each node.
 
         On several nodes the shell ends with words where NODE_RANK or MASTER_ADDR is not set: a process that took itself
-        for the first one would wait for the others for ever. The last node may have fewer processes.
+        for the first one would wait for the others for ever. The last node of a mesh may have fewer processes.
         """
-        processes = str(self.processes_per_node)
         if self.nodes == 1:
-            return f"torchrun --standalone --nproc-per-node {processes}"
-        if self.processes_of_last_node < self.processes_per_node:
-            processes = f"$((${{NODE_RANK:?}} == {self.nodes - 1} ? {self.processes_of_last_node} : {processes}))"
+            return f"torchrun --standalone --nproc-per-node {self.processes_per_node}"
+        usual = self.meshes[0].processes_per_node
+        processes = str(usual)
+        for mesh in self.meshes:
+            if mesh.processes_per_node != usual:
+                usual = mesh.processes_per_node
+                processes = f"${{NODE_RANK:?}} >= {mesh.first_node} ? {usual} : {processes}"
+            if mesh.processes_of_last_node < usual:
+                processes = f"${{NODE_RANK:?}} == {mesh.last_node} ? {mesh.processes_of_last_node} : {processes}"
+        if not processes.isdecimal():
+            processes = f"$(({processes}))"
         return (
             f'torchrun --nnodes {self.nodes} --nproc-per-node {processes} --node-rank "${{NODE_RANK:?from 0}}" '
             '--master-addr "${MASTER_ADDR:?the address of node 0}" --master-port "${MASTER_PORT:-29500}"'
@@ -185,6 +193,11 @@ class ExportJob:
     def tmpcs(self) -> dict[int, Tmpc]:
         """The TMPCs by layer id, stage after stage, as these list their layers."""
         return {layer: tmpc for stage in self.plan.stages for layer, _, tmpc in choices_made(self.instance, stage)}
+
+    @cached_property
+    def _rows(self) -> dict[int, tuple[Tmpc, ...]]:
+        """The TMPCs that each layer has where it is."""
+        return {layer: row for stage in self.plan.stages for layer, row, _ in choices_made(self.instance, stage)}
 
     @cached_property
     def setting(self) -> Mode:
@@ -220,7 +233,7 @@ class ExportJob:
 
     def _choices(self, layer: int) -> list[Recomputation]:
         """What each of the layer's TMPCs recomputes."""
-        return [tmpc.mode.recomputation for tmpc in self.instance.layer_by_id[layer].tmpcs[self.replica_devices]]
+        return [tmpc.mode.recomputation for tmpc in self._rows[layer]]
 
     @cached_property
     def recomputed(self) -> tuple[tuple[Recomputation, ...], ...]:
@@ -305,7 +318,7 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
     runtime.require_schedule(schedule.name)
     stages_of(instance, replace(plan, keeps_order=True), schedule)  # raises where a rule is broken
     job = ExportJob(instance, plan, schedule, runtime, gpus_per_node)
-    unsupported = [*SameDegrees().violations(instance, plan)] or [*_unsupported(job)]
+    unsupported = [*runtime.same_degrees(instance).violations(instance, plan)] or [*_unsupported(job)]
     if unsupported:
         raise UnsupportedPlan(runtime.title, unsupported)
     return job
@@ -314,12 +327,15 @@ def make_job(instance: Instance, plan: Plan, schedule: Schedule, runtime: Runtim
 def _unsupported(job: ExportJob) -> Iterator[str]:
     """What is not supported of a plan with one d and one t."""
     instance, plan, runtime = job.instance, job.plan, job.runtime
-    t, ranks = job.replica_devices, job.pipeline_ranks
+    degrees, ranks = sorted({stage.tensor_parallel_degree for stage in plan.stages}), job.pipeline_ranks
     for constraint in runtime.constraints(instance, job.schedule.name, domain_of(instance, job.gpus_per_node)):
         if isinstance(constraint, FilledPipeline):
             yield from constraint.violations(instance, plan.by_rank(job.schedule))
-        elif isinstance(constraint, TensorParallelDegrees) and t not in constraint.degrees:
-            yield f"tensor-parallel degree {t}, not one of {', '.join(map(str, constraint.degrees))}"
+        elif isinstance(constraint, TensorParallelDegrees):
+            allowed = ", ".join(map(str, constraint.degrees))
+            yield from (
+                f"tensor-parallel degree {t}, not one of {allowed}" for t in degrees if t not in constraint.degrees
+            )
     if ranks > 1 and (alone := runtime.on_one_rank(instance)) is not None:
         yield f"{alone}; this plan has {ranks} ranks"
     if job.schedule.v > 1 and ranks == 1:
@@ -327,6 +343,10 @@ def _unsupported(job: ExportJob) -> Iterator[str]:
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)
     for number, stage in enumerate(plan.stages, start=1):
         for experts, each in dict.fromkeys(job.tmpcs[layer].mode.spread for layer in stage.layers):
-            if experts is not None and t * job.data_parallel % (experts * each):
-                ranks_of_stage, whole = t * job.data_parallel, experts * each
+            if experts is not None and stage.devices % (experts * each):
+                ranks_of_stage, whole = stage.devices, experts * each
                 yield f"stage {number}: {ranks_of_stage} ranks are not whole groups of {whole} that share experts"
+    for kind, node in node_sizes(instance, job.gpus_per_node).items():
+        nodes = sum(mesh.nodes for mesh in job.meshes if mesh.kind == kind)
+        if kind and nodes * node > instance.cluster.of_kind(kind).devices:
+            yield f"stages on {kind} that do not follow each other, on {nodes} nodes of {node}: there are fewer"

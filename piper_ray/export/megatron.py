@@ -20,6 +20,7 @@ from piper_ray.export.megatron_model import model_settings, require_divided, req
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import TrainedModel
 from piper_ray.model.mode import Recomputation
+from piper_ray.runtimes.meshes import Mesh
 from piper_ray.workloads.estimate.architectures.layers import Attention, LatentAttention
 from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
@@ -269,12 +270,13 @@ def export_flagscale(job: ExportJob) -> Export:
             "FlagScale recomputes the first layers of each stage in full, or none; this plan does otherwise"
         )
     split = [sum(map(job.pieces.is_block, stage)) for stage in job.pieces_of_stages]
+    types = _device_types(job)
     hetero: dict[str, object] = {
         "enable_hetero": True,
         "hetero_pipeline_layer_split": split,
-        "hetero_process_meshes": [getattr(job, name) or 1 for name in MEGATRON.mesh],
-        "hetero_device_types": [_DEVICE],
-        "hetero_current_device_type": _DEVICE,
+        "hetero_process_meshes": [value for mesh in job.meshes for value in _mesh(job, mesh)],
+        "hetero_device_types": types,
+        "hetero_current_device_type": types[0],
         "standalone_embedding_stage": False,
     }
     figures = _figures(job)
@@ -288,7 +290,7 @@ def export_flagscale(job: ExportJob) -> Export:
         "hetero": hetero,
     }
     if job.expert_parallel is not None:
-        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.expert_tensor]
+        hetero["expert_tensor_parallel_size_per_process_mesh"] = [job.expert_tensor for _ in job.meshes]
     if any(counts):
         system["recompute"] = {
             "recompute_granularity": "full",
@@ -299,7 +301,8 @@ def export_flagscale(job: ExportJob) -> Export:
             "recompute_num_layers_per_stage_micro_batch": [[1, job.microbatches, count] for count in counts],
         }
     empty = [number for number, count in enumerate(split, start=1) if count == 0]
-    notes = noted("flagscale_notes.jinja", job=job, device=_DEVICE, empty=empty)
+    meshes = list(zip(types, job.meshes, strict=True))
+    notes = noted("flagscale_notes.jinja", job=job, device=_DEVICE, empty=empty, meshes=meshes)
     files = {
         "system.yaml": yaml_text({"system": system, "model": model}),
         "experiment.yaml": yaml_text({"experiment": _experiment(job)}),
@@ -312,6 +315,28 @@ def export_flagscale(job: ExportJob) -> Export:
 
 
 _DEVICE = "GPU"
+
+
+def _device_types(job: ExportJob) -> list[str]:
+    """A name for each mesh. FlagScale orders ranks by their devices' names and then by nodes, so that each mesh has a
+    name of its own, where a kind has several of them too."""
+    kinds = [mesh.kind for mesh in job.meshes]
+    if kinds == [""]:
+        return [_DEVICE]
+    words = ["-".join(kind.split()) for kind in kinds]
+    return [
+        word if words.count(word) == 1 else f"{word}-{1 + words[:place].count(word)}"
+        for place, word in enumerate(words)
+    ]
+
+
+def _mesh(job: ExportJob, mesh: Mesh) -> list[object]:
+    """What FlagScale's mesh divides, in its order."""
+    own = {"tensor_parallel": mesh.t // job.context_parallel, "pipeline_ranks": mesh.ranks}
+    if job.setting.experts is None and job.experts:
+        own["expert_parallel"] = own["tensor_parallel"]
+    return [own.get(name) or getattr(job, name) or 1 for name in MEGATRON.mesh]
+
 
 _OF_THE_MODEL = ("num_layers", "micro_batch_size", "global_batch_size", "seq_length")
 """Figures of a plan that FlagScale has in its section of the model; all others are in that of the system."""

@@ -95,7 +95,6 @@ def export_plan(instance: Instance, plan: Plan, schedule: Schedule, target: Targ
     and InvalidPlan for one that breaks a rule of the problem. More memory than there is is noted (``Export.excess``).
     """
     form = _FORMS[target]
-    instance.require_one_kind(f"a launch for {form.runtime.title}")
     job = make_job(instance, plan, schedule, form.runtime, gpus_per_node)
     if instance.model is not None:
         _check_model(instance.model, target)
@@ -124,8 +123,8 @@ _MIB = 2.0**20
 
 def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]:
     """Sentences about ranks that fit by the plan, and that the runtime fills beyond their memory."""
-    limit_bytes = simulation.memory_limit_bytes
     for rank in simulation.ranks:
+        limit_bytes = rank.memory_limit_bytes
         room = limit_bytes - rank.peak_memory_bytes
         beyond = written.beyond_bytes[rank.stages[0]] if written.beyond_bytes else 0.0
         if 0.0 <= room < beyond:
@@ -138,12 +137,12 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
 
 def _ranks_csv(job: ExportJob) -> str:
     lines = [",".join(RankPlace._fields)]
-    for place in rank_places(job.plan, job.schedule, job.processes_per_node, job.context_parallel):
+    for place in rank_places(job.meshes, job.schedule, job.context_parallel):
         fields = place._asdict() | {"stages": " ".join(map(str, place.stages))}
         lines.append(",".join(map(str, fields.values())))
     return "\n".join(lines) + "\n"
 
 
 def _readme(job: ExportJob, target: Target, export: Export) -> str:
-    lines = rank_lines(job.plan, job.schedule, job.processes_per_node, job.context_parallel)
+    lines = rank_lines(job.meshes, job.schedule, job.context_parallel)
     return rendered("README.md.jinja", job=job, target=target.value, export=export, lines=lines, plural=plural)

@@ -13,7 +13,7 @@ in different nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar, TypeVar
@@ -122,6 +122,22 @@ class Cluster:
         """The devices of a kind, with their own memory and links; "": all, where they are of one kind. Of several kinds
         no plan counts on being in one node."""
         return next((kind.cluster.spread() for kind in self.kinds if kind.name == name), self)
+
+    def each_kind(self, change: Callable[[Cluster], Cluster]) -> Cluster:
+        """With a change to the devices of each kind; to all, where they are of one."""
+        if not self.kinds or self.between_bytes_per_s is None:
+            return change(self)
+        kinds = [replace(kind, cluster=change(kind.cluster)) for kind in self.kinds]
+        return Cluster.of_kinds(kinds, self.between_bytes_per_s)
+
+    def with_memory(self, change: Callable[[float], float]) -> Cluster:
+        """With other bytes of each device, from those that it has."""
+        return self.each_kind(lambda own: replace(own, memory_bytes=change(own.memory_bytes)))
+
+    @property
+    def alike(self) -> tuple[Cluster, ...]:
+        """Of each kind its own devices; of one kind all."""
+        return tuple(kind.cluster for kind in self.kinds) or (self,)
 
     @property
     def kind_names(self) -> tuple[str, ...]:

@@ -200,6 +200,7 @@ def choices_made(instance: Instance, stage: Stage) -> Iterator[tuple[int, tuple[
     for layer_id in stage.layers:
         layer = instance.layer_by_id.get(layer_id)
         row = () if layer is None else layer.tmpcs.get(stage.tensor_parallel_degree, ())
+        row = tuple(tmpc for tmpc in row if tmpc.kind == stage.kind)
         chosen = next((tmpc for tmpc in row if tmpc.id == stage.tmpc_ids.get(layer_id)), None)
         if chosen is not None:
             yield layer_id, row, chosen
@@ -280,6 +281,16 @@ class SameDegrees(Constraint):
         degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
         if len(degrees) > 1:
             yield f"stages differ in their degrees: {', '.join(f'd={d} t={t}' for d, t in sorted(degrees))}"
+
+
+@dataclass(frozen=True)
+class SameDegreesByKind(SameDegrees):
+    """All stages have one d, and those on each kind of devices one t."""
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        degrees = {(s.data_parallel_degree, s.kind, s.tensor_parallel_degree) for s in plan.stages}
+        if len({d for d, _, _ in degrees}) > 1 or len(degrees) > len({kind for _, kind, _ in degrees}):
+            yield from super().violations(instance, plan)
 
 
 @dataclass(frozen=True)

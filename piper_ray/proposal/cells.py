@@ -125,8 +125,9 @@ class Cells:
         """Of all combinations."""
         return len(self.cells) + len(self.schedules) * sum(len(one.others) for one in self.settings.values())
 
-    def on(self, changed: Cluster) -> list[Cell]:
-        """These on another cluster. What no plan is faster than is still so with less memory and no other change."""
+    def on(self, changed: Cluster, *, roomier: bool = True) -> list[Cell]:
+        """These on another cluster. roomier: whether it may have more of anything; where it has less memory and no
+        other change, what no plan is faster than is still so."""
         found = list[Cell]()
         for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule)):
             before = list(alike)
@@ -134,8 +135,7 @@ class Cells:
             instance = first.estimate.instance.replace(cluster=changed)
             estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
             now = Cell.of_each(settings, first.samples, first.schedule, estimate, first.restrictions, first.step)
-            own = first.estimate.instance.cluster
-            if changed.memory_bytes <= own.memory_bytes and replace(changed, memory_bytes=own.memory_bytes) == own:
+            if not roomier:
                 for one, known in zip(now, before, strict=True):
                     one.lower_s = max(one.lower_s, known.lower_s)
             found += now

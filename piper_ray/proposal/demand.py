@@ -22,6 +22,7 @@ from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.software import Stack
 from piper_ray.workloads.formats.objects import check_instance
 
@@ -58,7 +59,9 @@ class PlanDemand:
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free beside. stack: GPUs and software that are no entries of tables; None: as the request says.
+    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
+    kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
+    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network.
     """
 
     model: ModelConfig
@@ -71,16 +74,30 @@ class PlanDemand:
     set_aside_bytes: float = 0.0
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
+    others: tuple[tuple[str, EstimateRequest], ...] = ()
+    between_bytes_per_s: float | None = None
+
+    @property
+    def requests(self) -> dict[str, EstimateRequest]:
+        """For each kind of GPU."""
+        own = self.request
+        alike = {"samples": own.samples, "batch": own.batch, "precision": own.precision}
+        return {self.gpu: own, **{gpu: replace(one, **alike) for gpu, one in self.others}}  # type: ignore[arg-type]
+
+    @property
+    def gpus_text(self) -> str:
+        """``16 A100-80 and 16 H100-SXM``."""
+        return " and ".join(f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}" for gpu, one in self.requests.items())
 
     @property
     def domain(self) -> int:
-        """GPUs that share the fast link."""
-        return self.request.domain_of(self.hardware.gpu(self.gpu))
+        """GPUs that share the fast link; of several kinds the most."""
+        return max(one.domain_of(self.hardware.gpu(gpu)) for gpu, one in self.requests.items())
 
     @property
     def devices(self) -> int:
         """Of the whole cluster."""
-        return self.request.devices_of(self.hardware.gpu(self.gpu))
+        return sum(one.devices_of(self.hardware.gpu(gpu)) for gpu, one in self.requests.items())
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
@@ -113,11 +130,12 @@ class PlanDemand:
         """With microbatches of so many samples. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
-            made = estimate(self.model, self.hardware, self.gpu, request)
+            requests = replace(self, request=request).requests.items()
+            of_kind = {gpu: estimate(self.model, self.hardware, gpu, one) for gpu, one in requests}
+            made = joined(of_kind, self.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
-        memory_bytes = self.planned_bytes(made.instance.memory_bytes)
-        instance = made.instance.replace(memory_bytes=memory_bytes)
+        instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 

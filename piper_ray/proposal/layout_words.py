@@ -22,7 +22,8 @@ class LayoutWords:
     """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
     for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over, t of them
     where nothing else is chosen; None where no layer has experts. sharding: of most layers. recomputation: None where
-    layers differ."""
+    layers differ. tensor_of: where kinds of devices differ in it, of each that the plan uses; tensor is the most then.
+    """
 
     microbatch: int
     tensor: int
@@ -38,6 +39,12 @@ class LayoutWords:
     offload: bool
     schedule: str
     chunks: int
+    tensor_of: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def tensor_text(self) -> str:
+        """``4``, or ``4 on A100-80, 8 on H100-SXM``."""
+        return ", ".join(f"{degree} on {kind}" for kind, degree in self.tensor_of) or str(self.tensor)
 
     @property
     def sharing(self) -> str:
@@ -58,7 +65,7 @@ class LayoutWords:
     @property
     def text(self) -> str:
         """All of it."""
-        degrees = [f"mbs {self.microbatch}", f"TP {self.tensor}", f"CP {self.context}", f"PP {self.pipeline}"]
+        degrees = [f"mbs {self.microbatch}", f"TP {self.tensor_text}", f"CP {self.context}", f"PP {self.pipeline}"]
         degrees.append(f"DP {self.data}")
         if self.expert is not None:
             degrees.append(f"EP {self.expert}")
@@ -106,12 +113,13 @@ def layout_words(one: Proposed) -> LayoutWords:
     context = max(mode.context for mode in modes)
     spread = max((mode for mode in modes if mode.experts is not None), key=lambda mode: mode.experts or 0, default=None)
     usual = max(modes, key=lambda mode: (modes[mode], mode.id))
-    over = first.tensor_parallel_degree // context if any(layer.experts for layer in one.instance.layers) else None
+    tensor_of = {stage.kind: stage.tensor_parallel_degree // context for stage in one.plan.stages}
+    over = max(tensor_of.values()) if any(layer.experts for layer in one.instance.layers) else None
     alone = first.data_parallel_degree * context == 1  # with whom there is nobody to share
     recomputed = {mode.recomputation for mode in modes if mode.recomputation != Recomputation.NONE}
     return LayoutWords(
         microbatch=one.samples,
-        tensor=first.tensor_parallel_degree // context,
+        tensor=max(tensor_of.values()),
         context=context,
         pipeline=len(one.plan.stages) // schedule.v,
         data=first.data_parallel_degree,
@@ -124,6 +132,7 @@ def layout_words(one: Proposed) -> LayoutWords:
         offload=any(mode.offload for mode in modes),
         schedule=schedule.name.value,
         chunks=schedule.v,
+        tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),
     )
 
 

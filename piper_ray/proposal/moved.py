@@ -9,7 +9,8 @@ from piper_ray.model.constraints import choices_made
 from piper_ray.model.mode import Sharding
 from piper_ray.proposal.demand import Proposed
 from piper_ray.proposal.layout_words import layout_words
-from piper_ray.runtimes.runtime import gpus_per_node_of, rank_places
+from piper_ray.runtimes.meshes import gpus_per_node_of, meshes_of
+from piper_ray.runtimes.runtime import rank_places
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,10 @@ def _common(one: tuple[_Part, _Part], other: tuple[_Part, _Part]) -> float:
 
 def _held(one: Proposed) -> Iterator[_HeldParts]:
     """What each GPU holds, in the order of ranks."""
-    words, schedule, node = layout_words(one), one.simulation.schedule, gpus_per_node_of(one.instance)
+    words, schedule, node = layout_words(one), one.simulation.schedule, {"": gpus_per_node_of(one.instance)}
     kinds = [each.kind for each in one.estimate.architecture.nodes]
     ranks = words.tensor * words.context * words.data
-    for place in rank_places(one.plan, schedule, node, words.context):
+    for place in rank_places(meshes_of(one.plan, schedule, node), schedule, words.context):
         held, within = _HeldParts(), place.rank % ranks
         for layer, _, tmpc in (x for stage in place.stages for x in choices_made(one.instance, one.plan.stages[stage])):
             mode = tmpc.mode

@@ -8,7 +8,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import TrainedModel, divisors
 from piper_ray.model.mode import ALL_REPLICAS, Sharding
-from piper_ray.model.schedule import ScheduleName
+from piper_ray.model.schedule import FLUSHED, ScheduleName
 from piper_ray.model.units import parse_bytes
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.workloads.estimate.build import EstimateRequest
@@ -142,15 +142,18 @@ def _groups(devices: int, domain: int, expert_ranks: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def schedules_of(runtime: Runtime, only: ScheduleName | None) -> tuple[ScheduleName, ...]:
-    """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved.
+def schedules_of(runtime: Runtime, only: ScheduleName | None, *, kinds: bool = False) -> tuple[ScheduleName, ...]:
+    """Those tried: that one alone, or those that the runtime has of 1f1b and interleaved. kinds: on GPUs of several.
 
-    Raises UsageError for one that it does not have.
+    Raises UsageError for one that it does not have, or that is not planned there.
     """
     if only is not None:
         runtime.require_schedule(only)
+        if kinds and only not in FLUSHED:
+            raise UsageError(f"--schedule {only.value}: on GPUs of several kinds plans are for 1f1b")
         return (only,)
-    return tuple(x for x in (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED) if x in runtime.schedules)
+    usual = (ScheduleName.ONE_F_ONE_B,) if kinds else (ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED)
+    return tuple(name for name in usual if name in runtime.schedules)
 
 
 def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:

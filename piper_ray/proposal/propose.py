@@ -149,14 +149,13 @@ def what_would_help(
     precisions. None of what is not known yet when the end is wished for."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     cluster = best.instance.cluster
-    faster = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in cluster.links)
     changes = (
-        ("8 % less memory", replace(cluster, memory_bytes=0.92 * cluster.memory_bytes)),
-        ("25 % more memory", replace(cluster, memory_bytes=1.25 * cluster.memory_bytes)),
-        ("links of twice the rate", replace(cluster, links=faster)),
+        ("8 % less memory", cluster.with_memory(lambda own_bytes: 0.92 * own_bytes), False),
+        ("25 % more memory", cluster.with_memory(lambda own_bytes: 1.25 * own_bytes), True),
+        ("links of twice the rate", _with_faster_links(cluster), True),
     )
-    for what, changed in changes:
-        found = _best_of(proposal, proposal.cells.on(changed), changed, stop, watch)
+    for what, changed, roomier in changes:
+        found = _best_of(proposal, proposal.cells.on(changed, roomier=roomier), changed, stop, watch)
         if stop.requested:
             return
         yield Help(what, found)
@@ -171,6 +170,15 @@ def what_would_help(
         found = _best_at(proposal, replace(demand.request, precision=precision), stop, watch)
         if not stop.requested:
             yield Help(f"{precision} in place of {demand.request.precision}", found, precision)
+
+
+def _with_faster_links(cluster: Cluster) -> Cluster:
+    def faster(own: Cluster) -> Cluster:
+        links = tuple(replace(x, bandwidth_bytes_per_s=2.0 * x.bandwidth_bytes_per_s) for x in own.links)
+        return replace(own, links=links)
+
+    found, between = cluster.each_kind(faster), cluster.between_bytes_per_s
+    return found if between is None else replace(found, between_bytes_per_s=2.0 * between)
 
 
 def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], watch: Watch) -> Proposed | None:
@@ -190,7 +198,7 @@ def _best_of(
     known = []
     for one in proposal.found if changed is not None else ():
         same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
-        if same.simulation.peak_memory_bytes <= same.simulation.memory_limit_bytes:
+        if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):
             known.append(same)
     search = CellSearch(
         proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR

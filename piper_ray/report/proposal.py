@@ -68,7 +68,7 @@ def print_plan(console: Console, proposal: FoundPlans, helps: Iterable[Help], as
     """The whole answer: the plan, what is proved, its stages, other plans, and what changes would bring."""
     print_lines(console, answer_lines(proposal, figures_of(proposal.best, asked.tokens, asked.price_per_hour)))
     console.print()
-    _print_stages(console, proposal.best, _whole_bytes(proposal))
+    _print_stages(console, proposal)
     if len(proposal.found) > 1:
         console.print()
         _print_others(console, proposal)
@@ -84,7 +84,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     simulation, instance = best.simulation, best.instance
     tokens = "" if not instance.batch.tokens_per_sample else f" of {plural(instance.batch.tokens_per_sample, 'token')}"
     yield (
-        f"{proposal.demand.model.name} on {instance.devices:,} {proposal.demand.gpu}, "
+        f"{proposal.demand.model.name} on {proposal.demand.gpus_text}, "
         f"{proposal.demand.runtime.title}, {request.precision}, batches of {plural(best.batch, 'sample')}{tokens}"
     )
     doubt = best.estimate.doubt
@@ -110,7 +110,9 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         yield from _wrapped("vision", f"{seen}{' each' if images > 1 else ''}; {_tower_text(best)}")
     if best.idle_devices:
         yield from _wrapped("idle", f"{best.idle_devices:,} of {instance.devices:,} GPUs: {_why_idle(best)}")
-    limit_bytes, peak_bytes = _whole_bytes(proposal), simulation.peak_memory_bytes
+    fullest = max(simulation.ranks, key=lambda rank: rank.peak_memory_bytes / rank.memory_limit_bytes)
+    limit_bytes = proposal.demand.whole_bytes(fullest.memory_limit_bytes)
+    peak_bytes = fullest.peak_memory_bytes
     left_bytes, held_bytes = limit_bytes - peak_bytes, proposal.demand.set_aside_bytes
     held = f", {held_text(held_bytes)} of it for {proposal.demand.runtime.title}" if held_bytes else ""
     least_bytes, most_bytes = doubt.memory.range_bytes(peak_bytes)
@@ -233,15 +235,18 @@ _NONE_FASTER = "no plan that was found on more of them is faster"
 def _why_idle(best: Proposed) -> str:
     """What divides what: of plans with d t p devices, d divides the microbatches of a batch."""
     odd, microbatches = odd_part(best.instance.devices), best.instance.microbatches
+    if best.instance.cluster.kinds:
+        return f"stages take whole groups of d t GPUs of one kind, and {_NONE_FASTER}"
     divided = f"the {microbatches:,} microbatches" if microbatches > 1 else "the one microbatch"
     if microbatches % odd:
         return f"a plan uses d t p of them, no d that divides {divided} is a multiple of {odd}, and {_NONE_FASTER}"
     return f"a plan uses d t p of them, d divides {divided}, and {_NONE_FASTER}"
 
 
-def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
+def _print_stages(console: Console, proposal: FoundPlans) -> None:
     """The layers of each rank of a pipeline, and its memory; of many ranks the fullest ones alone."""
-    simulation, stages = best.simulation, best.plan.stages
+    best = proposal.best
+    simulation, stages, kinds = best.simulation, best.plan.stages, bool(best.instance.cluster.kinds)
     count, schedule = len(simulation.ranks), simulation.schedule
     ranks = sorted(range(count), key=lambda rank: -simulation.ranks[rank].peak_memory_bytes)
     shown = sorted(ranks[:_MOST_RANKS])
@@ -249,6 +254,8 @@ def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
     differ = _recomputes_some(best)
     columns = [Column("rank", right=True), Column("layers", wrap=56 if differ else 76), Column("memory", right=True)]
     columns += [Column("recomputed", right=True)] if differ else []
+    if kinds:
+        columns.insert(1, Column("GPUs"))
     rows = []
     for rank in shown:
         own = schedule.stages_of_rank(rank, count)
@@ -256,7 +263,10 @@ def _print_stages(console: Console, best: Proposed, whole_bytes: float) -> None:
         if schedule.v > 1:
             layers = " | ".join(range_text(stages[place].layers) for place in own)
         peak_bytes = simulation.ranks[rank].peak_memory_bytes
+        whole_bytes = proposal.demand.whole_bytes(simulation.ranks[rank].memory_limit_bytes)
         row = [str(rank), layers, f"{held_text(peak_bytes)}, {100.0 * peak_bytes / whole_bytes:.0f} %"]
+        if kinds:
+            row.insert(1, f"{stages[rank].devices:,} {stages[rank].kind}")
         rows.append([*row, str(sum(recomputed[place] for place in own))] if differ else row)
     print_table(console, columns, rows)
     if len(shown) < count:
@@ -309,7 +319,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
-    if close < 2:
+    if close < 2 or proposal.demand.others:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
     return [f"estimates do not tell {close} of these apart: measure the first {count}, --candidates {count} -o DIR"]
@@ -335,7 +345,9 @@ def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
     return [
         time_text(one.step_s, 3),
         "" if one is best else change_text(one.step_s / best.step_s - 1.0),
-        *(str(number) for number in (own.microbatch, own.tensor, own.context, own.pipeline, own.data)),
+        str(own.microbatch),
+        "/".join(str(degree) for _, degree in own.tensor_of) or str(own.tensor),
+        *(str(number) for number in (own.context, own.pipeline, own.data)),
         "-" if own.expert is None else str(own.expert),
         schedule.replace(" ", NO_BREAK),
         ", ".join([own.sharing.replace(" ", NO_BREAK), *["SP"] * own.sequence_parallel, *_recomputes(own)]),

@@ -32,7 +32,7 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
     return {
         **_header("search"),
         "model": demand.model.name,
-        "gpu": demand.gpu,
+        "gpu": " + ".join(demand.requests),
         "gpus": first.devices,
         "runtime": demand.runtime.name.value,
         "precision": demand.request.precision,

@@ -10,8 +10,8 @@ then the next rank of the pipeline: Megatron's tp-cp-ep-dp-pp, DeepSpeed's (pipe
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,22 +23,21 @@ from piper_ray.model.constraints import (
     Recompute,
     RecomputeRule,
     SameDegrees,
+    SameDegreesByKind,
     StageCount,
     TensorParallelDegrees,
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.mode import EVERY_SECOND_PRODUCT, MEGATRON_MODULES, Recomputation, Sharding
 from piper_ray.model.one_mode import OneMode
-from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.runtimes.meshes import Mesh
 from piper_ray.runtimes.pieces import pieces_of, require_chain
-
-USUAL_GPUS_PER_NODE = 8
-"""The number where the workload knows one link alone, and so no nodes."""
 
 
 class RuntimeName(str, Enum):
@@ -56,7 +55,9 @@ class Runtime:
     """title: its name for people. schedules: the schedules that it has, its usual one first.
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
-    tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an embedding, blocks and a
+    kinds: whether its launch files are for devices of several kinds, too; meshes: whether stages on each kind may have
+    a t of their own. tensor_parallelism: whether it divides
+    layers itself. blocks: whether it knows models as an embedding, blocks and a
     head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
     keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
     rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
@@ -73,6 +74,8 @@ class Runtime:
     schedules: tuple[ScheduleName, ...]
     setting: OneMode
     first_k: bool = False
+    kinds: bool = False
+    meshes: bool = False
     tensor_parallelism: bool = True
     blocks: bool = True
     fills_interleaved: bool = False
@@ -104,13 +107,17 @@ class Runtime:
             raise UsageError(f"{self.title} has no schedule {name.value}; it has {able}")
 
     def constraints(self, instance: Instance, schedule: ScheduleName, gpus_per_node: int) -> tuple[Constraint, ...]:
-        """What a plan must keep to be run by it. Raises UsageError for a model that it does not know."""
+        """What a plan must keep to be run by it. Raises UsageError for a model that it does not know, and for devices
+        of several kinds where its launch files are of one."""
+        self.require_kinds(instance.cluster.kind_names)
         if self.chain:
             require_chain(instance, self.title)
         within = divisors(gpus_per_node) if self.tensor_parallelism else [1]
         within = [t for t in within if self.setting.divides_key_heads(instance, t)]
         degrees = sorted({t * context for t in within for context in self._contexts(instance)})
-        asked: list[Constraint] = [SameDegrees(), KeepOrder(), self.setting]
+        kinds = bool(instance.cluster.kinds)  # where stages that each recompute k layers of their own are too many
+        setting = replace(self.setting, by_layer=self.setting.by_layer and not kinds)
+        asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
         if self.blocks:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
@@ -118,13 +125,26 @@ class Runtime:
                 asked.append(WholePieces(divided))
         if self.on_one_rank(instance) is not None:
             asked.append(StageCount(1))
-        if self.first_k:
+        if self.first_k and not kinds:
             asked.append(RecomputeRule(Recompute.FIRST_K))
         if schedule in CHUNKED:
             asked.append(PipelinedChunks())
         if self.fills_interleaved and schedule is ScheduleName.INTERLEAVED:
             asked.append(FilledPipeline())
         return tuple(asked)
+
+    def require_kinds(self, names: Sequence[str]) -> None:
+        """Raises UsageError for devices of several kinds, by their names, where its launch files are of one."""
+        if len(names) > 1 and not self.kinds:
+            able = " and ".join(f"--runtime {one.name.value}" for one in RUNTIMES.values() if one.kinds)
+            listed = ", ".join(map(printable, names))
+            raise UsageError(f"{self.title} runs no plan on devices of several kinds ({listed}); {able} do")
+
+    def same_degrees(self, instance: Instance) -> SameDegrees:
+        """One d for all stages, and one t: for those on each kind of devices, where stages with a weight in common,
+        whose gradients are summed shard by shard, cannot differ."""
+        own = self.meshes and instance.cluster.kinds and not instance.tied_layers
+        return SameDegreesByKind() if own else SameDegrees()
 
     def on_one_rank(self, instance: Instance) -> str | None:
         """Why a plan of the model has one pipeline rank alone, in words; None where it may have several.
@@ -171,26 +191,6 @@ class Runtime:
         return found
 
 
-def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
-    """The number as given, else as the workload's cluster says, else the usual one; never more than there are
-    devices."""
-    found = given or instance.cluster.node_devices or _domain(instance) or USUAL_GPUS_PER_NODE
-    if found < 1:
-        raise UsageError(f"a node has at least one GPU, not {found}")
-    return min(found, instance.devices)
-
-
-def domain_of(instance: Instance, gpus_per_node: int) -> int:
-    """GPUs that share the fast link: those of a node of so many, or of several nodes."""
-    several = instance.cluster.node_devices is not None
-    return min(_domain(instance) or gpus_per_node, instance.devices) if several else gpus_per_node
-
-
-def _domain(instance: Instance) -> int | None:
-    """The devices of the innermost of several links."""
-    return instance.cluster.links[0].devices if len(instance.cluster.links) > 1 else None
-
-
 _WHOLE_LAYERS = Recomputation.FULL.parts
 
 _OF_TRANSFORMER_ENGINE = ("ring", "all-gather", "all-to-all")
@@ -220,6 +220,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
             expert_tensor=True,
             experts_in_sequence=True,
         ),
+        kinds=True,
         fills_interleaved=True,
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
@@ -291,6 +292,8 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
             own_key_heads=True,
         ),
         first_k=True,
+        kinds=True,
+        meshes=True,
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
     ),
@@ -312,33 +315,35 @@ class RankPlace(NamedTuple):
     shard: int
 
 
-def rank_places(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> Iterator[RankPlace]:
+def rank_places(meshes: Sequence[Mesh], schedule: Schedule, context: int = 1) -> Iterator[RankPlace]:
     """The place of every rank that the plan uses, in the order of ranks. context: groups that share the plan's t
     devices."""
-    d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
-    pipeline_ranks = len(plan.stages) // schedule.v
-    for rank in range(pipeline_ranks * d * t):
-        pipeline_rank, within = divmod(rank, d * t)
-        replica, of_replica = divmod(within, t)
-        group, shard = divmod(of_replica, t // context)
-        stages = schedule.stages_of_rank(pipeline_rank, pipeline_ranks)
-        node, local_rank = divmod(rank, gpus_per_node)
-        yield RankPlace(rank, node, local_rank, pipeline_rank, stages, replica, group, shard)
+    pipeline_ranks = sum(mesh.ranks for mesh in meshes)
+    for mesh in meshes:
+        for rank in range(mesh.first_rank, mesh.first_rank + mesh.devices):
+            pipeline_rank, within = divmod(rank - mesh.first_rank, mesh.d * mesh.t)
+            replica, of_replica = divmod(within, mesh.t)
+            group, shard = divmod(of_replica, mesh.t // context)
+            stages = schedule.stages_of_rank(mesh.first + pipeline_rank, pipeline_ranks)
+            node, local_rank = mesh.place(rank)
+            yield RankPlace(rank, node, local_rank, mesh.first + pipeline_rank, stages, replica, group, shard)
 
 
-def rank_lines(plan: Plan, schedule: Schedule, gpus_per_node: int, context: int = 1) -> list[str]:
+def rank_lines(meshes: Sequence[Mesh], schedule: Schedule, context: int = 1) -> list[str]:
     """A line for each rank of the pipeline: its stages from 1, its ranks and nodes from 0."""
-    d, t = plan.stages[0].data_parallel_degree, plan.stages[0].tensor_parallel_degree
-    pipeline_ranks, lines = len(plan.stages) // schedule.v, []
-    between = f"{t // context} group + " if context > 1 else ""
-    for place in range(pipeline_ranks):
-        stages = ", ".join(str(stage + 1) for stage in schedule.stages_of_rank(place, pipeline_ranks))
-        first, last = place * d * t, (place + 1) * d * t - 1
-        nodes = _range(first // gpus_per_node, last // gpus_per_node)
-        lines.append(
-            f"pipeline rank {place}: stage{'s' if schedule.v > 1 else ''} {stages}; ranks {_range(first, last)} "
-            f"on node{'' if nodes.isdecimal() else 's'} {nodes}; rank = {first} + {t} replica + {between}shard"
-        )
+    pipeline_ranks, lines = sum(mesh.ranks for mesh in meshes), []
+    for mesh in meshes:
+        size, kind = mesh.d * mesh.t, f" of {printable(mesh.kind)}" if mesh.kind else ""
+        between = f"{mesh.t // context} group + " if context > 1 else ""
+        for place in range(mesh.first, mesh.first + mesh.ranks):
+            stages = ", ".join(str(stage + 1) for stage in schedule.stages_of_rank(place, pipeline_ranks))
+            first = mesh.first_rank + (place - mesh.first) * size
+            nodes = _range(mesh.place(first)[0], mesh.place(first + size - 1)[0])
+            lines.append(
+                f"pipeline rank {place}: stage{'s' if schedule.v > 1 else ''} {stages}; ranks "
+                f"{_range(first, first + size - 1)} on node{'' if nodes.isdecimal() else 's'} {nodes}{kind}; rank = "
+                f"{first} + {mesh.t} replica + {between}shard"
+            )
     return lines
 
 

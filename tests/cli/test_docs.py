@@ -21,7 +21,7 @@ from scripts.documentation.generated import outdated
 NEEDS_TORCH = {"pytorch-model.md"}
 
 
-LONG = {"llama3-70b.md", "compare.md", "plan.md", "pytorch-model.md", "runtime.md"}
+LONG = {"llama3-70b.md", "compare.md", "mixed-cluster.md", "plan.md", "pytorch-model.md", "runtime.md"}
 """Pages whose examples take seconds."""
 
 

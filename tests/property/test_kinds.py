@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 import piper_ray
+from piper_ray.engine.one_setting import worth_of
 from piper_ray.model.cluster import Cluster, DeviceKind
+from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
 from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
 from piper_ray.workloads.formats.upstream import to_upstream
@@ -137,6 +141,32 @@ def test_more_of_anything_is_never_slower(what: str) -> None:
         if before_s is not None:
             assert after_s is not None
             assert after_s <= before_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_t_for_all_kinds_is_the_best_of_each_t(schedule: str) -> None:
+    """And no plan is faster than the bound by which settings for all layers are ruled out."""
+    asked, differing = Restrictions(constraints=[SameDegrees()]), 0
+    for seed in (*range(10), 30, 40, 70, 94, 113):  # the latter have better plans with two t
+        made = random_kinds(seed)
+        found, free = piper_ray.solve(made, schedule=schedule, restrictions=asked, threads=1), solved(made, schedule)
+        each_s = [
+            piper_ray.solve(
+                made, schedule=schedule, restrictions=Restrictions(constraints=[TensorParallelDegrees((t,))]), threads=1
+            ).time_per_sample_s
+            for t in made.degrees
+        ]
+        assert found.time_per_sample_s == min((x for x in each_s if x is not None), default=None)
+        for rules, best in ((asked, found), (Restrictions(), free)):
+            worth = worth_of(made, rules, Schedule.of(schedule))
+            assert worth.least_s <= (best.time_per_sample_s or worth.least_s)
+            assert worth.least_s < float("inf") or best.plan is None
+        if found.plan is not None:
+            assert not [*asked.violations(made, found.plan)]
+        if free.plan is not None:
+            assert not [*SameDegreesByKind().violations(made, free.plan)]
+        differing += found.time_per_sample_s != free.time_per_sample_s
+    assert differing > 2
 
 
 def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:

@@ -241,28 +241,20 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
         (("--gpu", "A100-80:2", "--gpu", "H100-SXM:x"), "--gpu H100-SXM:x: expected"),
         (
             ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--nodes", "2"),
-            "--nodes 2: --gpu A100-80:2 says how many nodes",
+            "--nodes: --gpu A100-80:2 says how many nodes",
         ),
         (("--gpu", "A100-80", "--nodes", "2", "--between", "3GB/s"), "--between: expected GPUs of several kinds"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM:2", "--between", "0GB/s"), "--between: expected a rate above 0"),
+        (
+            ("--gpu", "A100-80,H100-SXM", "--nodes", "2"),
+            "--gpu A100-80: expected each kind of GPU once, with its nodes",
+        ),
     ],
 )
 def test_mistakes_of_the_command(asked: tuple[str, ...], expected: str) -> None:
     result = run("estimate", "llama3-8b", *asked)
     assert result.exit_code != 0
     assert expected in str(result.exception or "") + result.stderr
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected"),
-    [
-        (("--gpu", "A100-80"), "--nodes is missing; expected how many nodes of A100-80"),
-        (("--gpu", "A100-80:2", "--gpu", "H100-SXM:2"), "--gpu A100-80:2: plan is for one kind of GPU; for a cluster"),
-    ],
-)
-def test_a_plan_is_of_one_kind(asked: tuple[str, ...], expected: str) -> None:
-    result = run("plan", "llama3-8b", *asked)
-    assert result.exit_code == 2
-    assert expected in result.stderr
 
 
 def test_workloads_of_other_layers_do_not_join() -> None:

@@ -28,8 +28,9 @@ from piper_ray.model.one_mode import OneMode, tmpcs_under
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.runtimes.meshes import domain_of, gpus_per_node_of, meshes_of
 from piper_ray.runtimes.pieces import pieces_of
-from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, domain_of, gpus_per_node_of, rank_lines, rank_places
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName, rank_lines, rank_places
 from piper_ray.workloads.formats.upstream import to_upstream
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.export_support import llama, mixture, plan_of
@@ -154,16 +155,17 @@ def test_places_of_ranks() -> None:
     """By hand: 2 ranks of a pipeline, d = 2, t = 2, two chunks on each, nodes of 4."""
     instance = llama()
     plan = plan_of(instance, [4, 4, 3, 3], d=2, t=2)
-    places = list(rank_places(plan, Schedule(ScheduleName.INTERLEAVED, 2), 4))
+    under = Schedule(ScheduleName.INTERLEAVED, 2)
+    places = list(rank_places(meshes_of(plan, under, {"": 4}), under))
     assert [(x.rank, x.node, x.local_rank) for x in places] == [(r, r // 4, r % 4) for r in range(8)]
     assert [(x.pipeline_rank, x.replica, x.shard) for x in places[:5]] == [
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0),
     ]  # fmt: skip
     assert [x.stages for x in places] == [(0, 2)] * 4 + [(1, 3)] * 4
-    lines = rank_lines(plan, Schedule(ScheduleName.INTERLEAVED, 2), 4)
+    lines = rank_lines(meshes_of(plan, under, {"": 4}), under)
     assert lines[1] == "pipeline rank 1: stages 2, 4; ranks 4-7 on node 1; rank = 4 + 2 replica + shard"
     v = Schedule(ScheduleName.ZB_V)
-    assert [x.stages for x in rank_places(plan, v, 4)] == [(0, 3)] * 4 + [(1, 2)] * 4
+    assert [x.stages for x in rank_places(meshes_of(plan, v, {"": 4}), v)] == [(0, 3)] * 4 + [(1, 2)] * 4
 
 
 @pytest.mark.parametrize("name", list(RuntimeName))

@@ -128,6 +128,7 @@ class Estimate:
     """An instance with what it was made from. modes: the modes of each kind, by key.
 
     model_flop, hardware_flop: the FLOP of a step (see ``roofline``), the latter if all layers are recomputed in full.
+    kinds: on GPUs of several kinds, that of each; all else but the instance and the devices is the first one's then.
     """
 
     instance: Instance
@@ -138,11 +139,12 @@ class Estimate:
     model_flop: float
     hardware_flop: float
     calibration: Calibration = UNCALIBRATED
+    kinds: tuple[Estimate, ...] = ()
 
     @property
     def peak_flop_per_s(self) -> float:
         """The peak of all devices in bf16, which utilisation is measured against."""
-        return self.devices * self.setting.gpu.matrix_flop_per_s
+        return sum(one.devices * one.setting.gpu.matrix_flop_per_s for one in self.kinds or (self,))
 
     @property
     def least_memory_bytes(self) -> float:
@@ -165,7 +167,9 @@ class Estimate:
 
     @property
     def doubt(self) -> Doubt:
-        """How far estimates like this one were off."""
+        """How far estimates like this one were off; on several kinds the one that is least sure."""
+        if self.kinds:
+            return max((one.doubt for one in self.kinds), key=lambda doubt: doubt.range_s(1.0)[1])
         stack = self.setting.stack
         experts = any(kind.experts for kind in self.architecture.kinds)
         return doubt_of(stack.gpu.name, stack.software, stack.precision, experts, self.calibration.spread)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Layer, Tmpc
+from piper_ray.workloads.estimate.build import Estimate
 
 
 def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float | str | None = None) -> Instance:
@@ -42,6 +43,15 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     model = None if first.model is None else replace(first.model, gpu="")  # there is no one GPU that the times are of
     joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
     return joined.checked_as(first)
+
+
+def joined(of_kind: Mapping[str, Estimate], between_bytes_per_s: float | None = None) -> Estimate:
+    """The same of estimates, with what each was made from. Raises UsageError."""
+    if len(of_kind) == 1:
+        return next(iter(of_kind.values()))
+    kinds = tuple(of_kind.values())
+    instance = on_several_kinds({name: one.instance for name, one in of_kind.items()}, between_bytes_per_s)
+    return replace(kinds[0], instance=instance, devices=instance.devices, kinds=kinds)
 
 
 def _rows(of_kind: Mapping[str, Layer]) -> dict[int, tuple[Tmpc, ...]]:

@@ -248,6 +248,34 @@ class AlternativeDocument(_Documented):
     """The plan's stages."""
 
 
+class OwnPipelinesDocument(_Documented):
+    """What the devices of one kind do by themselves."""
+
+    kind: str
+    """Of the devices."""
+    microbatches: int
+    """Of a batch that they have."""
+    batch_s: float
+    """What these take."""
+    stages: int
+    """The stages of their pipelines."""
+    data_parallel_degree: int
+    """The replicas of a stage."""
+    tensor_parallel_degree: int
+    """The devices that share a layer."""
+
+
+class ApartDocument(_Documented):
+    """Pipelines of one kind of devices each, with the microbatches shared out among them."""
+
+    batch_s: float
+    """What a batch takes."""
+    gradients_s: float
+    """What summing the gradients of the kinds takes of it."""
+    kinds: list[OwnPipelinesDocument]
+    """Those that do anything."""
+
+
 class SolutionDocument(Header):
     """Everything about a solve, as solve --json prints it."""
 
@@ -293,6 +321,8 @@ class SolutionDocument(Header):
     """The runtime that the solve was for; null: for none."""
     alternatives: list[AlternativeDocument] | None = None
     """The best plans of different degrees and chunks; null: they were not asked for."""
+    apart: ApartDocument | None = None
+    """The best pipelines of one kind of devices each; null: they were not asked for, or none fit."""
 
 
 class CellDocument(_Documented):

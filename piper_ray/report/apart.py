@@ -1,0 +1,55 @@
+"""Pipelines of one kind of devices each, for people and as a document."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from piper_ray.model.figures import plural, printable, time_text
+from piper_ray.model.solution import Solution
+from piper_ray.planners.apart import KindsApart
+
+_SAME = 5e-4
+"""Relative: less is told as no difference."""
+
+
+def apart_lines(apart: KindsApart | None, solution: Solution, microbatches: int) -> Iterator[str]:
+    """Each kind's share, the step, and whether it is less than that of the plan. microbatches: N."""
+    if apart is None:
+        yield "pipelines of one kind each: none fit"
+        return
+    own_s = None if solution.time_per_sample_s is None else microbatches * solution.time_per_sample_s
+    less = "" if own_s is None else f", {_beside(apart.batch_s, own_s)}"
+    yield f"pipelines of one kind each: {time_text(apart.batch_s)} a step{less}"
+    for part in apart.parts:
+        stages = plural(len(part.plan.stages), "stage")
+        yield (
+            f"  {printable(part.kind)}: {part.microbatches:,} of {microbatches:,} microbatches in "
+            f"{time_text(part.batch_s)}, {stages}, d x t: {part.plan.degrees_text}"
+        )
+    if apart.sync_s:
+        yield f"  gradients of all kinds: {time_text(apart.sync_s)}"
+
+
+def _beside(apart_s: float, own_s: float) -> str:
+    ratio = apart_s / own_s - 1.0
+    if abs(ratio) <= _SAME:
+        return "as fast as the plan"
+    return f"{100.0 * abs(ratio):.1f} % {'slower' if ratio > 0.0 else 'faster'} than the plan"
+
+
+def apart_document(apart: KindsApart | None) -> dict[str, object] | None:
+    """None where none fit."""
+    if apart is None:
+        return None
+    parts = [
+        {
+            "kind": part.kind,
+            "microbatches": part.microbatches,
+            "batch_s": part.batch_s,
+            "stages": len(part.plan.stages),
+            "data_parallel_degree": part.plan.stages[0].data_parallel_degree,
+            "tensor_parallel_degree": part.plan.stages[0].tensor_parallel_degree,
+        }
+        for part in apart.parts
+    ]
+    return {"batch_s": apart.batch_s, "gradients_s": apart.sync_s, "kinds": parts}

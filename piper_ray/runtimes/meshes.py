@@ -1,0 +1,110 @@
+"""Which nodes a plan's ranks are on: pipeline ranks that follow each other on devices of one kind are a mesh, and each
+mesh has nodes of its own, as a launcher starts processes by the node. Devices of one kind are one mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from piper_ray.model.cluster import Cluster
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule
+
+USUAL_GPUS_PER_NODE = 8
+"""The number where the workload knows one link alone, and so no nodes."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Pipeline ranks from ``first``, ``ranks`` of them, of d replicas of t devices each. kind: of the devices; "" where
+    there is one. first_rank, first_node: that the mesh begins with. node: GPUs of a node."""
+
+    kind: str
+    first: int
+    ranks: int
+    d: int
+    t: int
+    first_rank: int
+    first_node: int
+    node: int
+
+    @property
+    def devices(self) -> int:
+        return self.ranks * self.d * self.t
+
+    @property
+    def processes_per_node(self) -> int:
+        """As many as a node has GPUs; the last node may have fewer."""
+        return min(self.node, self.devices)
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.devices // self.processes_per_node)
+
+    @property
+    def last_node(self) -> int:
+        return self.first_node + self.nodes - 1
+
+    @property
+    def processes_of_last_node(self) -> int:
+        """What is left of the ranks there."""
+        return self.devices - (self.nodes - 1) * self.processes_per_node
+
+    def place(self, rank: int) -> tuple[int, int]:
+        """The node of a rank, and which it is there."""
+        node, local_rank = divmod(rank - self.first_rank, self.processes_per_node)
+        return self.first_node + node, local_rank
+
+
+def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int]) -> tuple[Mesh, ...]:
+    """Front to back. plan: one with the same degrees on each kind. node_of: GPUs of a node of each kind."""
+    found: list[Mesh] = []
+    first = rank = node = 0
+    of_ranks = plan.stages[: len(plan.stages) // schedule.v]
+    for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
+        (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
+        made = Mesh(kind, first, 1 + len(others), d, t, rank, node, node_of[kind])
+        found.append(made)
+        first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
+    return tuple(found)
+
+
+def node_sizes(instance: Instance, gpus_per_node: int) -> dict[str, int]:
+    """GPUs of a node of each kind: as many as asked for, of several kinds no more than its nodes have."""
+    if not instance.cluster.kinds:
+        return {"": gpus_per_node}
+    return {
+        name: min(gpus_per_node, _node_of(instance.cluster.of_kind(name), None)) for name in instance.cluster.kind_names
+    }
+
+
+def gpus_per_node_of(instance: Instance, given: int | None = None) -> int:
+    """The number as given, else as the workload's cluster says, else the usual one; never more than there are
+    devices. Of several kinds that with the largest nodes counts."""
+    return max(_node_of(instance.cluster.of_kind(name), given) for name in instance.cluster.kind_names)
+
+
+def _node_of(cluster: Cluster, given: int | None) -> int:
+    found = given or cluster.node_devices or _domain(cluster) or USUAL_GPUS_PER_NODE
+    if found < 1:
+        raise UsageError(f"a node has at least one GPU, not {found}")
+    return min(found, cluster.devices)
+
+
+def domain_of(instance: Instance, gpus_per_node: int) -> int:
+    """GPUs that share the fast link: those of a node of so many, or of several nodes; of several kinds the most."""
+    found = []
+    for name, node in node_sizes(instance, gpus_per_node).items():
+        own = instance.cluster.of_kind(name)
+        several = own.node_devices is not None
+        found.append(min(_domain(own) or node, own.devices) if several else node)
+    return max(found)
+
+
+def _domain(cluster: Cluster) -> int | None:
+    """The devices of the innermost of several links."""
+    return cluster.links[0].devices if len(cluster.links) > 1 else None

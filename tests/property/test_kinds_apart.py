@@ -1,0 +1,87 @@
+"""Pipelines of one kind each: the best sharing out is that of all, where each kind's plans are tried and simulated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+import piper_ray
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import AllReduce, ScheduleName, StepTerms
+from piper_ray.planners.apart import kinds_apart
+from tests.flush_brute_force import brute_force
+from tests.instances import random_instance
+from tests.kinds_brute_force import random_kinds
+from tests.lengths import long_after
+
+
+def alone(instance: Instance, kind: str, microbatches: int) -> Instance:
+    """The devices of one kind, by hand."""
+    layers = [
+        replace(
+            layer,
+            tmpcs={t: tuple(replace(x, kind="") for x in row if x.kind == kind) for t, row in layer.tmpcs.items()},
+        )
+        for layer in instance.layers
+    ]
+    (own,) = (x.cluster for x in instance.cluster.kinds if x.name == kind)
+    batch = replace(instance.batch, microbatches=microbatches)
+    return Instance(layers, instance.edges, cluster=own, batch=batch, tensors=instance.tensors)
+
+
+def least_batch_s(instance: Instance, schedule: str) -> float | None:
+    """Over all numbers of microbatches that each kind may have."""
+    names, total = instance.cluster.kind_names, instance.microbatches
+    each_s: dict[tuple[str, int], float | None] = {}
+    for name, n in product(names, range(1, total + 1)):
+        found = brute_force(alone(instance, name, n), schedule)
+        each_s[name, n] = None if found is None else found.batch_s
+    weights = sum(min(t * x.weights_bytes for t, row in layer.tmpcs.items() for x in row) for layer in instance.layers)
+    values = []
+    for split in product(range(total + 1), repeat=len(names)):
+        used = [(name, n) for name, n in zip(names, split, strict=True) if n]
+        some_s = [each_s[one] for one in used]
+        if sum(split) == total and None not in some_s:
+            fewest = min(instance.cluster.of_kind(name).devices for name, _ in used)
+            share = 4.0 * (len(used) - 1) / len(used) / (instance.cluster.between_bytes_per_s or 1.0)
+            values.append(max(x for x in some_s if x is not None) + share * weights / fewest)
+    return min(values, default=None)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("kinds", [2, 3])
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 8) for start in range(0, 80, 8)]), ids=str)
+def test_the_best_sharing_out(seeds: range, kinds: int, schedule: str) -> None:
+    shared = 0
+    for seed in seeds:
+        made = random_kinds(seed, kinds=kinds)
+        expected_s, found = least_batch_s(made, schedule), kinds_apart(made, schedule=ScheduleName(schedule))
+        assert (found is None) is (expected_s is None)
+        if found is not None:
+            assert found.batch_s == pytest.approx(expected_s, rel=1e-9)
+            assert sum(part.microbatches for part in found.parts) == made.microbatches
+            shared += len(found.parts) > 1
+            for part in found.parts:
+                valued = piper_ray.evaluate(
+                    alone(made, part.kind, part.microbatches), part.plan, schedule=schedule
+                ).time_per_sample_s
+                assert part.batch_s == pytest.approx(part.microbatches * valued, rel=1e-9)
+    assert shared
+
+
+def test_terms_of_a_step_are_charged_between_kinds_too() -> None:
+    made = random_kinds(0)
+    plain, quick = kinds_apart(made), kinds_apart(made, step=StepTerms(AllReduce.RING))
+    assert plain is not None
+    assert quick is not None
+    assert quick.batch_s <= plain.batch_s
+
+
+def test_what_has_no_kinds_to_share_among() -> None:
+    with pytest.raises(UsageError, match="devices are of one kind"):
+        kinds_apart(random_instance(0))
+    with pytest.raises(UsageError, match="are for 1f1b and gpipe, not interleaved"):
+        kinds_apart(random_kinds(0), schedule=ScheduleName.INTERLEAVED)

@@ -1,0 +1,225 @@
+"""``plan`` and ``export`` on GPUs of several kinds: one search over cells, and launches of a mesh for each kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import piper_ray
+from piper_ray.cli.app import app
+from piper_ray.export.files import Export, Target
+from piper_ray.export.targets import export_plan
+from piper_ray.model.errors import UnsupportedPlan, UsageError
+from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.proposal.cells import cells_of
+from piper_ray.proposal.demand import PlanDemand
+from piper_ray.proposal.propose import propose
+from piper_ray.runtimes.meshes import gpus_per_node_of
+from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.workloads.estimate.build import EstimateRequest
+from piper_ray.workloads.estimate.config import read_model
+from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
+from tests.export_support import plan_of
+
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 8192,
+    "max_position_embeddings": 512,
+}
+ONE_F_ONE_B = Schedule(ScheduleName.ONE_F_ONE_B)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("model") / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def demand(config: Path, runtime: RuntimeName) -> PlanDemand:
+    """One node of 4 A100 and one of 8 H100."""
+    old = EstimateRequest(nodes=1, gpus_per_node=4, tokens=512, batch=32, offer=Offer(zero=ALL_REPLICAS))
+    new = replace(old, gpus_per_node=8)
+    schedules = (ScheduleName.ONE_F_ONE_B,)
+    asked = PlanDemand(read_model(str(config)), load_hardware(None), "A100-80", old, RUNTIMES[runtime], schedules)
+    return replace(asked, others=(("H100-SXM", new),), between_bytes_per_s=20e9)
+
+
+@pytest.mark.parametrize("runtime", [RuntimeName.MEGATRON, RuntimeName.FLAGSCALE])
+def test_one_search_finds_what_a_solve_of_each_cell_gives(config: Path, runtime: RuntimeName) -> None:
+    asked = demand(config, runtime)
+    found = propose(asked)
+    alone: list[float] = []
+    for cell in cells_of(asked, asked.estimates()[0]).cells:
+        solution = piper_ray.solve(
+            cell.setting.instance, restrictions=cell.restrictions, schedule=cell.schedule, gap=0.0, threads=1
+        )
+        assert cell.lower_s <= solution.lower_bound_s * cell.microbatches * (1.0 + 1e-9)
+        if solution.time_per_sample_s is not None:
+            alone.append(solution.time_per_sample_s * cell.microbatches)
+    assert found.lower_s <= min(alone) * (1.0 + 1e-9)
+    assert found.best.step_s <= min(alone) * (1.0 + 2e-4)
+    assert {stage.kind for stage in found.best.plan.stages} <= {"A100-80", "H100-SXM"}
+    assert found.demand.gpus_text == "4 A100-80 and 8 H100-SXM"
+    peak = sum(one.peak_flop_per_s for one in found.best.estimate.kinds)
+    assert found.best.estimate.peak_flop_per_s == peak
+
+
+def instance_of(config: Path) -> Instance:
+    """Of 8 A100 in nodes of 4, and 16 H100 in nodes of 8."""
+    old, new = (
+        piper_ray.estimate(config, gpu, nodes=2, gpus_per_node=size, tokens=512, batch=16)
+        for gpu, size in (("A100-80", 4), ("H100-SXM", 8))
+    )
+    return piper_ray.on_several_kinds({"A100-80": old, "H100-SXM": new})
+
+
+def on(plan: Plan, kinds: str, degrees: dict[str, int]) -> Plan:
+    """Stages on A100 (a) or H100 (h), with these t."""
+    names = {"a": "A100-80", "h": "H100-SXM"}
+    stages = [
+        replace(stage, kind=names[kind], tensor_parallel_degree=degrees[kind])
+        for stage, kind in zip(plan.stages, kinds, strict=True)
+    ]
+    return replace(plan, stages=tuple(stages))
+
+
+def exported(config: Path, counts: list[int], kinds: str, target: Target, d: int = 2, **degrees: int) -> Export:
+    instance = instance_of(config)
+    plan = on(plan_of(instance, counts, d=d, t=1), kinds, degrees)
+    return export_plan(instance, plan, ONE_F_ONE_B, target, gpus_per_node_of(instance))
+
+
+def test_flagscale_has_a_mesh_for_each_run_of_stages(config: Path) -> None:
+    """By hand: 2 stages of 2 x 2 A100, then 1 of 2 x 4 H100."""
+    found = exported(config, [3, 2, 3], "aah", Target.FLAGSCALE, a=2, h=4)
+    hetero = yaml.safe_load(found.files["system.yaml"])["system"]["hetero"]
+    assert hetero["hetero_process_meshes"] == [2, 1, 1, 2, 2, 4, 1, 1, 2, 1]
+    assert hetero["hetero_device_types"] == ["A100-80", "H100-SXM"]
+    assert hetero["hetero_pipeline_layer_split"] == [2, 2, 2]
+    text = "2 of ADDRESS slots=4 type=A100-80; 1 of ADDRESS slots=8 type=H100-SXM"
+    assert any(note.endswith(text) for note in found.notes)
+    assert {"nodes 0-1 are A100-80", "node 2 is H100-SXM"} <= {*found.notes}
+    places = [line.split(",")[:4] for line in found.files["ranks.csv"].splitlines()[1:]]
+    expected = [[str(rank), str(rank // 4), str(rank % 4), str(rank // 4)] for rank in range(8)]
+    assert places == expected + [[str(8 + rank), "2", str(rank), "2"] for rank in range(8)]
+
+
+def test_meshes_of_one_kind_that_are_apart_have_names_of_their_own(config: Path) -> None:
+    found = exported(config, [3, 2, 3], "aha", Target.FLAGSCALE, a=1, h=1)
+    hetero = yaml.safe_load(found.files["system.yaml"])["system"]["hetero"]
+    assert hetero["hetero_device_types"] == ["A100-80-1", "H100-SXM", "A100-80-2"]
+    with pytest.raises(UnsupportedPlan, match=r"stages on A100-80 that do not follow each other, on 3 nodes of 4"):
+        exported(config, [2, 2, 1, 1, 2], "ahaha", Target.FLAGSCALE, a=1, h=1)
+
+
+def test_megatrons_script_starts_what_each_node_has(config: Path) -> None:
+    """Nodes of 4, of which the last has 2 ranks, then one of 6 ranks of 8 GPUs."""
+    found = exported(config, [2, 1, 1, 1, 1, 2], "aaahhh", Target.MEGATRON, a=1, h=1)
+    (asked,) = re.findall(r"--nproc-per-node (\$\(\(.*?\)\))", found.files["launch.sh"])
+    for node, count in enumerate((4, 2, 6)):
+        environment = {**os.environ, "NODE_RANK": str(node)}
+        echoed = subprocess.run(["bash", "-c", f"echo {asked}"], env=environment, capture_output=True, check=True)
+        assert int(echoed.stdout) == count
+    assert "--nnodes 3 " in found.files["launch.sh"]
+    assert "nodes 0-1 are A100-80, of the last one 2 GPUs are used" in found.notes
+
+
+@pytest.mark.parametrize(
+    ("target", "degrees", "told"),
+    [
+        (Target.MEGATRON, {"a": 2, "h": 4}, "stages differ in their degrees: d=2 t=2, d=2 t=4"),
+        (Target.TORCHTITAN, {"a": 2, "h": 2}, "torchtitan runs no plan on devices of several kinds"),
+        (Target.YAML, {"a": 2, "h": 2}, "a launcher of your own runs no plan on devices of several kinds"),
+    ],
+)
+def test_what_runs_no_such_plan_is_said(config: Path, target: Target, degrees: dict[str, int], told: str) -> None:
+    with pytest.raises((UnsupportedPlan, UsageError), match=told):
+        exported(config, [4, 4], "ah", target, **degrees)
+
+
+def test_stages_with_a_weight_in_common_have_one_t(tmp_path: Path) -> None:
+    tied = tmp_path / "config.json"
+    tied.write_text(json.dumps({**CONFIG, "tie_word_embeddings": True}))
+    with pytest.raises(UnsupportedPlan, match="stages differ in their degrees"):
+        exported(tied, [4, 4], "ah", Target.FLAGSCALE, a=2, h=4)
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_the_command_writes_all(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "plan"
+    kinds = ("--gpu", "A100-80:1", "--gpu", "H100-SXM:1", "--between", "20GB/s")
+    result = run("plan", config, *kinds, "--global-batch", 16, "--microbatch-size", 2, "-o", out)
+    assert result.exit_code == 0, result.output
+    assert " on 8 A100-80 and 8 H100-SXM, Megatron" in result.stdout
+    search: dict[str, Any] = json.loads((out / "search.json").read_text())
+    assert search["gpu"] == "A100-80 + H100-SXM"
+    instance = piper_ray.load(out / "workload.toml")
+    assert instance.cluster.between_bytes_per_s == 20e9
+    assert run("verify", out / "workload.toml", out / "plan.json").exit_code == 0
+    again = run("export", out / "workload.toml", out / "plan.json", "--to", "megatron", "-o", tmp_path / "again")
+    assert again.exit_code == 0
+    assert (tmp_path / "again" / "launch.sh").read_text() == (out / "launch.sh").read_text()
+
+
+KINDS = ("--gpu", "A100-80:2", "--gpu", "H100-SXM:2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (("--gpu", "A100-80"), "--nodes is missing; expected how many nodes of A100-80"),
+        (("--gpu", "A100-80:2", "--gpu", "H100-SXM"), "--gpu H100-SXM: expected each kind of GPU once"),
+        (
+            (*KINDS, "--runtime", "torchtitan"),
+            "torchtitan runs no plan on devices of several kinds (A100-80, H100-SXM)",
+        ),
+        ((*KINDS, "--schedule", "interleaved"), "--schedule interleaved: on GPUs of several kinds plans are for 1f1b"),
+        ((*KINDS, "--global-batch", "64,128"), "--global-batch: a table is for one kind of GPU"),
+        ((*KINDS, "--spare", "1"), "--spare is for one kind of GPU, not for a cluster of several"),
+        ((*KINDS, "--candidates", "2"), "--candidates is for one kind of GPU"),
+        ((*KINDS, "--calibrate", "x"), "--calibrate: measurements are of one GPU"),
+        ((*KINDS, "--price", "1,2,3", "--train-tokens", "1T"), "--price has 3 prices for 2 GPUs"),
+    ],
+)
+def test_mistakes_of_the_command(asked: tuple[str, ...], told: str, tmp_path: Path) -> None:
+    result = run("plan", "llama3-8b", *asked, "-o", tmp_path)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
+def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, tmp_path: Path) -> None:
+    mixed = tmp_path / "mixed.toml"
+    assert run("estimate", config, *KINDS, "--global-batch", 16, "-o", mixed).exit_code == 0
+    result = run("solve", mixed, "--apart", "--json")
+    document: dict[str, Any] = json.loads(result.stdout)
+    apart, plan_s = document["apart"], document["time_per_sample_s"] * 16
+    assert sum(part["microbatches"] for part in apart["kinds"]) == 16
+    assert apart["batch_s"] == max(part["batch_s"] for part in apart["kinds"]) + apart["gradients_s"]
+    told = run("solve", mixed, "--apart").stdout.splitlines()
+    (line,) = [line for line in told if line.startswith("pipelines of one kind each: ")]
+    assert ("faster than the plan" in line) is (apart["batch_s"] < plan_s * (1.0 - 5e-4))
+    one = run("solve", "inputs/bert32-a100.toml", "--apart")
+    assert one.exit_code == 2
+    assert "--apart is for devices of several kinds" in one.stderr
