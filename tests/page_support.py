@@ -13,7 +13,7 @@ from piper_ray.report.page.render import page_html, write_page
 from piper_ray.report.page.subject import Subject, report_subject
 from piper_ray.workloads.formats.plans import PlanClaims
 
-_VOID = frozenset({"meta", "link", "br", "hr", "img", "input"})
+_VOID = frozenset({"meta", "link", "br", "hr", "img", "input", "wbr"})
 _CLOSED_THEMSELVES = frozenset({"g", "path", "rect", "use", "image", "circle", "line"})
 
 
