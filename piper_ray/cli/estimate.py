@@ -44,6 +44,9 @@ def parse_some_replicas(text: str) -> int:
     return number
 
 
+_KIND = "kind of GPU once, with its nodes, as A100-80:32"
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """MODEL, and where it is trained."""
@@ -65,10 +68,14 @@ class ModelOptions:
     domain: int | None = option(
         "COUNT", "GPUs that share the fast link, where it joins several nodes, as the 72 of an NVL72.", min=1
     )
+    site: list[str] | None = option(
+        "NAME:NODES",
+        "A site with its nodes; given for each of several, as --site east:64 --site west:64 --between 5GB/s.",
+    )
     between_bytes_per_s: float | None = option(
         "RATE",
-        "What a GPU sends and receives together between stages on different kinds of GPUs, as 50GB/s; that of the "
-        "slower network if left out.",
+        "What a GPU sends and receives together between stages on different kinds of GPUs, or at different sites, as "
+        "50GB/s; that of the slower network if left out.",
         "--between",
         parse=parse_rate,
     )
@@ -90,22 +97,33 @@ class ModelOptions:
 
     @property
     def nodes_of_kinds(self) -> dict[str, int]:
-        """The nodes of each kind of GPU, where ``--gpu`` says them; else none. Raises UsageError."""
+        """The nodes of each kind of GPU, or at each site, where ``--gpu`` or ``--site`` says them; else none. Raises
+        UsageError."""
         found: dict[str, int] = {}
-        if not any(":" in gpu for gpu in self.gpus):
-            return found
-        for text in self.gpus:
-            name, _, count = text.partition(":")
-            if not count.isdecimal() or int(count) < 1 or name in found:
-                raise UsageError(f"--gpu {text}: expected each kind of GPU once, with its nodes, as A100-80:32")
+        said = self.site or (self.gpus if any(":" in gpu for gpu in self.gpus) else ())
+        option, each = ("--site", "site once, with its nodes, as east:64") if self.site else ("--gpu", _KIND)
+        for text in said:
+            name, _, count = text.strip().partition(":")
+            if not name or not count.isdecimal() or int(count) < 1 or name in found:
+                raise UsageError(f"{option} {text}: expected each {each}")
             found[name] = int(count)
-        if self.nodes is not None:
-            raise UsageError(f"--nodes: --gpu {self.gpus[0]} says how many nodes there are; give one of the two")
+        if found and self.nodes is not None:
+            raise UsageError(f"--nodes: {option} {said[0]} says how many nodes there are; give one of the two")
         return found
+
+    def gpu_of(self, kind: str) -> str:
+        """The GPUs of a kind; at a site those that all sites have."""
+        return self.gpus[0] if self.site else kind
 
     def refuse_mistakes(self) -> None:
         """Raises UsageError for clusters that are not said."""
         kinds = self.nodes_of_kinds
+        if self.site and (len(kinds) < 2 or len(self.gpus) > 1 or ":" in self.gpus[0]):
+            raise UsageError(
+                "--site: expected several sites, of one GPU, as --gpu H100-SXM --site east:64 --site west:64"
+            )
+        if self.site and self.between_bytes_per_s is None:
+            raise UsageError("--between is missing; expected the rate of a GPU between sites, as 5GB/s")
         if not kinds and self.nodes is None:
             raise UsageError(f"--nodes is missing; expected how many nodes of {self.gpus[0]} there are")
         if len(kinds) < 2 and self.between_bytes_per_s is not None:
@@ -333,7 +351,7 @@ def estimate(
     modelled.refuse_mistakes()
     nodes = modelled.nodes_of_kinds or dict.fromkeys(modelled.gpus, modelled.nodes or 1)
     if len(nodes) > 1 and not modelled.nodes_of_kinds:
-        raise UsageError(f"--gpu {modelled.gpus[0]}: expected each kind of GPU once, with its nodes, as A100-80:32")
+        raise UsageError(f"--gpu {modelled.gpus[0]}: expected each {_KIND}")
 
     def asked(count: int) -> EstimateRequest:
         return of_options(
@@ -348,11 +366,11 @@ def estimate(
             recomputations=tuple(offered.recompute or ()),
         )
 
-    requests = {gpu: asked(count) for gpu, count in nodes.items()}
+    requests = {kind: (modelled.gpu_of(kind), asked(count)) for kind, count in nodes.items()}
     model, hardware = modelled.read()
     of_kind = {
-        gpu: run(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
-        for gpu, request in requests.items()
+        kind: run(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
+        for kind, (gpu, request) in requests.items()
     }
     results, instance = [*of_kind.values()], joined(of_kind, modelled.between_bytes_per_s).instance
     for text in instance.notes:

@@ -32,7 +32,9 @@ class CurveOptions:
     """What frontier alone takes: which points, and where they go."""
 
     devices: str | None = option(
-        "RANGE", "Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given."
+        "RANGE",
+        "Numbers of devices, as 8..2048, 8..2k:8 or 8,16,32; 1 to the input's number if not given. Of two kinds, as "
+        "'A100-80=8,16 H100-SXM=8..64:8', a table is shown; whole nodes if not given.",
     )
     budgets: str | None = option(
         "RANGE", "Bounds on the sum of data-parallel degrees too, on the most devices: as --devices, or all."
@@ -57,9 +59,18 @@ def frontier(
     options, restrictions = ends.options(), kept.restrictions()
     devices, budgets, out, plot, plans = curves.devices, curves.budgets, curves.out, curves.plot, curves.plans
     _refuse_unwritable(out, plot, plans)
-    wanted = None if devices is None else parse_numbers(counts_text(devices), "--devices")
+    of_kinds = devices is not None and "=" in devices
+    wanted = None if devices is None or of_kinds else parse_numbers(counts_text(devices), "--devices")
     bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     instance = workload.load(None if wanted is None else wanted[-1])
+    if instance.cluster.kinds or of_kinds:
+        others = {"--budgets": budgets, "--plot": plot, "--plans": plans, "--json": told_as.json or None}
+        for name in (name for name, given in others.items() if given is not None):
+            raise UsageError(f"{name}: not of devices of several kinds, whose table is shown, and written by --out")
+        from piper_ray.cli.kind_table import table_of_kinds
+
+        table_of_kinds(instance, scheduled.asked(instance.schedule), restrictions, options, devices, out)
+        return
 
     from piper_ray.cost.schedules import most_chunks
     from piper_ray.engine.request import is_by_degrees

@@ -108,7 +108,8 @@ class _Question:
         named.require_kinds([*kinds])
         schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
         request = self.request(model, hardware, gpu, nodes)
-        others = tuple((name, self.request(model, hardware, name, kinds[name])) for name in [*kinds][1:])
+        gpus = {name: self.modelled.gpu_of(name) for name in kinds}
+        others = tuple((gpus[name], self.request(model, hardware, gpus[name], kinds[name])) for name in [*kinds][1:])
         _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
         return PlanDemand(
@@ -121,6 +122,7 @@ class _Question:
             self.charged.terms(),
             headroom=headroom,
             others=others,
+            sites=tuple(kinds) if self.modelled.site else (),
             between_bytes_per_s=self.modelled.between_bytes_per_s,
         )
 
@@ -243,7 +245,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
 
 def _price_of_gpu(asked: _Question, demand: PlanDemand) -> float | None:
     """For one hour; of several kinds that of the average one."""
-    counts = [one.devices_of(demand.hardware.gpu(gpu)) for gpu, one in demand.requests.items()]
+    counts = [one.devices_of(demand.hardware.gpu(gpu)) for _, gpu, one in demand.kinds]
     known = [price for price in asked.trained.prices(len(counts)) if price is not None]
     return sum(map(operator.mul, known, counts)) / sum(counts) if known else None
 

@@ -105,7 +105,8 @@ class PlanClusterOptions(ModelOptions):
     @property
     def clusters(self) -> list[tuple[str, int]]:
         """Pairs of a GPU and a number of nodes: a row of a table each, or the kinds of one cluster."""
-        return [*self.nodes_of_kinds.items()] or [(gpu, count) for gpu in self.gpus for count in self.nodes]
+        kinds = [(self.gpu_of(kind), count) for kind, count in self.nodes_of_kinds.items()]
+        return kinds or [(gpu, count) for gpu in self.gpus for count in self.nodes]
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ class PlanDemand:
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
     kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
-    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network.
+    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
+    kinds that are places of one GPU.
     """
 
     model: ModelConfig
@@ -76,28 +77,34 @@ class PlanDemand:
     stack: Stack | None = None
     others: tuple[tuple[str, EstimateRequest], ...] = ()
     between_bytes_per_s: float | None = None
+    sites: tuple[str, ...] = ()
 
     @property
-    def requests(self) -> dict[str, EstimateRequest]:
-        """For each kind of GPU."""
+    def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
+        """The name of each kind, its GPU, and what is asked of it."""
         own = self.request
         alike = {"samples": own.samples, "batch": own.batch, "precision": own.precision}
-        return {self.gpu: own, **{gpu: replace(one, **alike) for gpu, one in self.others}}  # type: ignore[arg-type]
+        every = [(self.gpu, own), *((gpu, replace(one, **alike)) for gpu, one in self.others)]  # type: ignore[arg-type]
+        names = self.sites or [gpu for gpu, _ in every]
+        return tuple((name, gpu, one) for name, (gpu, one) in zip(names, every, strict=True))
 
     @property
     def gpus_text(self) -> str:
-        """``16 A100-80 and 16 H100-SXM``."""
-        return " and ".join(f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}" for gpu, one in self.requests.items())
+        """``16 A100-80 and 16 H100-SXM``; with the names of sites."""
+        return " and ".join(
+            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{f' at {name}' if self.sites else ''}"
+            for name, gpu, one in self.kinds
+        )
 
     @property
     def domain(self) -> int:
         """GPUs that share the fast link; of several kinds the most."""
-        return max(one.domain_of(self.hardware.gpu(gpu)) for gpu, one in self.requests.items())
+        return max(one.domain_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     @property
     def devices(self) -> int:
         """Of the whole cluster."""
-        return sum(one.devices_of(self.hardware.gpu(gpu)) for gpu, one in self.requests.items())
+        return sum(one.devices_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
@@ -130,8 +137,8 @@ class PlanDemand:
         """With microbatches of so many samples. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
-            requests = replace(self, request=request).requests.items()
-            of_kind = {gpu: estimate(self.model, self.hardware, gpu, one) for gpu, one in requests}
+            kinds = replace(self, request=request).kinds
+            of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
             made = joined(of_kind, self.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)

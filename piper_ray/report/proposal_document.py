@@ -32,7 +32,7 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
     return {
         **_header("search"),
         "model": demand.model.name,
-        "gpu": " + ".join(demand.requests),
+        "gpu": " + ".join(dict.fromkeys(gpu for _, gpu, _ in demand.kinds)),
         "gpus": first.devices,
         "runtime": demand.runtime.name.value,
         "precision": demand.request.precision,

@@ -21,7 +21,16 @@ from scripts.documentation.generated import outdated
 NEEDS_TORCH = {"pytorch-model.md"}
 
 
-LONG = {"llama3-70b.md", "compare.md", "mixed-cluster.md", "plan.md", "pytorch-model.md", "runtime.md"}
+LONG = {
+    "llama3-70b.md",
+    "compare.md",
+    "mixed-cluster.md",
+    "nvl72.md",
+    "plan.md",
+    "pytorch-model.md",
+    "runtime.md",
+    "two-sites.md",
+}
 """Pages whose examples take seconds."""
 
 

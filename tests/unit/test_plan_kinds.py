@@ -223,3 +223,35 @@ def test_solve_says_whether_pipelines_of_one_kind_each_are_faster(config: Path, 
     one = run("solve", "inputs/bert32-a100.toml", "--apart")
     assert one.exit_code == 2
     assert "--apart is for devices of several kinds" in one.stderr
+
+
+SITES = ("--gpu", "H100-SXM", "--site", "east:1", "--site", "west:1", "--between", "2GB/s")
+
+
+def test_sites_are_kinds_of_one_gpu(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sites.toml"
+    assert run("estimate", config, *SITES, "--global-batch", 16, "-o", out).exit_code == 0
+    instance = piper_ray.load(out)
+    assert [(kind.name, kind.cluster.devices) for kind in instance.cluster.kinds] == [("east", 8), ("west", 8)]
+    assert instance.cluster.kinds[0].cluster == instance.cluster.kinds[1].cluster
+    assert instance.cluster.between_bytes_per_s == 2e9
+    assert instance.model is not None
+    assert instance.model.gpu == "H100-SXM"
+    planned = run("plan", config, *SITES, "--global-batch", 64, "--microbatch-size", 1, "--dry-run")
+    assert " on 8 H100-SXM at east and 8 H100-SXM at west, Megatron" in planned.stdout
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (SITES[:4], "--site: expected several sites, of one GPU"),
+        (SITES[:6], "--between is missing; expected the rate of a GPU between sites"),
+        ((*SITES[:4], "--site", "west", *SITES[6:]), "--site west: expected each site once, with its nodes"),
+        ((*SITES, "--nodes", "2"), "--nodes: --site east:1 says how many nodes"),
+        (("--gpu", "A100-80:2", *SITES[2:]), "--site: expected several sites, of one GPU"),
+    ],
+)
+def test_mistakes_about_sites(asked: tuple[str, ...], told: str) -> None:
+    result = run("estimate", "llama3-8b", *asked)
+    assert result.exit_code == 2
+    assert told in result.stderr

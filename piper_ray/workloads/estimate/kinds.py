@@ -40,7 +40,10 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     ]
     notes = tuple(dict.fromkeys(note for instance in of_kind.values() for note in instance.notes))
     cluster = Cluster.of_kinds(kinds, slowest if between_bytes_per_s is None else between_bytes_per_s)
-    model = None if first.model is None else replace(first.model, gpu="")  # there is no one GPU that the times are of
+    gpus = {"" if x.model is None else x.model.gpu for x in of_kind.values()}
+    model = first.model
+    if model is not None and len(gpus) > 1:
+        model = replace(model, gpu="")  # there is no one GPU that the times are of
     joined = replace(first, layers=tuple(layers), edges=tuple(edges), cluster=cluster, model=model, notes=notes)
     return joined.checked_as(first)
 
