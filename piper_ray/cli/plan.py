@@ -112,6 +112,7 @@ class _Question:
             trained,
             self.running,
             nodes=nodes,
+            optimizer_on_host=offered.optimizer_on_host,
             batch=None if trained.batches is None else trained.batches[0][0],
             precision=self.running.precisions[0],
             software=trained.software or named.software,
@@ -120,7 +121,7 @@ class _Question:
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
-        refuse_what_cannot_run(named, request)
+        refuse_what_cannot_run(named, request, hardware)
         request = request.on(hardware.gpu(gpu))
         domain = request.domain_of(hardware.gpu(gpu))
         contexts = offered.contexts if offered.context_parallel else None
@@ -375,7 +376,8 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     context = degree("context_parallel_size", "context_parallel_degree")
     expert = degree("expert_model_parallel_size", "expert_parallel_degree")
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree")
-    asked = demand_of(demand, samples, (context,), (expert,) if expert * tensor > 1 else (), tensor)
+    experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
+    asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule)

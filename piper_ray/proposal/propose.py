@@ -129,6 +129,10 @@ def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate])
     if one.samples not in estimates:
         return None
     of_size, schedule = estimates[one.samples], one.solution.schedule
+    if one.on_host and demand.tries_host:
+        of_size = of_size.on_host
+    elif one.on_host != bool(demand.request.optimizer_on_host):
+        return None
     try:
         rules = demand.restrictions(of_size.instance, schedule.name)
         if schedule.name not in demand.schedules or any(rules.violations(of_size.instance, one.plan, schedule)):

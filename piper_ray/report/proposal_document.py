@@ -58,6 +58,7 @@ def _cell_document(cell: Cell) -> dict[str, object]:
         "microbatch": cell.samples,
         "schedule": cell.schedule.value,
         "mode": cell.setting.text,
+        "optimizer_on_host": cell.priced_on_host,
         "lower_bound_s": cell.lower_s if math.isfinite(cell.lower_s) else None,
         "closing": cell.closing.value,
         "step_s": None if cell.found is None else cell.found.step_s,
@@ -108,7 +109,7 @@ def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
     plain = ("microbatch", "tensor", "context", "pipeline", "data", "expert", "expert_tensor", "sequence_parallel")
     return {
         "layout": {
-            **{name: getattr(words, name) for name in (*plain, "offload", "schedule", "chunks")},
+            **{name: getattr(words, name) for name in (*plain, "offload", "optimizer_on_host", "schedule", "chunks")},
             "sharing": words.sharing,
             "recomputation": words.recomputed,
         },

@@ -324,6 +324,7 @@ class TrainedModelTable(Closed):
     weight_bytes: Figure = Field(default=TrainedModel.weight_bytes, description=_BYTES)
     gradient_bytes: Figure = Field(default=TrainedModel.gradient_bytes, description=_BYTES)
     optimizer_bytes: Figure = Field(default=TrainedModel.optimizer_bytes, description=_BYTES)
+    optimizer_on_host: bool = Field(default=TrainedModel.optimizer_on_host, description="true or false")
 
 
 def read_trained_model(value: object, path: str, faults: Faults) -> TrainedModel | None:
