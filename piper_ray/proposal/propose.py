@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cel
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
-_HELP_PASSES = 1_000_000_000
+_HELP_PASSES = 300_000_000
 """That a search on another cluster may simulate of plans with chunks."""
 
 _BATCH_GAIN = 1.01
@@ -160,7 +160,7 @@ def what_would_help(
         ("links of twice the rate", replace(cluster, links=faster)),
     )
     for what, changed in changes:
-        found = _best_of(proposal, proposal.cells.on(changed), changed, stop, watch)
+        found = _best_of(demand, proposal.cells.on(changed), _on(changed, proposal), stop, watch)
         if stop.requested:
             return
         yield Help(what, found)
@@ -181,23 +181,26 @@ def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], wa
     """The best plan in another precision, or of another batch."""
     other = replace(proposal.demand, request=request)
     try:
-        cells = cells_of(other, other.estimates()[0]).cells
+        estimates = other.estimates()[0]
+        cells = cells_of(other, estimates).cells
     except InfeasibleError:
         return None
-    return _best_of(proposal, cells, None, stop, watch)
+    known = filter(None, (_still(plan, other, estimates) for plan in proposal.found))
+    return _best_of(proposal.demand, cells, known, stop, watch)
+
+
+def _on(changed: Cluster, proposal: FoundPlans) -> Iterator[Proposed]:
+    """The plans that were found, on a cluster with other memory or links, if they fit."""
+    for one in proposal.found:
+        same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
+        if not same.simulation.memory_violations:
+            yield same
 
 
 def _best_of(
-    proposal: FoundPlans, cells: Sequence[Cell], changed: Cluster | None, stop: Stop[Any], watch: Watch
+    demand: PlanDemand, cells: Sequence[Cell], known: Iterable[Proposed], stop: Stop[Any], watch: Watch
 ) -> Proposed | None:
-    """The best plan of these cells. changed: the cluster, where plans that were found are plans too, if they fit."""
-    known = []
-    for one in proposal.found if changed is not None else ():
-        same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
-        if same.simulation.peak_memory_bytes <= same.simulation.memory_limit_bytes:
-            known.append(same)
-    search = CellSearch(
-        proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR
-    )
+    """The best plan of these cells. known: plans of theirs."""
+    search = CellSearch(demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR)
     search.run()
     return search.ledger.best
