@@ -30,8 +30,8 @@ MANY_SHARDS = 4
 def least_step_s(asked: PlanDemand) -> float:
     """Of all plans that keep all rules and fit; inf: there is none."""
     least_s, options = math.inf, SimulationOptions.of(asked.step)
-    for of_size in asked.estimates()[0].values():
-        instance = of_size.instance
+    sizes = asked.estimates()[0].values()
+    for instance in (one.instance for of_size in sizes for one in (of_size, of_size.on_host)):
         for name in asked.schedules:
             rules = asked.restrictions(instance, name)
             (rule,) = (one for one in rules.constraints if isinstance(one, OneMode))
