@@ -131,19 +131,19 @@ class Cell:
 @dataclass(frozen=True)
 class Cells:
     """cells: but for those that another one never loses to, under any schedule. settings: of each microbatch size, the
-    modes of these and of those. schedules: that they are for. refused: what there are none of, and why. places: of the
-    optimizer's state that are tried, on GPUs and in host memory."""
+    modes of these and of those. schedules: that they are for. refused: what there are none of, and why. on_host:
+    whether the optimizer's state is in host memory, both where both are tried."""
 
     cells: tuple[Cell, ...]
     settings: Mapping[int, Settings]
     schedules: tuple[ScheduleName, ...]
     refused: tuple[str, ...] = ()
-    places: int = 1
+    on_host: tuple[bool, ...] = (False,)
 
     @property
     def count(self) -> int:
         """Of all combinations."""
-        others = self.places * sum(len(one.others) for one in self.settings.values())
+        others = len(self.on_host) * sum(len(one.others) for one in self.settings.values())
         return len(self.cells) + len(self.schedules) * others
 
     def on(self, changed: Cluster) -> list[Cell]:
@@ -187,7 +187,8 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
             given = samples, name, of_size, restrictions.without(OneMode), demand.step
             found += Cell.of_each(settings.worth_a_solve, *given)
             found += Cell.of_each(hosted, *given, on_host=True)
-    return Cells(tuple(found), modes, tuple(schedules), tuple(refused), places=1 + demand.tries_host)
+    places = (False, True) if demand.tries_host else (bool(demand.request.optimizer_on_host),)
+    return Cells(tuple(found), modes, tuple(schedules), tuple(refused), places)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,8 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [
-            {"microbatch": samples, "mode": mode.text, "than": better.text}
+            {"microbatch": samples, "optimizer_on_host": on_host, "mode": mode.text, "than": better.text}
+            for on_host in proposal.cells.on_host
             for samples, settings in proposal.cells.settings.items()
             for mode, better in settings.others
         ],
