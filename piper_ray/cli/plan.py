@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,7 +23,7 @@ from piper_ray.cli.plan_options import (
     TrainedOptions,
     WrittenOptions,
 )
-from piper_ray.cli.telling import kernels_told, note, say
+from piper_ray.cli.telling import kernels_told, note, once, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Question:
-    """All options of one call."""
+    """All options of one call. tell: says each note of its searches once."""
 
     modelled: PlanClusterOptions
     written: WrittenOptions
@@ -58,6 +58,7 @@ class _Question:
     offered: PlanOfferOptions
     running: PlanRunningOptions
     charged: PlanStepOptions
+    tell: Callable[[str], None] = field(default_factory=lambda: once(note))
 
     @property
     def is_table(self) -> bool:
@@ -302,7 +303,7 @@ def _by_precision(
             break
         request = replace(demand.request, precision=name)
         try:
-            found[name] = _found(replace(demand, request=request), asked.written.candidates, log)
+            found[name] = _found(asked, replace(demand, request=request), log)
         except _Unfinished:
             if not found:
                 raise
@@ -314,7 +315,7 @@ def _by_precision(
     return found, unfit
 
 
-def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlans, Export]:
+def _found(asked: _Question, demand: PlanDemand, log: ProposalLog) -> tuple[FoundPlans, Export]:
     """The best plan whose launch fits. Raises InfeasibleError where there is none."""
     from piper_ray.proposal.cells import LISTED
     from piper_ray.proposal.propose import propose
@@ -322,9 +323,9 @@ def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlan
     before: list[tuple[FoundPlans, Export]] = []
 
     def proposed(set_aside_bytes: float) -> tuple[FoundPlans, Export]:
-        asked = replace(demand, set_aside_bytes=set_aside_bytes)
+        roomy, listed = replace(demand, set_aside_bytes=set_aside_bytes), max(LISTED, asked.written.candidates)
         try:
-            best = current().run(lambda stop: propose(asked, stop, note, log, max(LISTED, listed)))
+            best = current().run(lambda stop: propose(roomy, stop, asked.tell, log, listed))
         except KeyboardInterrupt:
             if not before:
                 raise
@@ -396,7 +397,7 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
     demands = [_on_fewer(asked, found, count) for count in fewer]
     plans = [ClusterPlan(found.demand, found)]
     log.begin("fewer nodes")
-    plans += current().run(lambda stop: list(plans_of(demands, stop, note, log)))
+    plans += current().run(lambda stop: list(plans_of(demands, stop, asked.tell, log)))
     if asked.written.out is not None:
         for one in plans[1:]:
             if one.found is not None:
@@ -429,7 +430,7 @@ def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[P
         batches = sorted({batch for span in spans for batch in span})
         return [replace(first, request=replace(first.request, batch=batch)) for batch in batches]
     if asked.tables["--headroom"]:
-        first = first.with_batch(note)
+        first = first.with_batch(asked.tell)
         whole_bytes = first.whole_bytes(first.estimated(first.smallest).instance.memory_bytes)
         rooms = [replace(first, headroom=room) for room in asked.room.headroom]
         return sorted(rooms, key=lambda one: -one.planned_bytes(whole_bytes))
@@ -449,7 +450,7 @@ def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> 
 
     def tabled(stop: Stop[list[ClusterPlan]]) -> list[ClusterPlan]:
         stop.offer(lambda: plans or None)
-        for one in plans_of(demands, stop, note, log):
+        for one in plans_of(demands, stop, asked.tell, log):
             plans.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
         return plans
 
