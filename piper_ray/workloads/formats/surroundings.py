@@ -11,6 +11,7 @@ The table of the model that is trained (``model.instance``):
     fused_attention = true           # one kernel, as if left out
     context_exchange = "ring"        # of context parallelism
     weight_bytes = 2                 # kept for each parameter, with gradient_bytes and optimizer_bytes
+    optimizer_on_host = false        # whether the optimizer's are in host memory, where parameters are updated
     config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that count here
     null = ["sliding_window"]        # keys of the config that are null
 
