@@ -35,8 +35,9 @@ def faults_of(document: Mapping[str, Any]) -> Iterator[str]:
     others = document["never_better"]
     if document["combinations"] != len(cells) + len(document["schedules"]) * len(others):
         yield "combinations are missing"
-    listed = {(cell["microbatch"], cell["mode"]) for cell in cells}
-    yield from (f"{x} is no combination" for x in others if (x["microbatch"], x["than"]) not in listed)
+    listed = {(cell["microbatch"], cell["optimizer_on_host"], cell["mode"]) for cell in cells}
+    than = ((x, (x["microbatch"], x["optimizer_on_host"], x["than"])) for x in others)
+    yield from (f"{x} is no combination" for x, better in than if better not in listed)
     last_s = steps_s[LISTED - 1] if len(steps_s) >= LISTED else math.inf
     for cell, bound_s in zip(cells, bounds_s, strict=True):
         enough_s = best_s if cell["schedule"] == "interleaved" else min(RUNNERS_UP * best_s, last_s)
@@ -49,11 +50,13 @@ def faults_of(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def disproofs_of(
-    document: Mapping[str, Any], instances: Mapping[int, Instance], rules: Mapping[ScheduleName, Restrictions]
+    document: Mapping[str, Any],
+    instances: Mapping[tuple[int, bool], Instance],
+    rules: Mapping[ScheduleName, Restrictions],
 ) -> Iterator[str]:
     """Combinations of which a plan of stages as equal as can be is faster than what the file says that none is."""
     for cell in document["cells"]:
-        instance, name = instances[cell["microbatch"]], ScheduleName(cell["schedule"])
+        instance, name = instances[cell["microbatch"], cell["optimizer_on_host"]], ScheduleName(cell["schedule"])
         for plan, schedule in equal_plans(instance, name, cell["mode"].split(", ")):
             if any(rules[name].violations(instance, plan, schedule)):
                 continue

@@ -203,6 +203,7 @@ def _layout(run: PublishedRun, model: ModelConfig, software: Software, assumed: 
         fused=run.fused_attention is not False,
         stages=None if run.stages is None else tuple(run.stages),
         sharding=_sharding(run),
+        optimizer_on_host=bool(run.optimizer_on_host),
         overlapped=run.overlapped,
     )
 

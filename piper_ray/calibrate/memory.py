@@ -33,6 +33,8 @@ def traits_of(run: PublishedRun, laid: Laid) -> Traits:
         traits = replace(traits, states=halved.states)
     elif run.gradients == "fp32" and traits.states == halved.states:
         traits = replace(traits, states=usual.states)
+    if run.optimizer_on_host:
+        traits = replace(traits, states=replace(traits.states, optimizer=0.0, step=0.0))
     loss = Loss.FUSED if run.loss == "fused" else traits.loss
     of_stack = laid.stack.traits
     return replace(traits, loss=loss, fp8=of_stack.fp8, context_all_to_all=of_stack.context_all_to_all)
@@ -152,5 +154,6 @@ def layout_document(layout: Layout) -> dict[str, object]:
         "sequence_parallel": layout.mode.sequence_parallel,
         "recomputation": layout.recomputation.text,
         "shared_by_replicas": layout.sharding.text,
+        "optimizer_on_host": layout.optimizer_on_host,
         "devices": layout.devices,
     }

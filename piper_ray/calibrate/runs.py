@@ -53,7 +53,7 @@ class PublishedRun(Open):
     tp, pp, dp, cp, ep, etp: degrees of tensor, pipeline, data, context, expert and experts' own tensor parallelism.
     vpp: chunks of the model on each rank. group: microbatches that pass through a chunk before the next. stages: layers
     of each stage (or of each rank, if it has several chunks). precision, recompute, optimizer_sharding, schedule,
-    software, context_exchange: as ``layouts`` reads them.
+    software, context_exchange: as ``layouts`` reads them. optimizer_on_host: whether its state is in host memory.
     tensor_overlap, expert_overlap: shares of these exchanges that work hides; overlaps: names of those that hide where
     software is told so; graphs: what CUDA graphs capture; overlapped: whether gradients and transfers are exchanged
     while passes run. figure: a benchmark, where routers are balanced by force, or a production average;
@@ -85,6 +85,7 @@ class PublishedRun(Open):
     sequence_parallel: _Flag = None
     fused_attention: _Flag = None
     optimizer_sharding: _Text = ""
+    optimizer_on_host: _Flag = None
     schedule: _Text = ""
     software: _Text = ""
     context_exchange: _Text = ""

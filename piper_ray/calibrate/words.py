@@ -20,6 +20,7 @@ _NAMES: Mapping[str, str] = {
     "sp": "sequence_parallel",
     "zero": "optimizer_sharding",
     "fsdp": "optimizer_sharding",
+    "optimizer_on_host": "optimizer_on_host",
 }
 """What a run calls it, by word."""
 

@@ -99,6 +99,7 @@ def estimate(
     recompute: Iterable[str] = (),
     keep_gathered: bool = False,
     offload: bool = False,
+    optimizer_on_host: bool = False,
     lora: int | None = None,
     reserve_bytes: float | None = None,
     hardware: str | os.PathLike[str] | None = None,
@@ -120,7 +121,8 @@ def estimate(
     average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges that
     are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the backward
     pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what sequence
-    parallelism would gather again. offload: activations in host memory.
+    parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own: all TMPCs
+    have the optimizer's state in host memory, and parameters are updated there.
 
     reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
     allocator, in place of what is usual.
@@ -164,6 +166,7 @@ def estimate(
         context_exchange=text("context_exchange", context_exchange, "ring"),
         **running_arguments(precision, overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
+        optimizer_on_host=arguments.flag("optimizer_on_host", optimizer_on_host),
         reserve_bytes=reserve_argument(reserve_bytes),
     )
     notes: list[str] = []

@@ -233,6 +233,11 @@ class EveryOfferOption(OfferOptions):
         "Offer keeping what sequence parallelism would gather again in the backward pass.", "--keep-gathered"
     )
     offload: bool = flag("Offer keeping activations in host memory.")
+    optimizer_on_host: bool | None = option(
+        None,
+        "Keep the optimizer's state in host memory, and update parameters there.",
+        "--optimizer-on-host/--no-optimizer-on-host",
+    )
 
     def offer(self) -> Offer:
         """Raises UsageError for figures that make no sense."""

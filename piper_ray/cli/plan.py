@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,7 +24,7 @@ from piper_ray.cli.plan_options import (
     TrainedOptions,
     WrittenOptions,
 )
-from piper_ray.cli.telling import kernels_told, note, say
+from piper_ray.cli.telling import kernels_told, note, once, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Question:
-    """All options of one call."""
+    """All options of one call. tell: says each note of its searches once."""
 
     modelled: PlanClusterOptions
     written: WrittenOptions
@@ -59,6 +59,7 @@ class _Question:
     offered: PlanOfferOptions
     running: PlanRunningOptions
     charged: PlanStepOptions
+    tell: Callable[[str], None] = field(default_factory=lambda: once(note))
 
     @property
     def kinds(self) -> dict[str, int]:
@@ -138,6 +139,7 @@ class _Question:
             trained,
             self.running,
             nodes=nodes,
+            optimizer_on_host=offered.optimizer_on_host,
             batch=None if trained.batches is None else trained.batches[0][0],
             precision=self.running.precisions[0],
             software=trained.software or named.software,
@@ -146,7 +148,7 @@ class _Question:
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
-        refuse_what_cannot_run(named, request)
+        refuse_what_cannot_run(named, request, hardware)
         request = request.on(hardware.gpu(gpu))
         domain = request.domain_of(hardware.gpu(gpu))
         contexts = offered.contexts if offered.context_parallel else None
@@ -334,7 +336,7 @@ def _by_precision(
             break
         request = replace(demand.request, precision=name)
         try:
-            found[name] = _found(replace(demand, request=request), asked.written.candidates, log)
+            found[name] = _found(asked, replace(demand, request=request), log)
         except _Unfinished:
             if not found:
                 raise
@@ -346,7 +348,7 @@ def _by_precision(
     return found, unfit
 
 
-def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlans, Export]:
+def _found(asked: _Question, demand: PlanDemand, log: ProposalLog) -> tuple[FoundPlans, Export]:
     """The best plan whose launch fits. Raises InfeasibleError where there is none."""
     from piper_ray.proposal.cells import LISTED
     from piper_ray.proposal.propose import propose
@@ -354,9 +356,9 @@ def _found(demand: PlanDemand, listed: int, log: ProposalLog) -> tuple[FoundPlan
     before: list[tuple[FoundPlans, Export]] = []
 
     def proposed(set_aside_bytes: float) -> tuple[FoundPlans, Export]:
-        asked = replace(demand, set_aside_bytes=set_aside_bytes)
+        roomy, listed = replace(demand, set_aside_bytes=set_aside_bytes), max(LISTED, asked.written.candidates)
         try:
-            best = current().run(lambda stop: propose(asked, stop, note, log, max(LISTED, listed)))
+            best = current().run(lambda stop: propose(roomy, stop, asked.tell, log, listed))
         except KeyboardInterrupt:
             if not before:
                 raise
@@ -410,7 +412,8 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     context = degree("context_parallel_size", "context_parallel_degree")
     expert = degree("expert_model_parallel_size", "expert_parallel_degree")
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree")
-    asked = demand_of(demand, samples, (context,), (expert,) if expert * tensor > 1 else (), tensor)
+    experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
+    asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
@@ -429,7 +432,7 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
     demands = [_on_fewer(asked, found, count) for count in fewer]
     plans = [ClusterPlan(found.demand, found)]
     log.begin("fewer nodes")
-    plans += current().run(lambda stop: list(plans_of(demands, stop, note, log)))
+    plans += current().run(lambda stop: list(plans_of(demands, stop, asked.tell, log)))
     if asked.written.out is not None:
         for one in plans[1:]:
             if one.found is not None:
@@ -461,7 +464,7 @@ def _demands(asked: _Question, model: ModelConfig, hardware: Hardware) -> list[P
         batches = sorted({batch for span in spans for batch in span})
         return [replace(first, request=replace(first.request, batch=batch)) for batch in batches]
     if asked.tables["--headroom"]:
-        first = first.with_batch(note)
+        first = first.with_batch(asked.tell)
         whole_bytes = first.whole_bytes(first.estimated(first.smallest).instance.memory_bytes)
         rooms = [replace(first, headroom=room) for room in asked.room.headroom]
         return sorted(rooms, key=lambda one: -one.planned_bytes(whole_bytes))
@@ -482,7 +485,7 @@ def _plan_clusters(asked: _Question, model: ModelConfig, hardware: Hardware) -> 
 
     def tabled(stop: Stop[list[ClusterPlan]]) -> list[ClusterPlan]:
         stop.offer(lambda: plans or None)
-        for one in plans_of(demands, stop, note, log):
+        for one in plans_of(demands, stop, asked.tell, log):
             plans.append(one)  # noqa: PERF402 - an interrupt leaves those that are known
         return plans
 

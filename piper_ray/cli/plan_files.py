@@ -157,6 +157,7 @@ def run_document(found: FoundPlans, one: Proposed) -> dict[str, object]:
         "seq": batch.tokens_per_sample,
         "stages": blocks,
         "optimizer_sharding": next(name for name, kind in SHARDINGS.items() if name and kind is words.sharding),
+        "optimizer_on_host": words.optimizer_on_host,
         "sequence_parallel": words.sequence_parallel,
         "recompute": "selective" if recomputation is None else recomputation.id,
         "precision": found.demand.request.precision,

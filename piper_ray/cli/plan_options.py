@@ -258,6 +258,12 @@ class PlanOfferOptions(EveryOfferOption):
         "How groups that share a sequence attend to all its tokens: ring, all-gather (of keys and values) or "
         "all-to-all (of heads), where the runtime can; its own if left out.",
     )
+    optimizer_on_host: bool | None = option(
+        None,
+        "Keep the optimizer's state in host memory, and update parameters there: in all plans, or in none. If left "
+        "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
+        "--optimizer-on-host/--no-optimizer-on-host",
+    )
 
 
 @dataclass(frozen=True)

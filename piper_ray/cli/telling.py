@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,18 @@ def say(text: str) -> None:
 def note(text: str) -> None:
     """What is no fault and still worth telling."""
     say(f"note: {text}")
+
+
+def once(tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Tells each text when it comes first, where one work is done again and again."""
+    told: set[str] = set()
+
+    def tell_new(text: str) -> None:
+        if text not in told:
+            told.add(text)
+            tell(text)
+
+    return tell_new
 
 
 def kernels_told() -> AbstractContextManager[None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -139,6 +139,28 @@ class ModeSetting:
             if t not in self.tables or (self.tables[t].totals > theirs.totals * (1.0 + PROOF)).any():
                 return False
         return _never_loses(self.sample, other.sample)
+
+
+@dataclass(frozen=True)
+class ChangedSetting(ModeSetting):
+    """A mode whose TMPCs have other figures. sample, tables: as ``ModeSetting`` has them, the former without and the
+    latter with the change. change: of an instance's TMPCs, each to another or to none."""
+
+    change: Callable[[Instance], Instance]
+
+    @cached_property
+    def instance(self) -> Instance:
+        """All layers, with the mode's TMPCs alone, changed."""
+        return self.change(self.kinds.in_all(self.sample))
+
+
+def changed(settings: Sequence[ModeSetting], change: Callable[[Instance], Instance]) -> list[ModeSetting]:
+    """Each of these settings of one instance with the change, which is made in all layers when it is solved."""
+    if not settings:
+        return []
+    kinds = settings[0].kinds
+    made = _with_tables(kinds, [change(one.sample) for one in settings])
+    return [ChangedSetting(kinds, one.sample, own.tables, change) for one, own in zip(settings, made, strict=True)]
 
 
 class Settings(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -123,7 +123,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
-    notes = list(read.notes)
+    notes = [*read.notes, *_place_of_state(instance, run_as)]
     setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
@@ -142,6 +142,17 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     if (left := instance.devices - d * t * ranks) > 0:
         notes.append(f"{left} of the workload's {instance.devices} devices are left over")
     return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
+
+
+def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
+    """A sentence where the optimizer's state is elsewhere than in the workload."""
+    on_host = instance.model is not None and instance.model.optimizer_on_host
+    if run_as.optimizer_on_host is not None and run_as.optimizer_on_host != on_host:
+        places = ("on GPUs", "in host memory")
+        yield (
+            f"the optimizer's state is {places[not on_host]}: the workload has it {places[on_host]}, and times and "
+            f"memory are of that (estimate --zero all {'--no' if on_host else '-'}-optimizer-on-host)"
+        )
 
 
 def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run_as: RunAs) -> Sequence[int]:

@@ -75,6 +75,11 @@ class ExportJob:
         """Replicas that share the optimizer's state."""
         return self.setting.optimizer_shards
 
+    @property
+    def optimizer_on_host(self) -> bool | None:
+        """True where the optimizer's state is in host memory; else None."""
+        return (self.instance.model is not None and self.instance.model.optimizer_on_host) or None
+
     @cached_property
     def experts(self) -> int:
         """The experts of a layer whose tokens are routed to some; 0 where there is no such layer."""

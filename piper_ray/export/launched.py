@@ -11,7 +11,7 @@ from pathlib import Path
 from piper_ray.export.files import RANKS
 from piper_ray.export.import_plan import Imported, import_plan
 from piper_ray.export.left_aside import notes_of_the_rest
-from piper_ray.export.megatron_arguments import OTHER_SETTINGS, figures_of, named_settings
+from piper_ray.export.megatron_arguments import figures_of, named_settings, read_names
 from piper_ray.export.run_as import AS_IT_SAYS, RunAs
 from piper_ray.export.torchtitan import batch_of
 from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
@@ -52,7 +52,8 @@ def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
             "global_batch_samples": figures.get("global_batch_size"),
             "tokens_per_sample": figures.get("seq_length"),
         }
-        notes = (*launch.notes, *notes_of_the_rest(named_settings(launch.settings), OTHER_SETTINGS | launch.usual))
+        named = named_settings(launch.settings)
+        notes = (*launch.notes, *notes_of_the_rest(named, read_names(named) | launch.usual))
     samples, whole, tokens = (
         value if isinstance(value := batch.get(name), int) and not isinstance(value, bool) else None
         for name in ("microbatch_samples", "global_batch_samples", "tokens_per_sample")

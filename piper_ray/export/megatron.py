@@ -147,6 +147,8 @@ def _precision_settings(job: ExportJob, model: TrainedModel) -> Settings:
     else:
         found["grad_reduce_in_bf16"] = model.gradient_bytes == 2.0
     found |= _OPTIMIZERS[model.optimizer_bytes]
+    if model.optimizer_on_host:
+        found |= _ON_HOST
     if "use_precision_aware_optimizer" in found:  # which Megatron has as a distributed optimizer alone
         if job.optimizer_shards == 1 and job.data_parallel > 1:
             raise UsageError(
@@ -167,6 +169,14 @@ _OPTIMIZERS: dict[float, Settings] = {
     8.0: {"use_precision_aware_optimizer": True, "exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "bf16"},
 }
 """The settings of optimizers by bytes a parameter: fp32 weights and moments; moments in bf16."""
+
+
+_ON_HOST: Settings = {
+    "use_precision_aware_optimizer": True,
+    "optimizer_offload_fraction": 1.0,
+    "overlap_cpu_optimizer_d2h_h2d": True,
+}
+"""What Megatron asks for beside --optimizer-cpu-offload, and what its guide recommends."""
 
 
 _PRECISIONS = {
@@ -229,6 +239,8 @@ def _bridge_fields(job: ExportJob) -> dict[str, object]:
             value = list(value)
         if flag.name != "seq_length" or value is not None:
             found |= dict.fromkeys(flag.fields, value)
+    if job.optimizer_on_host:
+        found |= {f"optimizer.{name}": value for name, value in _ON_HOST.items()}
     return found | {"model.virtual_pipeline_model_parallel_size": job.schedule.v if job.schedule.v > 1 else None}
 
 

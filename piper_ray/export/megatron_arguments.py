@@ -78,7 +78,7 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         read = _of_meshes(named, pieces, instance)
     else:
         read = _read(named, pieces, instance)
-    rest = notes_of_the_rest(named, OTHER_SETTINGS | launch.usual)
+    rest = notes_of_the_rest(named, read_names(named) | launch.usual)
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
@@ -211,6 +211,7 @@ def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, no
         recomputed_layers=layers,
         optimizer_shards=ALL_REPLICAS if shards else 1,
         weights_sharded=weights,
+        optimizer_on_host=bool(found.optimizer_on_host),
     )
 
 
@@ -322,8 +323,15 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
-OTHER_SETTINGS = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
-"""The names of all settings that are read."""
+_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
+_ON_HOST = ("use_precision_aware_optimizer", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
+_WHOLE = (None, 1, 1.0, "1", "1.0")
+
+
+def read_names(named: Mapping[str, object]) -> frozenset[str]:
+    """The names of all settings that are read: beside the optimizer's state in host memory, what that asks for."""
+    on_host = named.get("optimizer_cpu_offload") in _TRUE and named.get("optimizer_offload_fraction") in _WHOLE
+    return _READ.union(_ON_HOST if on_host else ())
 
 
 def _of_meshes(values: Mapping[str, object], pieces: ModelPieces, instance: Instance) -> ReadLayout:

@@ -135,6 +135,7 @@ def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:
         sequence_parallel=bool(said.sequence_parallel),
         recompute=",".join((said.recomputation or Recomputation.NONE).parts) or "none",
         optimizer_sharding=sharded,
+        optimizer_on_host=said.optimizer_on_host,
         schedule="" if said.schedule is None else said.schedule.value,
         software="torchtitan" if is_titan else "",
     )

@@ -19,9 +19,9 @@ class RunAs:
     expert_parallel, expert_tensor: ranks that experts are spread over, and those that share one. recomputed_layers:
     with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i]; None: all.
     gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards: replicas that
-    share the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they share weights and gradients, too. group:
-    microbatches that pass through a chunk before the next. world: ranks in all; None: as many as the workload has
-    devices.
+    share the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they share weights and gradients, too.
+    optimizer_on_host: whether that state is in host memory. group: microbatches that pass through a chunk before the
+    next. world: ranks in all; None: as many as the workload has devices.
     """
 
     pipeline_ranks: int | None = None
@@ -37,6 +37,7 @@ class RunAs:
     gathered: bool | None = None
     optimizer_shards: int | None = None
     weights_sharded: bool | None = None
+    optimizer_on_host: bool | None = None
     group: int | None = None
     world: int | None = None
 

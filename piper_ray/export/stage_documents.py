@@ -103,6 +103,7 @@ def _trained(model: TrainedModel | None) -> dict[str, object]:
         "weight_bytes": model.weight_bytes,
         "gradient_bytes": model.gradient_bytes,
         "optimizer_bytes": model.optimizer_bytes,
+        "optimizer_on_host": model.optimizer_on_host,
     }
 
 

@@ -363,6 +363,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         schedule=None if named is None else schedules[str(named)],
         recomputation=_recomputation(document.get("activation_checkpoint", "none")),
         sequence_parallel=sequence,
+        optimizer_on_host=False,
         gathered=sequence,  # which autograd keeps
         # Groups that share a sequence share weights, too.
         optimizer_shards=ALL_REPLICAS if all_shard else shards * figures["context_parallel"],

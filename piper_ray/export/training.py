@@ -24,6 +24,7 @@ class TrainingRules(Closed):
     gradient_bytes: list[float] = Field(default=[])
     optimizer_bytes: list[float] = Field(default=[])
     adapters: bool = False
+    optimizer_on_host: bool = False
     models: list[str] = Field(default=[])
     query_norms: list[str] = Field(default=[])
 
@@ -34,6 +35,8 @@ class TrainingRules(Closed):
                 f"{self.title} trains no adapters (LoRA), and this plan does; torchtitan and Megatron-Bridge do "
                 "(--to torchtitan, --to megatron-bridge)"
             )
+        if model.optimizer_on_host and not self.optimizer_on_host:
+            yield f"{self.title} keeps the optimizer's state on GPUs, and this plan in host memory"
         if self.precisions and model.precision not in self.precisions:
             yield f"{self.title} trains in {' or '.join(self.precisions)}, and this plan in {model.precision}"
         for what, able, planned in (

@@ -68,7 +68,8 @@ class TrainedModel:
     of. gpu: the device they are of, by its key in the table of hardware. lora_rank: the rank of adapters that are
     trained in the model's place; 0: the model itself is trained. fused_attention: attention is one kernel.
     context_exchange: how groups that share a sequence attend to all of it. weight_bytes, gradient_bytes,
-    optimizer_bytes: the bytes that are kept for each parameter.
+    optimizer_bytes: the bytes that are kept for each parameter. optimizer_on_host: the last are in host memory, where
+    parameters are updated.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -84,6 +85,7 @@ class TrainedModel:
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0
+    optimizer_on_host: bool = False
 
     @property
     def scales_by_blocks(self) -> bool:

@@ -170,10 +170,11 @@ class OneMode(Constraint):
         for layer in instance.layers:
             rows.append([])
             for t, row in layer.tmpcs.items():
-                kind = kind_of.setdefault(tuple(tmpc.mode for tmpc in row), len(kinds))
+                modes_of_row = tuple(tmpc.mode for tmpc in row)
+                kind = kind_of.setdefault(modes_of_row, len(kinds))
                 if kind == len(kinds):
-                    places = self._places_of_known_kinds(row)
-                    kinds.append((places, [row[place].mode for place in places]))
+                    places = self._places_of_known_kinds(modes_of_row)
+                    kinds.append((places, [modes_of_row[place] for place in places]))
                 rows[-1].append((t, row, kind))
         for mode in modes:
             left = [[places[place] for place in _places_under(own, mode, self._axes)] for places, own in kinds]
@@ -203,31 +204,32 @@ class OneMode(Constraint):
             return f"sequence parallelism: {devices} devices of a replica do not divide {tokens} tokens of a sample"
         return None
 
-    def _places_of_known_kinds(self, row: Sequence[Tmpc]) -> list[int]:
-        """The places of TMPCs that recompute as the constraint allows it; all places where none does."""
-        places = [place for place, tmpc in enumerate(row) if self.may_recompute(tmpc.mode.recomputation)]
+    def _places_of_known_kinds(self, row: Sequence[Mode]) -> list[int]:
+        """The places of modes that recompute as the constraint allows it; all places where none does."""
+        places = [place for place, mode in enumerate(row) if self.may_recompute(mode.recomputation)]
         return places or list(range(len(row)))
 
-    def _left(self, row: Sequence[Tmpc], mode: Mode) -> list[Tmpc]:
-        able = [row[place] for place in self._places_of_known_kinds(row)]
-        return [able[place] for place in _places_under([tmpc.mode for tmpc in able], mode, self._axes)]
-
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
-        chosen: list[tuple[int, Sequence[Tmpc], Tmpc]] = []
+        chosen: list[tuple[int, Tmpc]] = []
+        kinds: dict[tuple[Mode, ...], list[int]] = {}  # of rows, with the numbers of the chosen TMPCs
         undivided: dict[str | None, None] = {}
         for stage in plan.stages:
             for layer_id, row, tmpc in choices_made(instance, stage):
-                chosen.append((layer_id, row, tmpc))
+                kinds.setdefault(tuple(one.mode for one in row), []).append(len(chosen))
+                chosen.append((layer_id, tmpc))
                 undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
         yield from (what for what in undivided if what is not None)
-        modes = self.modes(instance)
-        against: dict[Mode, list[tuple[int, Tmpc]]] = {}
+        able = {kind: [kind[place] for place in self._places_of_known_kinds(kind)] for kind in kinds}
+        modes, against = self.modes(instance), dict[Mode, list[int]]()
         for mode in modes:
-            against[mode] = [(layer_id, tmpc) for layer_id, row, tmpc in chosen if tmpc not in self._left(row, mode)]
-            if not against[mode]:
+            against[mode] = found = []
+            for kind, numbers in kinds.items():
+                left = {able[kind][place] for place in _places_under(able[kind], mode, self._axes)}
+                found += [number for number in numbers if chosen[number][1].mode not in left]
+            if not found:
                 return
         nearest = min(against, key=lambda mode: len(against[mode]))
-        yield from self._differing(modes, nearest, against[nearest])
+        yield from self._differing(modes, nearest, [chosen[number] for number in sorted(against[nearest])])
 
     def _differing(self, modes: Sequence[Mode], nearest: Mode, against: Sequence[tuple[int, Tmpc]]) -> Iterator[str]:
         """What of the layers' TMPCs no mode has, else what is not one for all; nearest: that most layers run in."""

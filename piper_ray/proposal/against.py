@@ -29,9 +29,15 @@ class Theirs:
 
 
 def demand_of(
-    demand: PlanDemand, samples: int | None, contexts: tuple[int, ...], experts: tuple[int, ...], expert_tensor: int
+    demand: PlanDemand,
+    samples: int | None,
+    contexts: tuple[int, ...],
+    experts: tuple[int, ...],
+    expert_tensor: int,
+    on_host: bool,
 ) -> PlanDemand:
-    """The demand with the ways to run layers that a layout may use. samples: of its microbatches; None: any."""
+    """The demand with the ways to run layers that a layout may use. samples: of its microbatches; None: any. on_host:
+    it has the optimizer's state in host memory."""
     offer = demand.request.offer
     offer = replace(
         offer,
@@ -39,7 +45,8 @@ def demand_of(
         experts=tuple(sorted({*offer.experts, *experts})),
         expert_tensor=expert_tensor if expert_tensor > 1 else offer.expert_tensor,
     )
-    return replace(demand, request=replace(demand.request, offer=offer, samples=samples))
+    request = replace(demand.request, offer=offer, samples=samples, optimizer_on_host=on_host)
+    return replace(demand, request=request)
 
 
 def priced(proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule) -> Proposed:

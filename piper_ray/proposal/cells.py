@@ -10,11 +10,12 @@ import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from itertools import groupby
 from typing import Any, Protocol
 
 from piper_ray.engine.ledger import Ledger, Limits, preference
-from piper_ray.engine.one_setting import ModeSetting, Settings, settings_of, worths_of
+from piper_ray.engine.one_setting import ModeSetting, Settings, changed, settings_of, worths_of
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Constraint
@@ -30,6 +31,7 @@ from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.host import with_state_on_host
 
 CHUNKED_PASSES = 6_000_000_000
 """That searches under schedules with chunks, which end with a gap, may simulate in all: some 12 s of one core."""
@@ -63,7 +65,8 @@ class Closing(str, Enum):
 
 @dataclass
 class Cell:
-    """Plans of one microbatch size, schedule and mode of all layers. restrictions: on them, but for the mode.
+    """Plans of one microbatch size, schedule and mode of all layers. restrictions: on them, but for the mode. on_host:
+    the setting has the optimizer's state in host memory, and the estimate has not.
 
     lower_s: none of its plans takes less a step; inf: none fits. about_s: what one of equal stages takes. searched:
     whether a search has gone through it. passes: that another one may simulate, where one more would tell more. found:
@@ -78,6 +81,7 @@ class Cell:
     step: StepTerms
     lower_s: float
     about_s: float
+    on_host: bool = False
     searched: bool = False
     passes: int = 0
     found: Proposed | None = None
@@ -92,14 +96,27 @@ class Cell:
         estimate: Estimate,
         restrictions: Restrictions,
         step: StepTerms,
+        *,
+        on_host: bool = False,
     ) -> list[Cell]:
         """For each of these settings of the estimate's instance."""
         worths = worths_of(settings, restrictions, Schedule.first_of(schedule), step)
-        all_s = estimate.instance.microbatches
+        all_s, given = estimate.instance.microbatches, (restrictions, step)
         return [
-            cls(samples, schedule, estimate, one, restrictions, step, all_s * worth.least_s, all_s * worth.about_s)
+            cls(samples, schedule, estimate, one, *given, all_s * worth.least_s, all_s * worth.about_s, on_host)
             for one, worth in zip(settings, worths, strict=True)
         ]
+
+    @property
+    def priced_on_host(self) -> bool:
+        """Whether its plans have the optimizer's state in host memory."""
+        model = self.estimate.instance.model
+        return self.on_host or (model is not None and model.optimizer_on_host)
+
+    @property
+    def priced(self) -> Estimate:
+        """What its plans are valued by."""
+        return self.estimate.on_host if self.on_host else self.estimate
 
     @property
     def microbatches(self) -> int:
@@ -107,34 +124,39 @@ class Cell:
 
     @property
     def text(self) -> str:
-        return f"microbatches of {self.samples}, {self.schedule.value}, {self.setting.text}"
+        where = ", optimizer state in host memory" if self.priced_on_host else ""
+        return f"microbatches of {self.samples}, {self.schedule.value}, {self.setting.text}{where}"
 
 
 @dataclass(frozen=True)
 class Cells:
     """cells: but for those that another one never loses to, under any schedule. settings: of each microbatch size, the
-    modes of these and of those. schedules: that they are for. refused: what there are none of, and why."""
+    modes of these and of those. schedules: that they are for. refused: what there are none of, and why. on_host:
+    whether the optimizer's state is in host memory, both where both are tried."""
 
     cells: tuple[Cell, ...]
     settings: Mapping[int, Settings]
     schedules: tuple[ScheduleName, ...]
     refused: tuple[str, ...] = ()
+    on_host: tuple[bool, ...] = (False,)
 
     @property
     def count(self) -> int:
         """Of all combinations."""
-        return len(self.cells) + len(self.schedules) * sum(len(one.others) for one in self.settings.values())
+        others = len(self.on_host) * sum(len(one.others) for one in self.settings.values())
+        return len(self.cells) + len(self.schedules) * others
 
     def on(self, changed: Cluster, *, roomier: bool = True) -> list[Cell]:
         """These on another cluster. roomier: whether it may have more of anything; where it has less memory and no
         other change, what no plan is faster than is still so."""
         found = list[Cell]()
-        for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule)):
+        for _, alike in groupby(self.cells, key=lambda one: (one.samples, one.schedule, one.on_host)):
             before = list(alike)
             first = before[0]
             instance = first.estimate.instance.replace(cluster=changed)
             estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
-            now = Cell.of_each(settings, first.samples, first.schedule, estimate, first.restrictions, first.step)
+            given = first.samples, first.schedule, estimate, first.restrictions, first.step
+            now = Cell.of_each(settings, *given, on_host=first.on_host)
             if not roomier:
                 for one, known in zip(now, before, strict=True):
                     one.lower_s = max(one.lower_s, known.lower_s)
@@ -159,10 +181,14 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
         if not rules:
             continue
         settings = modes[samples] = settings_of(instance, next(iter(rules.values())))
+        on_host = partial(with_state_on_host, setting=of_size.setting)
+        hosted = changed(settings.worth_a_solve, on_host) if demand.tries_host else []
         for name, restrictions in rules.items():
-            others = restrictions.without(OneMode)
-            found += Cell.of_each(settings.worth_a_solve, samples, name, of_size, others, demand.step)
-    return Cells(tuple(found), modes, tuple(schedules), tuple(refused))
+            given = samples, name, of_size, restrictions.without(OneMode), demand.step
+            found += Cell.of_each(settings.worth_a_solve, *given)
+            found += Cell.of_each(hosted, *given, on_host=True)
+    places = (False, True) if demand.tries_host else (bool(demand.request.optimizer_on_host),)
+    return Cells(tuple(found), modes, tuple(schedules), tuple(refused), places)
 
 
 @dataclass(frozen=True)
@@ -284,9 +310,9 @@ class CellSearch:
         cell.searched = True
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)
-            simulation = simulate(cell.estimate.instance, solution.plan, solution.schedule, options=options)
+            simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
             if simulation.step_s <= within_s:
-                self._take(Proposed(cell.samples, cell.estimate, solution, solution.plan, simulation), cell)
+                self._take(Proposed(cell.samples, cell.priced, solution, solution.plan, simulation), cell)
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 
@@ -333,7 +359,7 @@ class CellSearch:
 def why_none(demand: PlanDemand, estimates: Mapping[int, Estimate], stop: Stop[Any]) -> list[str]:
     """Where no cell has a plan, why the smallest microbatches have none under any of the schedules."""
     samples, of_size = next(iter(estimates.items()))
-    instance, said = of_size.instance, list[str]()
+    instance, said = (of_size.on_host if demand.tries_host else of_size).instance, list[str]()
     for name in demand.schedules:
         rules = demand.restrictions(instance, name)
         found = solve(instance, restrictions=rules, schedule=name, step=demand.step, stop=stop.part())

@@ -23,6 +23,7 @@ from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estima
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.kinds import joined
+from piper_ray.workloads.estimate.refusals import may_be_on_host
 from piper_ray.workloads.estimate.software import Stack
 from piper_ray.workloads.formats.objects import check_instance
 
@@ -161,12 +162,19 @@ class PlanDemand:
                 if not found:
                     raise
                 return found, [f"microbatches of {samples} or more: {error}"]
-            if made.least_devices > made.devices:
+            least = made.on_host if self.tries_host and made.least_devices > made.devices else made
+            if least.least_devices > made.devices:
                 if not found:
-                    raise InfeasibleError(f"{_too_large(made, samples)}\n{self.nothing_fits}")
-                return found, [_too_large(made, samples)]
+                    raise InfeasibleError(f"{_too_large(least, samples)}\n{self.nothing_fits}")
+                return found, [_too_large(least, samples)]
             found[samples] = made
         return found, []
+
+    @property
+    def tries_host(self) -> bool:
+        """Whether plans with the optimizer's state in host memory are sought besides."""
+        may_be = may_be_on_host(self.runtime, self.request, self.hardware.training)
+        return self.request.optimizer_on_host is None and may_be
 
     @property
     def nothing_fits(self) -> str:
@@ -242,13 +250,18 @@ class Proposed:
         return (*rank_of(self.solution), self.samples)
 
     @property
+    def on_host(self) -> bool:
+        """Whether the optimizer's state is in host memory."""
+        return self.instance.model is not None and self.instance.model.optimizer_on_host
+
+    @property
     def idle_devices(self) -> int:
         """Of the cluster, those that the plan leaves over."""
         return self.instance.devices - self.simulation.devices
 
     def is_same(self, other: Proposed) -> bool:
         """Whether it is run as the other one is; on one rank of one chunk schedules do not differ."""
-        alike = (self.samples, self.plan) == (other.samples, other.plan)
+        alike = (self.samples, self.on_host, self.plan) == (other.samples, other.on_host, other.plan)
         return alike and (self.solution.schedule == other.solution.schedule or len(self.plan.stages) == 1)
 
     def on(self, instance: Instance, step: StepTerms) -> Proposed:

@@ -17,6 +17,9 @@ _SHARING = {
 }
 
 
+_ON_HOST = "optimizer on host"
+
+
 @dataclass(frozen=True)
 class LayoutWords:
     """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
@@ -37,6 +40,7 @@ class LayoutWords:
     shards: int
     recomputation: Recomputation | None
     offload: bool
+    optimizer_on_host: bool
     schedule: str
     chunks: int
     tensor_of: tuple[tuple[str, int], ...] = ()
@@ -48,7 +52,9 @@ class LayoutWords:
 
     @property
     def sharing(self) -> str:
-        """``ZeRO-1``, ``FSDP over 8``, ``no sharding``."""
+        """``ZeRO-1``, ``FSDP over 8``, ``no sharding``, ``optimizer on host``."""
+        if self.optimizer_on_host:
+            return _ON_HOST
         over = f" over {self.shards}" if self.shards > 1 and self.shards < self.data * self.context else ""
         return _SHARING[self.sharding] + over
 
@@ -79,7 +85,7 @@ class LayoutWords:
         """``mbs 1, TP 4, PP 4, DP 4, ZeRO-1, 1f1b``: without degrees of 1, and what is not done."""
         degrees = {"TP": self.tensor, "CP": self.context, "PP": self.pipeline, "DP": self.data, "EP": self.expert or 1}
         said = [f"mbs {self.microbatch}", *(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)]
-        said += [self.sharing] * (self.sharding is not Sharding.NONE) + [self.scheduled]
+        said += [self.sharing] * (self.optimizer_on_host or self.sharding is not Sharding.NONE) + [self.scheduled]
         said += [self.recomputed] * (self.recomputation != Recomputation.NONE)
         return ", ".join([*said, *["offload"] * self.offload])
 
@@ -99,6 +105,8 @@ class LayoutWords:
             found.append("no recomputation")
         if self.sharding < best.sharding:
             found.append(self.sharing)
+        if best.optimizer_on_host and not self.optimizer_on_host:
+            found.append("optimizer on GPUs")
         if best.offload and not self.offload:
             found.append("no offload")
         return found
@@ -130,6 +138,7 @@ def layout_words(one: Proposed) -> LayoutWords:
         shards=usual.optimizer_shards,
         recomputation=Recomputation.NONE if not recomputed else usual.recomputation if len(recomputed) == 1 else None,
         offload=any(mode.offload for mode in modes),
+        optimizer_on_host=one.on_host,
         schedule=schedule.name.value,
         chunks=schedule.v,
         tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),

@@ -16,8 +16,10 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.decoder_shape import decoder_shape
 from piper_ray.workloads.estimate.doubt import memory_doubt
 from piper_ray.workloads.estimate.families import Microbatch
+from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.offered import attends
 from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.estimate.refusals import why_not_on_host
 from piper_ray.workloads.estimate.software import ContextExchange, context_exchange_named, software_named
 
 _LEAST_TOKENS = 2048
@@ -156,7 +158,7 @@ def schedules_of(runtime: Runtime, only: ScheduleName | None, *, kinds: bool = F
     return tuple(name for name in usual if name in runtime.schedules)
 
 
-def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
+def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest, hardware: Hardware) -> None:
     """Raises UsageError for what the runtime's launch files cannot say, by the name of its option."""
     setting, offer, title = runtime.setting, request.offer, runtime.title
     if offer.zero not in (1, ALL_REPLICAS) and runtime.shares_state and not runtime.sums_each_pass:
@@ -171,6 +173,8 @@ def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest) -> None:
         raise UsageError(f"--fsdp: {title} {runtime.no_more_sharing}; --runtime torchtitan shares weights")
     if offer.offload and not setting.offload:
         raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")
+    if request.optimizer_on_host and (reason := why_not_on_host(runtime, request, hardware.training)) is not None:
+        raise UsageError(f"--optimizer-on-host: {reason}")
     if offer.gathered and not setting.gathered:
         raise UsageError(f"--keep-gathered: {title} gathers again what sequence parallelism divides")
     for recomputation in request.recomputations:

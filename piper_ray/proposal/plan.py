@@ -101,6 +101,7 @@ def plan(
     recompute: Iterable[str] = (),
     keep_gathered: bool = False,
     offload: bool = False,
+    optimizer_on_host: bool | None = None,
     lora: int | None = None,
     headroom: str | float | None = None,
     reserve_bytes: float | None = None,
@@ -121,8 +122,9 @@ def plan(
     experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
     is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such
     as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
-    one: "attn", "moe_router". All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and
-    of one GPU, for days and cost.
+    one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
+    None: where they are faster so. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training
+    and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -171,9 +173,10 @@ def plan(
         recomputations=recomputation_arguments(recompute),
         **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
+        optimizer_on_host=None if optimizer_on_host is None else arguments.flag("optimizer_on_host", optimizer_on_host),
         reserve_bytes=reserve_argument(reserve_bytes),
     )
-    refuse_what_cannot_run(named, request)
+    refuse_what_cannot_run(named, request, table)
     contexts, experts = (
         None if values is None else arguments.degrees(name, values)
         for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))

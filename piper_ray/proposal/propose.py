@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cel
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
-_HELP_PASSES = 1_000_000_000
+_HELP_PASSES = 300_000_000
 """That a search on another cluster may simulate of plans with chunks."""
 
 _BATCH_GAIN = 1.01
@@ -129,6 +129,10 @@ def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate])
     if one.samples not in estimates:
         return None
     of_size, schedule = estimates[one.samples], one.solution.schedule
+    if one.on_host and demand.tries_host:
+        of_size = of_size.on_host
+    elif one.on_host != bool(demand.request.optimizer_on_host):
+        return None
     try:
         rules = demand.restrictions(of_size.instance, schedule.name)
         if schedule.name not in demand.schedules or any(rules.violations(of_size.instance, one.plan, schedule)):
@@ -155,7 +159,8 @@ def what_would_help(
         ("links of twice the rate", _with_faster_links(cluster), True),
     )
     for what, changed, roomier in changes:
-        found = _best_of(proposal, proposal.cells.on(changed, roomier=roomier), changed, stop, watch)
+        cells = proposal.cells.on(changed, roomier=roomier)
+        found = _best_of(demand, cells, _on(changed, proposal), stop, watch)
         if stop.requested:
             return
         yield Help(what, found)
@@ -185,23 +190,26 @@ def _best_at(proposal: FoundPlans, request: EstimateRequest, stop: Stop[Any], wa
     """The best plan in another precision, or of another batch."""
     other = replace(proposal.demand, request=request)
     try:
-        cells = cells_of(other, other.estimates()[0]).cells
+        estimates = other.estimates()[0]
+        cells = cells_of(other, estimates).cells
     except InfeasibleError:
         return None
-    return _best_of(proposal, cells, None, stop, watch)
+    known = filter(None, (_still(plan, other, estimates) for plan in proposal.found))
+    return _best_of(proposal.demand, cells, known, stop, watch)
+
+
+def _on(changed: Cluster, proposal: FoundPlans) -> Iterator[Proposed]:
+    """The plans that were found, on a cluster with other memory or links, if they fit."""
+    for one in proposal.found:
+        same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
+        if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):
+            yield same
 
 
 def _best_of(
-    proposal: FoundPlans, cells: Sequence[Cell], changed: Cluster | None, stop: Stop[Any], watch: Watch
+    demand: PlanDemand, cells: Sequence[Cell], known: Iterable[Proposed], stop: Stop[Any], watch: Watch
 ) -> Proposed | None:
-    """The best plan of these cells. changed: the cluster, where plans that were found are plans too, if they fit."""
-    known = []
-    for one in proposal.found if changed is not None else ():
-        same = one.on(one.instance.replace(cluster=changed), proposal.demand.step)
-        if all(rank.peak_memory_bytes <= rank.memory_limit_bytes for rank in same.simulation.ranks):
-            known.append(same)
-    search = CellSearch(
-        proposal.demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR
-    )
+    """The best plan of these cells. known: plans of theirs."""
+    search = CellSearch(demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR)
     search.run()
     return search.ledger.best

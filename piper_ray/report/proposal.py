@@ -36,6 +36,7 @@ from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
+from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.operators import LayerNode
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
@@ -122,6 +123,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
         f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
     )
+    if best.on_host:
+        yield from _wrapped("host", _host_text(best))
     if proposal.demand.headroom.is_usual:
         share = proposal.demand.headroom.share
         over = f"{100.0 * share / (1.0 - share):.1f} %"
@@ -134,6 +137,23 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+
+
+def _host_text(best: Proposed) -> str:
+    """What the optimizer's state in host memory takes there, and of a step."""
+    nodes, gpu, stages = best.estimate.architecture.nodes, best.estimate.setting.gpu, best.plan.stages
+    held = [
+        sum(nodes[layer].kind.parameters for place in rank.stages for layer in stages[place].layers)
+        for rank in best.simulation.ranks
+    ]
+    each, rate = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree, gpu.host_updates_per_s
+    node_bytes = HOST_BYTES * max(held) / each * gpu.gpus_per_node
+    return (
+        f"the optimizer's state takes {held_text(node_bytes)} of a node's own memory, and its update "
+        f"{time_text(max(held) / each / rate, 3)} of the step, at {rounded(rate / 1e6)} M parameters/s for each GPU: "
+        "published rates differ by five times (host_updates of --hardware says yours; --no-optimizer-on-host does "
+        "without)"
+    )
 
 
 def _tower_text(best: Proposed) -> str:

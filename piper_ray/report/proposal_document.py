@@ -45,7 +45,8 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [
-            {"microbatch": samples, "mode": mode.text, "than": better.text}
+            {"microbatch": samples, "optimizer_on_host": on_host, "mode": mode.text, "than": better.text}
+            for on_host in proposal.cells.on_host
             for samples, settings in proposal.cells.settings.items()
             for mode, better in settings.others
         ],
@@ -58,6 +59,7 @@ def _cell_document(cell: Cell) -> dict[str, object]:
         "microbatch": cell.samples,
         "schedule": cell.schedule.value,
         "mode": cell.setting.text,
+        "optimizer_on_host": cell.priced_on_host,
         "lower_bound_s": cell.lower_s if math.isfinite(cell.lower_s) else None,
         "closing": cell.closing.value,
         "step_s": None if cell.found is None else cell.found.step_s,
@@ -108,7 +110,7 @@ def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
     plain = ("microbatch", "tensor", "context", "pipeline", "data", "expert", "expert_tensor", "sequence_parallel")
     return {
         "layout": {
-            **{name: getattr(words, name) for name in (*plain, "offload", "schedule", "chunks")},
+            **{name: getattr(words, name) for name in (*plain, "offload", "optimizer_on_host", "schedule", "chunks")},
             "sharing": words.sharing,
             "recomputation": words.recomputed,
         },

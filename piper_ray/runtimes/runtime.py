@@ -65,6 +65,7 @@ class Runtime:
     software: the generation of training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on
     one pipeline rank gradients are reduced in the backward pass of every microbatch, and what is shared out is all of a
     weight's state; with several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
+    state_on_host: whether its launch can have the optimizer's state in host memory, and update parameters there.
     chain: it hands each layer what the one before it makes, and nothing else. no_more_sharing: why no plan shares
     gradients or weights, where ``setting`` has none.
     """
@@ -87,6 +88,7 @@ class Runtime:
     software: str = "megatron-core"
     sums_each_pass: bool = False
     shares_state: bool = True
+    state_on_host: bool = False
     no_more_sharing: str = "runs no plan whose replicas share gradients or weights"
 
     def schedule(self, asked: Schedule | ScheduleName | None, known: Schedule | None) -> Schedule | ScheduleName:
@@ -208,7 +210,8 @@ _TORCH_SCHEDULES = (
 RUNTIMES: dict[RuntimeName, Runtime] = {
     # megatron-core 0.16: schedules.get_forward_backward_func has 1F1B and, with virtual stages, interleaved 1F1B, whose
     # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
-    # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism.
+    # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
+    # HybridDeviceOptimizer has fp32 weights and moments in host memory, beside a distributed optimizer.
     RuntimeName.MEGATRON: Runtime(
         RuntimeName.MEGATRON,
         "Megatron",
@@ -224,6 +227,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         fills_interleaved=True,
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
+        state_on_host=True,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
@@ -296,6 +300,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         meshes=True,
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
+        state_on_host=True,
     ),
 }
 

@@ -132,7 +132,7 @@ def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
         precision=point.precision,
         offer=Offer(zero=shared_replicas("all")),
     )
-    refuse_what_cannot_run(runtime, request)
+    refuse_what_cannot_run(runtime, request, hardware)
     domain = request.domain_of(hardware.gpus[point.gpu])
     request = with_offers(request, planned.model, runtime, domain, None, None)
     schedules, headroom = schedules_tried(point), usual_headroom(request)

@@ -64,7 +64,7 @@ def sharing(zero: int, fsdp: int = 1) -> Instance:
             {},
             "optimizer state in 4 shards: the workload has no such",
         ),
-        (f"{TWO} --optimizer-cpu-offload", {}, "--optimizer-cpu-offload: left aside, as plans do not hold them"),
+        (f"{TWO} --optimizer-cpu-offload", {}, "the optimizer's state is in host memory: the workload has it on GPUs"),
         (f"{TWO} --shiny-new-thing 3", {}, "--shiny-new-thing: not known here, and left aside"),
         ("Et*6|t*6L", {"data_parallel": 2}, "12 of the workload's 16 devices are left over"),
     ],

@@ -35,7 +35,7 @@ def test_the_bound_of_all_is_the_least_of_the_cells(proposal: FoundPlans) -> Non
     assert document["lower_bound_s"] == proposal.lower_s
     assert document["step_s"] == proposal.best.step_s
     assert document["never_better"]
-    listed = {(cell["microbatch"], cell["mode"]) for cell in document["cells"]}
+    listed = {(cell["microbatch"], cell["optimizer_on_host"], cell["mode"]) for cell in document["cells"]}
     assert len(listed) * len(document["schedules"]) == len(document["cells"])
     assert not list(faults_of(document))
 
@@ -56,8 +56,12 @@ def test_no_plan_made_by_hand_is_faster_than_its_combination_s_bound(tmp_path: P
     asked = replace(asked, headroom=Headroom(share=headroom))
     asked = replace(asked, request=replace(asked.request, offer=Offer(zero=ALL_REPLICAS, contexts=(1, 2))))
     document = json.loads(to_text(search_document(propose(asked))))
-    instances = {samples: one.instance for samples, one in asked.estimates()[0].items()}
-    rules = {name: asked.restrictions(instances[1], name) for name in asked.schedules}
+    instances = {
+        (samples, on_host): (one.on_host if on_host else one).instance
+        for samples, one in asked.estimates()[0].items()
+        for on_host in (False, True)
+    }
+    rules = {name: asked.restrictions(instances[1, False], name) for name in asked.schedules}
     assert not list(disproofs_of(document, instances, rules))
     for cell in document["cells"]:
         cell["lower_bound_s"] = None

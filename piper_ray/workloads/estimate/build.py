@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper_ray.model import limits
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import size_text
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tmpc, TrainedModel
-from piper_ray.model.mode import Recomputation, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
@@ -19,6 +20,7 @@ from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, ed
 from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
+from piper_ray.workloads.estimate.host import with_state_on_host
 from piper_ray.workloads.estimate.memory import gathered_bytes, working_bytes
 from piper_ray.workloads.estimate.modes import PLAIN, LayerMode, Offer, degrees_of, modes_of
 from piper_ray.workloads.estimate.offered import (
@@ -59,7 +61,8 @@ class EstimateRequest:
     exchanges that hide beside passes beyond what the software does by default; graphs: what CUDA graphs capture
     (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
     software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
-    of adapters that are trained in the model's place; 0: the model itself is. reserve_bytes: the bytes of each GPU
+    of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
+    memory and updated there; None: it is not, and ``plan`` may choose. reserve_bytes: the bytes of each GPU
     for CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
     calibration: what measurements say of the constants.
     """
@@ -81,6 +84,7 @@ class EstimateRequest:
     dispatcher: str | None = None
     expert_imbalance: float | None = None
     lora: int = 0
+    optimizer_on_host: bool | None = None
     reserve_bytes: float | None = None
     calibration: Calibration = UNCALIBRATED
 
@@ -141,6 +145,11 @@ class Estimate:
     calibration: Calibration = UNCALIBRATED
     kinds: tuple[Estimate, ...] = ()
 
+    @cached_property
+    def on_host(self) -> Estimate:
+        """The same with the optimizer's state in host memory."""
+        return replace(self, instance=with_state_on_host(self.instance, self.setting))
+
     @property
     def peak_flop_per_s(self) -> float:
         """The peak of all devices in bf16, which utilisation is measured against."""
@@ -180,6 +189,8 @@ class Estimate:
 
 def estimate(model: ModelConfig, hardware: Hardware, gpu_key: str, request: EstimateRequest) -> Estimate:
     """The workload of training ``model`` on the cluster of ``request``. Raises UsageError."""
+    if request.optimizer_on_host and request.offer.zero != ALL_REPLICAS:
+        raise UsageError("--optimizer-on-host: each replica updates its share; expected --zero all")
     found = estimate_on(request.stack(hardware.gpu(gpu_key)), model, hardware, request)
     note = hardware.choice_note(gpu_key)
     assert found.instance.model is not None
@@ -243,7 +254,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         model=trained,
     )
     causal = architecture if request.fused else _architecture(model, replace(microbatch, fused=True), request)
-    return Estimate(
+    found = Estimate(
         instance,
         architecture,
         setting,
@@ -253,6 +264,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         hardware_flop=step_flop(causal, batch // samples, Recomputation.FULL),
         calibration=request.calibration,
     )
+    return found.on_host if request.optimizer_on_host else found
 
 
 def trained_model(model: ModelConfig, request: EstimateRequest, training: Training) -> TrainedModel:
@@ -264,6 +276,7 @@ def trained_model(model: ModelConfig, request: EstimateRequest, training: Traini
         lora_rank=request.lora,
         fused_attention=request.fused,
         context_exchange=context_exchange_named(request.context_exchange).value,
+        optimizer_on_host=bool(request.optimizer_on_host),
         **training.model_dump(),
     )
 

@@ -137,6 +137,7 @@ class Gpu(Closed):
     sorting_s: Figure = Field(default=0.0, alias="sorting", description="seconds >= 0")
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
+    host_updates_per_s: Positive = Field(default=1.4e8, alias="host_updates", description="parameters/s > 0")
     gpus_per_node: Degree = Field(description="a whole number >= 1")
     domain: Degree | None = Field(default=None, description="a whole number >= 1")
 

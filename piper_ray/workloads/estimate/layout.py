@@ -35,7 +35,8 @@ class Layout:
     each rank.
 
     samples, tokens: those of a microbatch. batch: the samples of a batch, over all replicas. stages: transformer layers
-    of each rank, or of each chunk in the order of the model; None: as even as they can be. overlapped: whether
+    of each rank, or of each chunk in the order of the model; None: as even as they can be. optimizer_on_host: its state
+    is in host memory, and updated there. overlapped: whether
     gradients and what stages hand over run beside passes; None: as the software does.
     """
 
@@ -54,6 +55,7 @@ class Layout:
     fused: bool = True
     sharding: Sharding = Sharding.NONE
     shards: int | None = None
+    optimizer_on_host: bool = False
     stages: tuple[int, ...] | None = None
     overlapped: bool | None = None
 
@@ -137,7 +139,7 @@ def priced(model: ModelConfig, stack: Stack, training: Training, layout: Layout)
     ]  # fmt: skip
     overlapped = stack.software.gradient_overlap if layout.overlapped is None else layout.overlapped
     overlap = max(_hidden_share(ranks, costs, sync_s, layout), 0.0) if overlapped else 0.0
-    optimizer_s = max(_optimizer_s(rank, costs, setting) for rank in ranks) + stack.software.step_s
+    optimizer_s = max(_optimizer_s(rank, costs, setting, layout) for rank in ranks) + stack.software.step_s
     if layout.data == 1:
         optimizer_s += (1.0 - overlap) * max(sum(sync_s[key] for key in rank) for rank in ranks)
     if layout.pipeline > 1:
@@ -293,9 +295,11 @@ def _hidden_share(
     return share
 
 
-def _optimizer_s(rank: Sequence[str], costs: dict[str, LayerCosts], setting: Setting) -> float:
-    """Each device updates the parameters that it has the optimizer's state of."""
+def _optimizer_s(rank: Sequence[str], costs: dict[str, LayerCosts], setting: Setting, layout: Layout) -> float:
+    """Each device updates the parameters that it has the optimizer's state of, or has them updated on its host."""
     updated = sum(costs[key].updated for key in rank)
+    if layout.optimizer_on_host:
+        return updated / setting.gpu.host_updates_per_s
     return traffic_s(updated * setting.stack.software.optimizer_traffic_bytes, setting.gpu)
 
 

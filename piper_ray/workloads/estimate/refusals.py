@@ -16,7 +16,7 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_text
 from piper_ray.model.instance import Instance
-from piper_ray.model.mode import Recomputation, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.workloads.estimate.adapters import with_adapters
@@ -46,6 +46,23 @@ def reasons_against(
     except UsageError as error:
         found.append(f"{runtime.title} cannot train {model.name}: {error}")
     return (*found, *_without_room(model, hardware, gpu, request, runtime))
+
+
+def why_not_on_host(runtime: Runtime, request: EstimateRequest, training: Training) -> str | None:
+    """Why no plan for the runtime has the optimizer's state in host memory; None where it can."""
+    if not runtime.state_on_host:
+        return f"{runtime.title}'s launch files keep the optimizer's state on GPUs"
+    if request.lora or request.precision == "fp16" or training.optimizer_bytes != _FP32_ADAM_BYTES:
+        return f"{runtime.title} has it so in fp32, for models that are trained whole in bf16 or fp8"
+    return None if request.offer.zero == ALL_REPLICAS else "each replica updates its share; expected --zero all"
+
+
+def may_be_on_host(runtime: Runtime, request: EstimateRequest, training: Training) -> bool:
+    """Whether plans may have the optimizer's state in host memory."""
+    return request.optimizer_on_host is not False and why_not_on_host(runtime, request, training) is None
+
+
+_FP32_ADAM_BYTES = 12.0
 
 
 def plain_instance(model: ModelConfig, hardware: Hardware, request: EstimateRequest) -> Instance:
@@ -149,11 +166,12 @@ def _without_room(
     while enough - nodes > 1:
         middle = (nodes + enough) // 2
         nodes, enough = (nodes, middle) if replace(room, devices=middle * per_node).fits() else (middle, enough)
-    training = hardware.training
+    training = room.training
     each = training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
     states = room.architecture.trained_parameters * each
     there = f"{plural(room.devices, 'GPU')} of {size_text(room.memory_bytes)}"
-    text = f"{model.name} has no layout that fits on {there}: weights, gradients and optimizer state alone take "
+    states_named = "weights, gradients and optimizer state" if training.optimizer_bytes else "weights and gradients"
+    text = f"{model.name} has no layout that fits on {there}: {states_named} alone take "
     text += f"{size_text(states)}, where all GPUs together have {size_text(room.devices * room.memory_bytes)}"
     yield text + (f"; fewer than {enough:,} nodes cannot do" if enough < _MOST_NODES else "")
 
@@ -167,6 +185,8 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
     if request.lora:
         architecture = with_adapters(architecture, request.lora)
     degrees = {t for of_kind in degrees_of(architecture.kinds, request.domain_of(gpu)).values() for t in of_kind}
+    if may_be_on_host(runtime, request, training):
+        training = training.model_copy(update={"optimizer_bytes": 0.0})
     reserve = DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
     return _Room(
         architecture=architecture,

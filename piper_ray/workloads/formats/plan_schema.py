@@ -334,6 +334,8 @@ class CellDocument(_Documented):
     """The schedule of its plans."""
     mode: str
     """How all layers run: the ids of their TMPCs, the commonest first."""
+    optimizer_on_host: bool
+    """Whether the optimizer's state is in host memory."""
     lower_bound_s: float | None
     """None of its plans takes less a step; null: none fits."""
     closing: Literal["bound", "searched", "no plan", "left open"]
@@ -348,6 +350,8 @@ class NeverBetterDocument(_Documented):
 
     microbatch: int
     """The samples of a microbatch."""
+    optimizer_on_host: bool
+    """Whether the optimizer's state is in host memory."""
     mode: str
     """How all layers run: the ids of their TMPCs, the commonest first."""
     than: str
@@ -422,6 +426,8 @@ class LayoutDocument(_Documented):
     """What layers compute again in their backward passes."""
     offload: bool
     """Whether activations wait in host memory."""
+    optimizer_on_host: bool
+    """Whether the optimizer's state is in host memory, and updated there."""
     schedule: ScheduleName
     """The schedule."""
     chunks: int

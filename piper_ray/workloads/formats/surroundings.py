@@ -11,6 +11,7 @@ The table of the model that is trained (``model.instance``):
     fused_attention = true           # one kernel, as if left out
     context_exchange = "ring"        # of context parallelism
     weight_bytes = 2                 # kept for each parameter, with gradient_bytes and optimizer_bytes
+    optimizer_on_host = false        # whether the optimizer's are in host memory, where parameters are updated
     config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that count here
     null = ["sliding_window"]        # keys of the config that are null
 
@@ -324,6 +325,7 @@ class TrainedModelTable(Closed):
     weight_bytes: Figure = Field(default=TrainedModel.weight_bytes, description=_BYTES)
     gradient_bytes: Figure = Field(default=TrainedModel.gradient_bytes, description=_BYTES)
     optimizer_bytes: Figure = Field(default=TrainedModel.optimizer_bytes, description=_BYTES)
+    optimizer_on_host: bool = Field(default=TrainedModel.optimizer_on_host, description="true or false")
 
 
 def read_trained_model(value: object, path: str, faults: Faults) -> TrainedModel | None:
