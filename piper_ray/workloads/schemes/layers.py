@@ -1,8 +1,8 @@
 """Kinds of layers of the estimator as graphs of operators: each of its operators is a step, on values whose axes are
 named. What a step costs stays the estimator's own to say (``prices``).
 
-Axes: s tokens, h width, heads (each with its queries, or groups of them with the keys and values that they share), f
-inner width, E experts, m their inner width. Where t devices are more than the heads of keys and values each device has
+Axes: s tokens, heads (each with its queries, or groups of them with the keys and values that they share), f inner
+width, S that of shared experts, E experts, m their inner width. The width h of the tokens is not sharded. Where t devices are more than the heads of keys and values each device has
 a copy, as the estimator has it, in all schemes.
 """
 
@@ -47,7 +47,7 @@ def graph_of(kind: LayerKind, degree: int) -> KindGraph:
     for operator in kind.operators:
         found.add(operator)
     symbols = found.kind.symbols
-    named = {TOKENS: "s", WIDTH: "h", HEADS: "g", INNER: "f", EXPERTS: "E", EXPERT_INNER: "m", "S": "S"}
+    named = {TOKENS: "s", HEADS: "g", INNER: "f", EXPERTS: "E", EXPERT_INNER: "m", "S": "S"}
     sizes = {axis: int(symbols[symbol]) for axis, symbol in named.items() if symbols.get(symbol)}
     graph = LayerGraph(kind.key, found.values, tuple(found.steps), "x", found.stream, sizes)
     return KindGraph(found.kind, degree, graph, found.works)

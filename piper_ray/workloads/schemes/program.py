@@ -24,7 +24,7 @@ from piper_ray.workloads.schemes.prices import Phase, Prices, StepPrice
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, StepScheme
 
-_NEAR = 1e-6
+_NEAR = 1e-4
 """Relative: so far a scheme may be from the best."""
 
 _MOST_ROUNDS = 40
@@ -33,6 +33,9 @@ _TIE = 1e-5
 """Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+_STRATEGIES = ("forward", "backward", "again", "weight")
+"""The first words of the names of columns that say how steps are divided, and where weights lie."""
+
 Terms = Mapping[int, float]
 _At = dict[tuple[str, Placement], dict[int, float]]
 """By value and placement, the binaries of which one says that the value is there so."""
@@ -69,9 +72,20 @@ def _ones(columns: Iterable[int]) -> dict[int, float]:
 
 class SchemeProgram:
     """Of a graph on ``degree`` devices, whose values between layers have the placement ``border``. Solved again and
-    again, under other limits of memory."""
+    again, under other limits of memory.
 
-    def __init__(self, graph: LayerGraph, degree: int, prices: Prices, border: Placement) -> None:
+    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        degree: int,
+        prices: Prices,
+        border: Placement,
+        only: Mapping[str, str] | None = None,
+    ) -> None:
+        self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
         self._device_s: tuple[dict[int, float], dict[int, float]] = {}, {}
@@ -101,7 +115,7 @@ class SchemeProgram:
     def _priced(self, step: Step) -> Iterable[tuple[Strategy, StepPrice]]:
         for strategy in strategies(step, self._graph, self._degree):
             price = self._prices.step(step, strategy)
-            if price is not None:
+            if price is not None and self._only.get(step.name, strategy.text) == strategy.text:
                 yield strategy, price
 
     def _chosen(self, columns: Mapping[tuple[str, int], int], step: Step) -> list[tuple[Strategy, int]]:
@@ -322,8 +336,8 @@ class SchemeProgram:
         lp.a_matrix_.value_ = np.array([factor for _, _, terms in columns.rows for factor in terms.values()])
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
-        for name, value in (("threads", 1), ("mip_rel_gap", _NEAR / 4.0), ("random_seed", 1)):
-            self._highs.setOptionValue(name, value)
+        self._highs.setOptionValue("threads", 1)
+        self._set_gap(_NEAR / 4.0)
         self._highs.passModel(lp)
         for phase in (0, 1):
             for angle in np.linspace(0.0, np.pi / 2.0, _ANGLES):
@@ -375,9 +389,36 @@ class SchemeProgram:
                 break
             for phase in (0, 1):
                 self._add_tangent(phase, *pairs[phase])
-        return self._scheme(values)
+        return self._scheme(self._polished(values, in_flight, most_bytes))
+
+    def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
+        """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
+        names, count = self._columns.names, len(self._columns.names)
+        fixed = np.array([name[0] in _STRATEGIES for name in names])
+        upper = np.where(self._columns.is_binary, 1.0, np.inf)
+        most = np.where(fixed, values, upper)
+        moves = [column for column, name in enumerate(names) if str(name[0]).endswith(" move")]
+        passes = self._costs
+        self._set_gap(0.0)
+        for costs in (passes, {self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)}):
+            self._highs.changeColsBounds(count, np.arange(count, dtype=np.int32), np.where(fixed, values, 0.0), most)
+            self._set_costs(costs)
+            polished = self._run(in_flight, most_bytes)
+            if polished is None:
+                break
+            values = polished
+            most[self._seconds] = values[self._seconds] * (1.0 + 1e-9) + 1e-9
+        self._highs.changeColsBounds(count, np.arange(count, dtype=np.int32), np.zeros(count), upper)
+        self._set_gap(_NEAR / 4.0)
+        self._set_costs(passes)
+        return values
+
+    def _set_gap(self, gap: float) -> None:
+        self._highs.setOptionValue("mip_rel_gap", gap)
+        self._highs.setOptionValue("mip_abs_gap", gap / 10.0)
 
     def _set_costs(self, costs: Mapping[int, float]) -> None:
+        self._costs = costs
         count = len(self._columns.names)
         full = np.zeros(count)
         full[[*costs]] = [*costs.values()]
