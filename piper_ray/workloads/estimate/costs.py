@@ -268,7 +268,8 @@ def pass_slopes(device_s: float, host_s: float) -> tuple[float, float]:
     pass_s = device_s + idle_s(device_s, host_s)
     if pass_s == 0.0:
         return 1.0, 1.0
-    return (device_s / pass_s) ** (_HALF - 1.0), (host_s / pass_s) ** (_HALF - 1.0)
+    exponent = 2.0 * _HALF - 1.0
+    return (device_s / pass_s) ** exponent, (host_s / pass_s) ** exponent
 
 
 def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[float, int]:

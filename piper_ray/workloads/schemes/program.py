@@ -109,6 +109,7 @@ class SchemeProgram:
         self._return_gradients()
         self._charge_steps()
         self._seconds = [self._columns.column("seconds", phase, binary=False) for phase in (0, 1)]
+        self._device = [self._columns.column("device", phase, binary=False) for phase in (0, 1)]
         self._held = [self._columns.column("held", what, binary=False) for what in ("a", "b")]
         self._start()
 
@@ -339,23 +340,22 @@ class SchemeProgram:
         self._highs.setOptionValue("threads", 1)
         self._set_gap(_NEAR / 4.0)
         self._highs.passModel(lp)
-        for phase in (0, 1):
+        for phase, factors in enumerate(self._device_s):
+            scaled = {key: -seconds / self._unit_s for key, seconds in factors.items()}
+            self._add_row(0.0, np.inf, {self._device[phase]: 1.0, **scaled})
             for angle in np.linspace(0.0, np.pi / 2.0, _ANGLES):
                 self._add_tangent(phase, float(np.cos(angle)), float(np.sin(angle)))
         for column, of in ((self._held[0], self._kept_bytes), (self._held[1], self._state_bytes)):
             scaled = {key: -size / self._unit_bytes for key, size in of.items()}
             self._add_row(0.0, np.inf, {column: 1.0, **scaled})
-        self._memory_row = rows + 2 * _ANGLES + 2
+        self._memory_row = rows + 2 * _ANGLES + 4
         self._add_row(-np.inf, np.inf, _ones(self._held))
 
     def _add_tangent(self, phase: int, device_s: float, host_s: float) -> None:
         """The pass takes no less than the tangent of its norm where the GPU and the host take so long."""
         slopes = pass_slopes(device_s, host_s)
-        terms: dict[int, float] = defaultdict(float)
-        for factors, slope in zip((self._device_s[phase], self._host_s[phase]), slopes, strict=True):
-            for column, seconds in factors.items():
-                terms[column] -= slope * seconds / self._unit_s
-        terms[self._seconds[phase]] = 1.0
+        terms = {column: -slopes[1] * seconds / self._unit_s for column, seconds in self._host_s[phase].items()}
+        terms |= {self._device[phase]: -slopes[0], self._seconds[phase]: 1.0}
         self._add_row(0.0, np.inf, terms)
 
     def _add_row(self, low: float, high: float, terms: Mapping[int, float]) -> None:
@@ -394,24 +394,21 @@ class SchemeProgram:
     def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
         """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
         names, count = self._columns.names, len(self._columns.names)
+        every = np.arange(count, dtype=np.int32)
         fixed = np.array([name[0] in _STRATEGIES for name in names])
         upper = np.where(self._columns.is_binary, 1.0, np.inf)
         most = np.where(fixed, values, upper)
+        most[self._device] = values[self._device] * (1.0 + 1e-9) + 1e-9
         moves = [column for column, name in enumerate(names) if str(name[0]).endswith(" move")]
         passes = self._costs
         self._set_gap(0.0)
-        for costs in (passes, {self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)}):
-            self._highs.changeColsBounds(count, np.arange(count, dtype=np.int32), np.where(fixed, values, 0.0), most)
-            self._set_costs(costs)
-            polished = self._run(in_flight, most_bytes)
-            if polished is None:
-                break
-            values = polished
-            most[self._seconds] = values[self._seconds] * (1.0 + 1e-9) + 1e-9
-        self._highs.changeColsBounds(count, np.arange(count, dtype=np.int32), np.zeros(count), upper)
+        self._highs.changeColsBounds(count, every, np.where(fixed, values, 0.0), most)
+        self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)})
+        polished = self._run(in_flight, most_bytes)
+        self._highs.changeColsBounds(count, every, np.zeros(count), upper)
         self._set_gap(_NEAR / 4.0)
         self._set_costs(passes)
-        return values
+        return values if polished is None else polished
 
     def _set_gap(self, gap: float) -> None:
         self._highs.setOptionValue("mip_rel_gap", gap)
