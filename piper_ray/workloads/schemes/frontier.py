@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.graph import REPLICATED, LayerGraph, Placement
@@ -70,3 +71,30 @@ def schemes_of(
             found.append(scheme)
             tell(f"{kind.name} at t = {degree}: {len(found)} schemes")
     return [FoundScheme(name_of(one, of.graph), one) for one in undominated(found)]
+
+
+@dataclass(frozen=True)
+class KindSchemes:
+    """Of a kind of layer on ``degree`` devices. refused: why it has none; empty where it has some."""
+
+    kind: LayerKind
+    degree: int
+    found: tuple[FoundScheme, ...]
+    refused: str = ""
+
+
+def find_schemes(
+    estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> KindSchemes:
+    """The schemes of a kind, or why it has none. tell: as of ``schemes_of``."""
+    if not kind.divides(degree):
+        heads = ", ".join(f"{count:,}" for count in kind.heads)
+        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
+    if TOKENS not in kind.symbols:
+        return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
+    if kind.value("s") % degree:
+        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its {kind.value('s'):,.0f} tokens")
+    try:
+        return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))
+    except UsageError as error:
+        return KindSchemes(kind, degree, (), str(error))
