@@ -81,7 +81,7 @@ class Numbers:
             return {step.outputs[0]: np.einsum(text, *(inputs[name] for name in step.inputs))}
         if step.family is Family.SUM:
             total: Array = reduce(np.add, spread)
-            return {name: total for name in step.outputs}
+            return dict.fromkeys(step.outputs, total)
         if step.family is Family.POINTWISE:
             return {step.outputs[0]: np.tanh(reduce(np.multiply, spread))}
         if step.family is Family.ROWS:

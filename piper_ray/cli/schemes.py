@@ -87,7 +87,7 @@ def schemes(
             stop.check()
 
         for kind, degree in pairs:
-            known.append(find_schemes(estimate, kind, degree, in_flight, tell))  # noqa: PERF401 - interrupts leave these
+            known.append(find_schemes(estimate, kind, degree, in_flight, tell))
         return known
 
     with working("finding schemes") as line:
@@ -183,4 +183,6 @@ def _write(asked: SchemeOptions, estimate: Estimate, found: list[Any], *, comple
         return
     instance = with_schemes(estimate, found, zero=asked.zero is not None)
     lines = ["TMPCs whose ids have a word scheme-... were found from a layer's operators: piper-ray schemes."]
-    write_atomically(asked.out, workload_text(instance, lines if complete else [*lines, "Interrupted: not all layers."]))
+    write_atomically(
+        asked.out, workload_text(instance, lines if complete else [*lines, "Interrupted: not all layers."])
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from tests.lengths import long_after
-from tests.scheme_brute_force import least_s
-from tests.scheme_support import RandomPrices, made
 
 from piper_ray.workloads.schemes.graph import REPLICATED, Family, LayerGraph, Placement, Step
 from piper_ray.workloads.schemes.program import SchemeProgram
+from tests.lengths import long_after
+from tests.scheme_brute_force import least_s
+from tests.scheme_support import RandomPrices, made
 
 _PRODUCT = Step("product", Family.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W"))
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from tests.lengths import long_after
-from tests.scheme_ranks import Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
-from tests.scheme_support import LENGTHS, RandomPrices, attention_layer, feeding_layer
 
 from piper_ray.workloads.schemes import rules
 from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
+from tests.lengths import long_after
+from tests.scheme_ranks import Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
+from tests.scheme_support import LENGTHS, RandomPrices, attention_layer, feeding_layer
 
 LAYERS: dict[str, Callable[[], LayerGraph]] = {
     "attention": attention_layer,
@@ -79,7 +79,7 @@ def test_a_sum_of_partial_sums_is_the_partial_sum() -> None:
     _assert_rule(graph, step, strategy, one)
 
 
-def _wrong_rows(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _wrong_rows(step: Step, _: LayerGraph) -> Iterator[Strategy]:
     """As if rows did not matter to one another's sums."""
     yield Strategy("E", dict.fromkeys((*step.inputs, *step.outputs), Placement("E")))
 

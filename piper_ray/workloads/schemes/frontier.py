@@ -50,10 +50,11 @@ def within_limits(
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
-    """Those that no other of the same border is as good as, the fastest first."""
+    """Those that no other is as good as, the fastest first. One with shards of tokens at its border hands less on."""
     kept: list[Scheme] = []
     for one in sorted(schemes, key=lambda one: one.figures.time_s):
-        if not any(other.border == one.border and other.figures.as_good_as(one.figures) for other in kept):
+        alike = (other for other in kept if other.border.axis or other.border == one.border)
+        if not any(other.figures.as_good_as(one.figures) for other in alike):
             kept.append(one)
     return kept
 
@@ -66,7 +67,8 @@ def schemes_of(
     of = graph_of(kind, degree)
     prices = EstimatedPrices(of, estimate.setting)
     found: list[Scheme] = []
-    for border in BORDERS:
+    whole = of.graph.sizes[TOKENS] % degree
+    for border in (REPLICATED,) if whole else BORDERS:
         for scheme in within_limits(of.graph, degree, prices, border, in_flight):
             found.append(scheme)
             tell(f"{kind.name} at t = {degree}: {len(found)} schemes")
@@ -92,8 +94,6 @@ def find_schemes(
         return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
     if TOKENS not in kind.symbols:
         return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
-    if kind.value("s") % degree:
-        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its {kind.value('s'):,.0f} tokens")
     try:
         return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))
     except UsageError as error:

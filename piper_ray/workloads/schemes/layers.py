@@ -2,8 +2,8 @@
 named. What a step costs stays the estimator's own to say (``prices``).
 
 Axes: s tokens, heads (each with its queries, or groups of them with the keys and values that they share), f inner
-width, S that of shared experts, E experts, m their inner width. The width h of the tokens is not sharded. Where t devices are more than the heads of keys and values each device has
-a copy, as the estimator has it, in all schemes.
+width, S that of shared experts, E experts, m their inner width. The width h of the tokens is not sharded. Where t
+devices are more than the heads of keys and values each device has a copy, as the estimator has it, in all schemes.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Graph:
         known = next((rule for words, rule in _RULES.items() if name.startswith(words)), None)
         if known is None or operator.frozen or "LoRA" in name:
             raise UsageError(
-                f"{self.kind.name}: no rule says how {operator.name} may be divided; expected attention in one kernel, "
-                "latent attention, feed-forward parts and experts, without adapters"
+                f"no rule says how {operator.name} may be divided; expected attention in one kernel, latent attention, "
+                "feed-forward parts and experts, without adapters"
             )
         known(self, operator, "S" if shared else INNER)
 

@@ -57,9 +57,13 @@ def known_divisions(graph: LayerGraph, degree: int) -> dict[str, tuple[Placement
         "context and expert parallelism, all-gather": (tokens, _Division(False, False, True)),
         "context and expert parallelism, all-to-all": (tokens, _Division(False, True, True)),
     }
+    tokens_divide = graph.sizes[TOKENS] % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[Placement, Mapping[str, str]]] = {}
+    has_ring = any(one.exchange for of_step in options.values() for one in of_step)
     for name, (border, division) in known.items():
+        if (border.axis and not tokens_divide) or (division.ring and not has_ring):
+            continue
         texts = {step.name: division.of(step, graph, options[step.name], border).text for step in graph.steps}
         if (border, texts) not in found.values():
             found[name] = border, texts

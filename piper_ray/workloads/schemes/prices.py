@@ -74,7 +74,6 @@ class Prices(Protocol):
         """Seconds for each microbatch to sum, once a batch, the gradients of a weight that all devices hold."""
 
 
-
 @dataclass(frozen=True)
 class EstimatedPrices:
     """Of a kind's graph, on the stack of ``setting``."""
@@ -103,9 +102,7 @@ class EstimatedPrices:
         each_s = stack.launch_s(self.of.degree) * stack.software.expert_launches
         routed = [each_s * count for count in expert_launches(operator, kind, mode)]
         routing = routing_host_s(stack) if operator.name == "router" else (0.0, 0.0)
-        forward, backward = (
-            of(operator, kind, mode, stack) / stack.efficiency for of in (forward_s, backward_s)
-        )
+        forward, backward = (of(operator, kind, mode, stack) / stack.efficiency for of in (forward_s, backward_s))
         ring = self._ring_s(operator) if strategy.exchange else (0.0, 0.0)
         return StepPrice(
             forward + ring[0],

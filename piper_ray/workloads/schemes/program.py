@@ -128,7 +128,9 @@ class SchemeProgram:
     def _lay_weights(self) -> None:
         self._laid: _At = {}
         for weight in self._graph.weights:
-            there = {place: self._columns.column("weight", weight.name, place) for place in self._placements(weight.name)}
+            there = {
+                place: self._columns.column("weight", weight.name, place) for place in self._placements(weight.name)
+            }
             self._columns.equal(_ones(there.values()))
             for place, column in there.items():
                 share = weight.parameters / (self._degree if place.axis else 1)
@@ -460,6 +462,11 @@ class SchemeProgram:
             state_bytes=_total(self._state_bytes, values),
             weights_bytes=_total(self._weights_bytes, values),
             again_bytes=again_bytes,
+            copied=sum(
+                weight.parameters
+                for weight in graph.weights
+                if any(values[column] for column in self._laid[weight.name, REPLICATED])
+            ),
         )
 
     def _scheme(self, values: FloatArray) -> Scheme:
@@ -472,8 +479,8 @@ class SchemeProgram:
             degree=self._degree,
             border=self._border,
             steps=tuple(
-                StepScheme(step.name, axes["forward", step.name], axes["backward", step.name], axes.get(("again", step.name)))
-                for step in self._graph.steps
+                StepScheme(name, axes["forward", name], axes["backward", name], axes.get(("again", name)))
+                for name in self._options
             ),
             weights={one[1]: one[2] for one in chosen if one[0] == "weight"},
             kept=tuple((one[1], one[2]) for one in chosen if one[0] == "kept"),

@@ -59,13 +59,11 @@ def _axes(step: Step, graph: LayerGraph) -> tuple[str, ...]:
 
 def _along(axis: str, step: Step, graph: LayerGraph, missing: Placement = REPLICATED) -> Strategy:
     """Values with that axis are sharded on it; inputs without it are everywhere, and outputs without it are missing."""
-    return Strategy(
-        axis,
-        {
-            name: Placement(axis) if axis in graph.values[name].axes else (missing if name in step.outputs else REPLICATED)
-            for name in (*step.inputs, *step.outputs)
-        },
-    )  # fmt: skip
+    placements = {
+        name: Placement(axis) if axis in graph.values[name].axes else missing if name in step.outputs else REPLICATED
+        for name in (*step.inputs, *step.outputs)
+    }
+    return Strategy(axis, placements)
 
 
 def _contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:

@@ -35,7 +35,7 @@ class SchemeFigures:
     """On each device, in s per microbatch and bytes. forward_s, backward_s: both passes, with what is computed again
     and what waits. once_s: what weights' gradients that are summed once a batch take of it. weight_s: of the backward
     pass, gradients of weights. activation_bytes: a; state_bytes: of b; weights_bytes: w. again_bytes: made again in a
-    backward pass."""
+    backward pass. copied: parameters that all of the devices hold."""
 
     forward_s: float
     backward_s: float
@@ -45,6 +45,7 @@ class SchemeFigures:
     state_bytes: float
     weights_bytes: float
     again_bytes: float
+    copied: float
 
     @property
     def time_s(self) -> float:

@@ -64,6 +64,7 @@ def _tmpc(scheme: Scheme, kind: LayerKind, estimate: Estimate, shared: bool) -> 
         beside = backward_bytes(kind, LayerMode(degree=scheme.degree, sequence_parallel=sequence))
         excess = max(0.0, figures.again_bytes + beside - setting.workspace_bytes)
     optimizer = training.optimizer_bytes * numbers if shared else 0.0
+    copies = figures.copied * (1.0 - 1.0 / scheme.degree)  # of weights that t devices hold these share the state, too
     weights = figures.weights_bytes
     if shared:  # gradients are scattered, and weights gathered
         weights = (weights + numbers * training.weight_bytes) / 2.0
@@ -74,7 +75,7 @@ def _tmpc(scheme: Scheme, kind: LayerKind, estimate: Estimate, shared: bool) -> 
         weights_bytes=float(math.ceil(weights)),
         activation_bytes=float(math.ceil(figures.activation_bytes)),
         fixed_bytes=float(math.ceil(figures.state_bytes - optimizer + excess)),
-        shared_bytes=float(math.ceil(optimizer)),
+        shared_bytes=float(math.ceil(optimizer - training.optimizer_bytes * copies)) if shared else 0.0,
         recompute=bool(scheme.again),
         mode=mode,
     )
