@@ -31,7 +31,7 @@ def placed(full: Array, axes: Sequence[str], placement: Placement, ranks: int, r
     if not placement.partial:
         return [full.copy() for _ in range(ranks)]
     parts = [random.normal(size=full.shape) for _ in range(ranks - 1)]
-    return [*parts, full - sum(parts)]
+    return [*parts, full - np.sum(parts, axis=0)]
 
 
 def joined(parts: Ranks, axes: Sequence[str], placement: Placement) -> Array:
@@ -39,7 +39,7 @@ def joined(parts: Ranks, axes: Sequence[str], placement: Placement) -> Array:
     if placement.axis:
         return np.concatenate(parts, axes.index(placement.axis))
     if placement.partial:
-        return np.sum(parts, axis=0)
+        return np.asarray(np.sum(parts, axis=0))
     for part in parts[1:]:
         np.testing.assert_allclose(part, parts[0], rtol=0, atol=1e-10)
     return parts[0]
@@ -140,7 +140,7 @@ _ALIKE = (Family.SUM, Family.POINTWISE, Family.ROWS)
 
 def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
     powers = np.exp(x - x.max(axis=axes, keepdims=True))
-    return powers / powers.sum(axis=axes, keepdims=True)
+    return np.asarray(powers / powers.sum(axis=axes, keepdims=True))
 
 
 @dataclass
@@ -250,11 +250,11 @@ class SimulatedRanks:
         sums = [place for place in places if all(one == place or (one, place) in moves for one, _ in parts)]
         for place in sums:
             moved = [ranks if one == place else self._moved(name, one, place, ranks) for one, ranks in parts]
-            total = [sum(of_rank) for of_rank in zip(*moved, strict=True)]
-            self.gradients[name, place] = total  # type: ignore[assignment] # a sum of arrays is one
+            total = [np.asarray(np.sum(of_rank, axis=0)) for of_rank in zip(*moved, strict=True)]
+            self.gradients[name, place] = total
             for move in self.scheme.moves:
                 if (move.when, move.value, move.source) == ("gradient", name, place):
-                    self.gradients[name, move.target] = self._moved(name, place, move.target, total)  # type: ignore[arg-type]
+                    self.gradients[name, move.target] = self._moved(name, place, move.target, total)
 
     def _go_back(self, step: Step, strategy: Strategy, parts: dict[str, list[tuple[Placement, Ranks]]]) -> None:
         (made,) = step.outputs

@@ -39,8 +39,8 @@ class RandomPrices:
         share = 0.4 if strategy.axis else 1.0
         key = step.name, strategy.text
         host = [self._random("host", *key, k) if self.with_host else 0.0 for k in range(3)]
-        seconds = share * self._random("forward", *key), 2.0 * share * self._random("backward", *key)
-        return StepPrice(*seconds, *host, 0.5 * seconds[1])
+        forward_s, backward_s = share * self._random("forward", *key), 2.0 * share * self._random("backward", *key)
+        return StepPrice(forward_s, backward_s, host[0], host[1], host[2], 0.5 * backward_s)
 
     def move_s(self, value: Value, source: Placement, target: Placement, phase: Phase) -> float | None:
         if target.partial:

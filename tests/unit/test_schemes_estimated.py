@@ -37,9 +37,9 @@ def _block(found: Estimate) -> LayerKind:
     return next(kind for kind in found.architecture.kinds if kind.key == "block")
 
 
-_ROUTED_AND_LATENT = {"mixtral-8x7b": 2e-3, "deepseek-v3": 2e-2}
-"""Relative: how far off times of a model may be whose devices tell each other things that estimate does not count:
-gradients of routes; or fewer bytes than it counts: latent vectors in place of tokens (docs/explanation/schemes.md)."""
+_COUNTED_OTHERWISE = {"mixtral-8x7b": 1e-3, "deepseek-v3": 0.0}
+"""Relative: how much slower a scheme of a model may be whose devices also tell each other gradients of routes, which
+estimate does not count. Latent vectors are gathered in place of tokens, which is faster than estimate has it."""
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,12 @@ def test_known_schemes_cost_what_estimate_says(model: str, degree: int, name: st
     scheme = program.fastest(1e3, 1e3 * costs.activation_bytes * 1.01 + costs.state_bytes)
     assert scheme is not None
     figures = scheme.figures
-    near = _ROUTED_AND_LATENT.get(model, 1e-3)
-    assert name_of(scheme, of.graph) == name
-    assert figures.time_s == pytest.approx(costs.planned_s, rel=near)
+    if model in _COUNTED_OTHERWISE:
+        assert name_of(scheme, of.graph).startswith(name)
+        assert figures.time_s <= costs.planned_s * (1.0 + _COUNTED_OTHERWISE[model])
+    else:
+        assert name_of(scheme, of.graph) == name
+        assert figures.time_s == pytest.approx(costs.planned_s, rel=1e-3)
     assert figures.weight_s == pytest.approx(costs.weight_s, rel=1e-9)
     assert figures.state_bytes == pytest.approx(costs.state_bytes, rel=1e-9)
     assert figures.weights_bytes == pytest.approx(costs.synchronised_bytes, rel=1e-9)

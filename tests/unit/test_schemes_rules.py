@@ -13,7 +13,7 @@ from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 from tests.lengths import long_after
-from tests.scheme_ranks import Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
+from tests.scheme_ranks import Array, Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
 from tests.scheme_support import LENGTHS, RandomPrices, attention_layer, feeding_layer
 
 LAYERS: dict[str, Callable[[], LayerGraph]] = {
@@ -35,7 +35,7 @@ def _assert_rule(graph: LayerGraph, step: Step, strategy: Strategy, one: OneProc
     """Shards of the inputs give shards of the outputs, and of the gradients those that the adjoint says."""
     random, ranks, numbers = np.random.default_rng(1), 2, Numbers(graph)
 
-    def on_ranks(name: str, full: np.ndarray, placement: Placement) -> list[np.ndarray]:  # type: ignore[type-arg]
+    def on_ranks(name: str, full: Array, placement: Placement) -> list[Array]:
         return placed(full, graph.values[name].axes, placement, ranks, random)
 
     inputs = {name: on_ranks(name, one.values[name], strategy.placements[name]) for name in step.inputs}
@@ -46,7 +46,7 @@ def _assert_rule(graph: LayerGraph, step: Step, strategy: Strategy, one: OneProc
     results = [numbers.forward(step, of_rank)[made] for of_rank in each]
     found = joined(results, graph.values[made].axes, strategy.placements[made])
     np.testing.assert_allclose(found, one.values[made], rtol=0, atol=1e-12)
-    gradient = np.random.default_rng(2).normal(size=one.values[made].shape)
+    gradient: Array = np.random.default_rng(2).normal(size=one.values[made].shape)
     expected = numbers.backward(step, {name: one.values[name] for name in step.inputs}, gradient)
     gradients = on_ranks(made, gradient, strategy.adjoint(made))
     back = [numbers.backward(step, of_rank, part) for of_rank, part in zip(each, gradients, strict=True)]
@@ -112,7 +112,7 @@ def _assert_runs(graph: LayerGraph, scheme: Scheme, one: OneProcess) -> None:
     ranks = SimulatedRanks(graph, scheme, LENGTHS, np.random.default_rng(3))
     ranks.run(one.values[graph.arriving], {w.name: one.values[w.name] for w in graph.weights}, one.gradient)
 
-    def assert_alike(name: str, place: Placement, parts: list, full: np.ndarray) -> None:  # type: ignore[type-arg]
+    def assert_alike(name: str, place: Placement, parts: list[Array], full: Array) -> None:
         found = joined(parts, graph.values[name].axes, place)
         np.testing.assert_allclose(found, full, rtol=0, atol=1e-12 * max(1.0, float(np.abs(full).max())))
 

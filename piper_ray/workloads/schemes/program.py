@@ -380,8 +380,8 @@ class SchemeProgram:
         tie = _TIE / (1.0 + in_flight)
         held = {self._held[0]: tie * in_flight, self._held[1]: tie}
         self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held})
+        values = self._run(in_flight, most_bytes)
         for _ in range(_MOST_ROUNDS):
-            values = self._run(in_flight, most_bytes)
             if values is None:
                 return None
             said = [values[column] * self._unit_s for column in self._seconds]
@@ -391,6 +391,9 @@ class SchemeProgram:
                 break
             for phase in (0, 1):
                 self._add_tangent(phase, *pairs[phase])
+            values = self._run(in_flight, most_bytes)
+        if values is None:
+            return None
         return self._scheme(self._polished(values, in_flight, most_bytes))
 
     def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
