@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, FOUND, Mode, Recomputation, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import sync_bytes, times_of
 from piper_ray.workloads.estimate.memory import backward_bytes
@@ -16,10 +16,6 @@ from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.document import digest_of
 from piper_ray.workloads.schemes.frontier import KindSchemes
 from piper_ray.workloads.schemes.scheme import Scheme
-
-WORD = "scheme-"
-"""What the word of a TMPC's id begins with that stands for a found scheme."""
-
 
 def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -> Instance:
     """The estimate's workload with a TMPC for each scheme. zero: and one that shares the optimizer's state among all
@@ -68,7 +64,7 @@ def _tmpc(scheme: Scheme, kind: LayerKind, estimate: Estimate, shared: bool) -> 
     weights = figures.weights_bytes
     if shared:  # gradients are scattered, and weights gathered
         weights = (weights + numbers * training.weight_bytes) / 2.0
-    words = ["sp"] * sequence + [f"{WORD}{digest_of(scheme)}"] + ["zero"] * shared
+    words = ["sp"] * sequence + [f"{FOUND}{digest_of(scheme)}"] + ["zero"] * shared
     return Tmpc(
         id="+".join(words),
         **times_of(figures.time_s, figures.forward_s, figures.weight_s),
