@@ -17,6 +17,7 @@ from piper_ray.workloads.schemes.document import digest_of
 from piper_ray.workloads.schemes.frontier import KindSchemes
 from piper_ray.workloads.schemes.scheme import Scheme
 
+
 def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -> Instance:
     """The estimate's workload with a TMPC for each scheme. zero: and one that shares the optimizer's state among all
     replicas."""
