@@ -31,7 +31,7 @@ _LIMIT_S = 60
 
 @dataclass(frozen=True)
 class _Case:
-    """A model on a cluster: estimates without and with context parallelism, and found schemes."""
+    """A model on a cluster: estimates without and with context parallelism and spreads of experts, and found schemes."""
 
     name: str
     megatron: Estimate
@@ -43,11 +43,13 @@ def _case(name: str) -> _Case:
     model, gpu = name.split(":")
     hardware = load_hardware(None, lambda _: None)
 
-    def estimated(contexts: tuple[int, ...]) -> Estimate:
-        request = EstimateRequest(nodes=_NODES[model], batch=_BATCH, offer=Offer(zero=0, contexts=contexts))
-        return estimate(read_model(model), hardware, gpu, request)
+    def estimated(offer: Offer) -> Estimate:
+        return estimate(read_model(model), hardware, gpu, EstimateRequest(nodes=_NODES[model], batch=_BATCH, offer=offer))
 
-    megatron, context = estimated((1,)), estimated((1, 2, 4, 8))
+    megatron = estimated(Offer(zero=0))
+    spreads = tuple((ranks, each) for ranks in (1, 2, 4, 8) for each in (1, 2, 4, 8) if ranks * each <= 8)
+    has_experts = any(kind.experts for kind in megatron.architecture.kinds)
+    context = estimated(Offer(zero=0, contexts=(1, 2, 4, 8), spreads=spreads if has_experts else ()))
     kinds = [kind for kind in megatron.architecture.kinds if kind.recomputable]
     found = [find_schemes(megatron, kind, t, (float(_IN_FLIGHT),), lambda _: None) for kind in kinds for t in _DEGREES]
     return _Case(name, megatron, context, found)

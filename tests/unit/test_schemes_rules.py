@@ -46,7 +46,7 @@ def _assert_rule(graph: LayerGraph, step: Step, strategy: Strategy, one: OneProc
     results = [numbers.forward(step, of_rank)[made] for of_rank in each]
     found = joined(results, graph.values[made].axes, strategy.placements[made])
     np.testing.assert_allclose(found, one.values[made], rtol=0, atol=1e-12)
-    gradient: Array = np.random.default_rng(2).normal(size=one.values[made].shape)
+    gradient: Array = np.asarray(np.random.default_rng(2).normal(size=one.values[made].shape))
     expected = numbers.backward(step, {name: one.values[name] for name in step.inputs}, gradient)
     gradients = on_ranks(made, gradient, strategy.adjoint(made))
     back = [numbers.backward(step, of_rank, part) for of_rank, part in zip(each, gradients, strict=True)]

@@ -11,10 +11,9 @@ from functools import cached_property
 class Family(Enum):
     """What an operator does, as far as placements go (``rules``).
 
-    CONTRACTION: a sum of products over axes: matrix products, embeddings, tokens copied to experts, sums over these.
+    CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
     SUM: a sum of its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others:
-    norms, softmax, routers, scans. ATTENTION: queries look at keys and values of all tokens. LOSS: of each token, over
-    the vocabulary.
+    norms, softmax, routers. ATTENTION: queries look at keys and values of all tokens.
     """
 
     CONTRACTION = "contraction"
@@ -22,7 +21,6 @@ class Family(Enum):
     POINTWISE = "pointwise"
     ROWS = "rows"
     ATTENTION = "attention"
-    LOSS = "loss"
 
 
 @dataclass(frozen=True, order=True)
@@ -37,11 +35,6 @@ class Placement:
     def text(self) -> str:
         """``replicated``, ``partial sum``, or the axis."""
         return self.axis or ("partial sum" if self.partial else "replicated")
-
-    @staticmethod
-    def of(text: str) -> Placement:
-        """The placement of that text."""
-        return {"replicated": REPLICATED, "partial sum": PARTIAL}.get(text, Placement(text))
 
 
 REPLICATED, PARTIAL = Placement(), Placement(partial=True)
@@ -63,7 +56,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Step:
-    """An operator. inputs: weights too. along: axes that ROWS and LOSS go along, and the tokens of ATTENTION.
+    """An operator. inputs: weights too. along: axes that ROWS go along, and the tokens of ATTENTION.
     backward_reads: values that its backward pass needs. on_ring: whether keys and values of ATTENTION may go around."""
 
     name: str

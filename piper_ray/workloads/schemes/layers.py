@@ -19,8 +19,8 @@ from piper_ray.workloads.schemes.graph import Family, LayerGraph, Step, Value
 TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E", "m"
 
 Sides = Mapping[str, str]
-"""What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides;
-"columns" or "depth" of its products; "traffic", the numbers that it goes through; "inner" of experts."""
+"""What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides; or
+"inner", of experts."""
 
 
 @dataclass(frozen=True)
@@ -123,10 +123,9 @@ class _Graph:
             self._value(name, (TOKENS, into), formula)
         weights = self._weight(operator, weight)
         step = Step(operator.name, Family.CONTRACTION, (read, *weights), tuple(made), backward_reads=(read, *weights))
-        columns = operator.products[0].divided == "columns"
-        other = next((axis for axis in weight if axis != into), "") if columns else into
-        own = into if columns else next(axis for axis in weight if axis != into)
-        self._step(operator, step, {TOKENS: "tokens", own: "own", other: "depth" if columns else "columns"})
+        by_columns = operator.products[0].divided == "columns"
+        own = into if by_columns else next(axis for axis in weight if axis != into)
+        self._step(operator, step, {TOKENS: "tokens", own: "own"})
 
     def queries_keys_values(self, operator: Operator, _: str) -> None:
         made = {"queries": "2 s b a d", "keys and values": "4 s b g d"}
@@ -213,7 +212,7 @@ class _Graph:
         self._step(operator, step, {TOKENS: "tokens"})
         made = self._value("gated shared word", (TOKENS, WIDTH), HIDDEN)
         times = Step("times the gate", Family.CONTRACTION, (self.parts.pop(), gate), (made,), backward_reads=(gate,))
-        self._step(None, times, {TOKENS: "tokens", WIDTH: "traffic"})
+        self._step(None, times, {TOKENS: "tokens"})
         self.parts.append(made)
 
     def router(self, operator: Operator, _: str) -> None:
@@ -256,7 +255,7 @@ class _Graph:
         if len(self.parts) > 1:
             name = f"sum before {operator.name}"
             made = self._value(name, (TOKENS, WIDTH), HIDDEN)
-            self._step(None, Step(name, Family.SUM, tuple(self.parts), (made,)), {TOKENS: "tokens", WIDTH: "traffic"})
+            self._step(None, Step(name, Family.SUM, tuple(self.parts), (made,)), {TOKENS: "tokens"})
             self.parts = [made]
         made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
         outputs: tuple[str, ...] = (made,)
@@ -265,7 +264,7 @@ class _Graph:
             outputs = (made, mask)
         inputs = (self.stream, *self.parts, *self._weight(operator, (WIDTH,)))
         step = Step(operator.name, Family.SUM, inputs, outputs, backward_reads=outputs[1:])
-        self._step(operator, step, {TOKENS: "tokens", WIDTH: "traffic"})
+        self._step(operator, step, {TOKENS: "tokens"})
         self.stream, self.parts = made, []
 
 

@@ -6,7 +6,7 @@ the tokens, or as one of t of tensor parallelism. Exchanges cost what those of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from piper_ray.workloads.estimate.costs import Setting, is_captured, routing_hos
 from piper_ray.workloads.estimate.exchanges import all_gather_s, all_reduce_s, all_to_all_s, context_s, exchange_s
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.modes import LayerMode
-from piper_ray.workloads.estimate.operators import Operator, Split
+from piper_ray.workloads.estimate.operators import Operator
 from piper_ray.workloads.estimate.roofline import (
     backward_s,
     expert_launches,
@@ -95,7 +95,7 @@ class EstimatedPrices:
             return None
         if work.operator is None:
             return StepPrice(0.0, 0.0)
-        operator, mode = self._divided(work.operator, side)
+        operator, mode = work.operator, self._mode(side)
         kind, stack = self.of.kind, self.setting.stack
         launch_s = 0.0 if is_captured(operator, stack) else stack.launch_s(self.of.degree)
         there, back = (launch_s * count for count in launches(operator))
@@ -113,20 +113,15 @@ class EstimatedPrices:
             weight_gradients_s(operator, kind, mode, stack) / stack.efficiency,
         )
 
-    def _divided(self, operator: Operator, side: str) -> tuple[Operator, LayerMode]:
+    def _mode(self, side: str) -> LayerMode:
+        """The estimator's mode in which a device does its part."""
         degree = self.of.degree
-        if side == "whole":
-            return operator, LayerMode()
-        if side == "tokens":
-            return operator, LayerMode(context=degree)
-        if side == "inner":
-            return operator, LayerMode(degree=degree, experts=1, expert_tensor=degree)
-        if side in ("columns", "depth"):
-            products = tuple(replace(one, divided=side) for one in operator.products)  # type: ignore[arg-type] # so said
-            operator = replace(operator, products=products, split=Split.TENSOR, parameters_split=Split.TENSOR)
-        elif side == "traffic":
-            operator = replace(operator, split=Split.TENSOR, parameters_split=Split.TENSOR)
-        return operator, LayerMode(degree=degree)
+        return {
+            "whole": LayerMode(),
+            "tokens": LayerMode(context=degree),
+            "own": LayerMode(degree=degree),
+            "inner": LayerMode(degree=degree, experts=1, expert_tensor=degree),
+        }[side]
 
     def _ring_s(self, operator: Operator) -> tuple[float, float]:
         """What does not hide beside attention of keys and values that go around, and of their gradients."""
@@ -141,8 +136,8 @@ class EstimatedPrices:
             return 0.0 if phase is Phase.GRADIENT and not source.partial else None
         if target.axis and not (source.axis or source.partial):
             return 0.0
-        if value.sent_to_experts and {source.axis, target.axis} == {TOKENS, EXPERTS}:
-            return self._to_experts_s
+        if value.sent_to_experts and TOKENS in (source.axis, target.axis):
+            return self._to_experts_s(1 if EXPERTS in (source.axis, target.axis) else self.of.degree)
         stack, degree = self.setting.stack, self.of.degree
         software, group = stack.software, Group(degree)
         if source.partial and not target.axis:
@@ -158,11 +153,12 @@ class EstimatedPrices:
             once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
         return (once_s + software.message_s) * (1.0 - software.backward_overlap)
 
-    @property
-    def _to_experts_s(self) -> float:
-        """One way of the two that the estimator's exchange has."""
+    def _to_experts_s(self, expert_tensor: int) -> float:
+        """One way of the two that the estimator's exchange has. expert_tensor: devices that share an expert."""
         (exchange,) = (one for one in self.of.kind.exchanges if one.expert_bytes)
-        mode = LayerMode(degree=self.of.degree, sequence_parallel=True)
+        degree = self.of.degree
+        spread = {} if expert_tensor == 1 else {"experts": degree // expert_tensor, "expert_tensor": expert_tensor}
+        mode = LayerMode(degree=degree, sequence_parallel=True, **spread)
         return 0.5 * exchange_s(exchange, self.of.kind, mode, self.setting.stack)
 
     def once_s(self, value: Value) -> float:

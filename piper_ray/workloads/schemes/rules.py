@@ -116,19 +116,10 @@ def _attention(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
             yield Strategy(around.axis, around.placements, RING)
 
 
-def _loss(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
-    """l[i] = log sum over v of exp x[i, v] - x[i, label]: each token by itself; or each device its words, after which
-    the maximum and both sums, numbers for each token, go to all, so that l is everywhere. Its gradient by x[i, v] is
-    softmax of x[i, v], less 1 at the label: it needs no more than these sums."""
-    for axis in _axes(step, graph):
-        yield _along(axis, step, graph)
-
-
 _RULES: Mapping[Family, Callable[[Step, LayerGraph], Iterator[Strategy]]] = {
     Family.CONTRACTION: _contraction,
     Family.SUM: _sum,
     Family.POINTWISE: _pointwise,
     Family.ROWS: _rows,
     Family.ATTENTION: _attention,
-    Family.LOSS: _loss,
 }
