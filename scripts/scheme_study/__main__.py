@@ -31,7 +31,7 @@ _LIMIT_S = 60
 
 @dataclass(frozen=True)
 class _Case:
-    """A model on a cluster: estimates without and with context parallelism and spreads of experts, and found schemes."""
+    """A model on a cluster: estimates without and with context parallelism and spread experts; schemes."""
 
     name: str
     megatron: Estimate
