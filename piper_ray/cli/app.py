@@ -95,6 +95,7 @@ _DOES: Mapping[str, str] = {
     "run": "Train a PyTorch model by PLAN with torch, and measure what the plan has promised.",
     "convert": "Write INPUT in another form, with the figures given here in place of its own.",
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
+    "schemes": "Find how the layers of MODEL may run on t devices: what is sharded where, kept, and computed again.",
     "memory": "Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, "
     "activations of the microbatches in flight, loss, buffers, and what is reserved beside.",
     "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",

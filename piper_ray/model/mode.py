@@ -146,6 +146,10 @@ _SHARDINGS = {"zero": Sharding.OPTIMIZER, "zero2x": Sharding.GRADIENTS, "fsdp": 
 _NUMBERED = re.compile(rf"({'|'.join((*_NUMBERS, *_SHARDINGS))})(\d{{1,9}})")
 """The words of an id and what they say; beside them the ``id`` of a recomputation, and ``zero`` for ALL_REPLICAS."""
 
+FOUND = "scheme-"
+"""What the word of an id begins with that stands for a scheme found from a layer's operators; all that it says of how
+the layer is divided is in that scheme."""
+
 _ESTIMATED = "-estimated"
 """What follows a word of a measured TMPC whose figures were divided and not measured at that degree."""
 

@@ -33,6 +33,7 @@ COMMANDS = (
     "run",
     "convert",
     "estimate",
+    "schemes",
     "memory",
     "profile",
     "sweep",

@@ -238,12 +238,19 @@ def experts_host_s(kind: LayerKind, mode: LayerMode, stack: Stack) -> tuple[floa
     counts = [expert_launches(operator, kind, mode) for operator in kind.operators if operator.routed]
     if not counts:
         return 0.0, 0.0
-    software, each_s = stack.software, stack.launch_s(mode.degree) * stack.software.expert_launches
+    each_s = stack.launch_s(mode.degree) * stack.software.expert_launches
+    routing = routing_host_s(stack)
+    forward_s = each_s * sum(forward for forward, _ in counts) + routing[0]
+    backward_s = each_s * sum(backward for _, backward in counts) + routing[1]
+    return forward_s, backward_s + (forward_s if mode.recomputation == Recomputation.FULL else 0.0)
+
+
+def routing_host_s(stack: Stack) -> tuple[float, float]:
+    """What the host takes to route a layer's tokens, in a forward and in a backward pass."""
+    software = stack.software
     left = software.graphed_experts_host if CudaGraph.ROUTING in software.graphs else 1.0
     routing_s = left * software.experts_host_s
-    forward_s = each_s * sum(forward for forward, _ in counts) + routing_s
-    backward_s = each_s * sum(backward for _, backward in counts) + _ROUTED_BACK * routing_s
-    return forward_s, backward_s + (forward_s if mode.recomputation == Recomputation.FULL else 0.0)
+    return routing_s, _ROUTED_BACK * routing_s
 
 
 def idle_s(device_s: float, host_s: float) -> float:
@@ -254,6 +261,15 @@ def idle_s(device_s: float, host_s: float) -> float:
     if host_s == 0.0:
         return 0.0
     return float(math.hypot(device_s**_HALF, host_s**_HALF) ** (1.0 / _HALF)) - device_s
+
+
+def pass_slopes(device_s: float, host_s: float) -> tuple[float, float]:
+    """How a pass, which takes ``device_s + idle_s(device_s, host_s)``, grows with each. It is a norm of both."""
+    pass_s = device_s + idle_s(device_s, host_s)
+    if pass_s == 0.0:
+        return 1.0, 1.0
+    exponent = 2.0 * _HALF - 1.0
+    return (device_s / pass_s) ** exponent, (host_s / pass_s) ** exponent
 
 
 def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[float, int]:

@@ -1,0 +1,100 @@
+"""The schemes of a kind of layer that may be the best somewhere: fastest within a memory, for more and less of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.operators import LayerKind
+from piper_ray.workloads.schemes.graph import REPLICATED, LayerGraph, Placement
+from piper_ray.workloads.schemes.layers import TOKENS, graph_of
+from piper_ray.workloads.schemes.names import name_of
+from piper_ray.workloads.schemes.prices import EstimatedPrices, Prices
+from piper_ray.workloads.schemes.program import SchemeProgram
+from piper_ray.workloads.schemes.scheme import Scheme
+
+BORDERS = Placement(TOKENS), REPLICATED
+"""Where the values between layers may lie: one of the two in a whole plan."""
+
+_STEPS = 8
+"""Limits of memory between the fastest scheme's and the least."""
+
+
+@dataclass(frozen=True)
+class FoundScheme:
+    """A scheme with its name; ``new`` where it has none."""
+
+    name: str
+    scheme: Scheme
+
+
+def within_limits(
+    graph: LayerGraph, degree: int, prices: Prices, border: Placement, in_flight: Sequence[float]
+) -> Iterator[Scheme]:
+    """The fastest schemes, with less and less memory, for each number of microbatches in flight."""
+    program = SchemeProgram(graph, degree, prices, border)
+    for count in in_flight:
+        least_bytes = program.least_held_bytes(count)
+        found = program.fastest(count)
+        first_bytes = None
+        while found is not None:
+            yield found
+            held_bytes = found.figures.held_bytes(count)
+            first_bytes = first_bytes or held_bytes
+            limit = held_bytes - (first_bytes - least_bytes) / _STEPS
+            if limit < least_bytes and held_bytes > least_bytes * 1.001:
+                limit = least_bytes * (1.0 + 1e-6)
+            found = program.fastest(count, limit) if limit >= least_bytes else None
+
+
+def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
+    """Those that no other is as good as, the fastest first. One with shards of tokens at its border hands less on."""
+    kept: list[Scheme] = []
+    for one in sorted(schemes, key=lambda one: one.figures.time_s):
+        alike = (other for other in kept if other.border.axis or other.border == one.border)
+        if not any(other.figures.as_good_as(one.figures) for other in alike):
+            kept.append(one)
+    return kept
+
+
+def schemes_of(
+    estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> list[FoundScheme]:
+    """Of a kind of layer on so many devices. tell: called with what was found so far. Raises UsageError for operators
+    that have no rule."""
+    of = graph_of(kind, degree)
+    prices = EstimatedPrices(of, estimate.setting)
+    found: list[Scheme] = []
+    whole = of.graph.sizes[TOKENS] % degree
+    for border in (REPLICATED,) if whole else BORDERS:
+        for scheme in within_limits(of.graph, degree, prices, border, in_flight):
+            found.append(scheme)
+            tell(f"{kind.name} at t = {degree}: {len(found)} schemes")
+    return [FoundScheme(name_of(one, of.graph), one) for one in undominated(found)]
+
+
+@dataclass(frozen=True)
+class KindSchemes:
+    """Of a kind of layer on ``degree`` devices. refused: why it has none; empty where it has some."""
+
+    kind: LayerKind
+    degree: int
+    found: tuple[FoundScheme, ...]
+    refused: str = ""
+
+
+def find_schemes(
+    estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> KindSchemes:
+    """The schemes of a kind, or why it has none. tell: as of ``schemes_of``."""
+    if not kind.divides(degree):
+        heads = ", ".join(f"{count:,}" for count in kind.heads)
+        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
+    if TOKENS not in kind.symbols:
+        return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
+    try:
+        return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))
+    except UsageError as error:
+        return KindSchemes(kind, degree, (), str(error))

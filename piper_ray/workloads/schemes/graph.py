@@ -1,0 +1,96 @@
+"""A layer as a graph of operators on values with named axes, and where a value lies on t devices. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+
+
+class Family(Enum):
+    """What an operator does, as far as placements go (``rules``).
+
+    CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
+    SUM: a sum of its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others:
+    norms, softmax, routers. ATTENTION: queries look at keys and values of all tokens.
+    """
+
+    CONTRACTION = "contraction"
+    SUM = "sum"
+    POINTWISE = "pointwise"
+    ROWS = "rows"
+    ATTENTION = "attention"
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Of a value on t devices. axis: each has 1/t of it along that axis; "": each has all of it, or, if partial, an
+    addend of its shape."""
+
+    axis: str = ""
+    partial: bool = False
+
+    @property
+    def text(self) -> str:
+        """``replicated``, ``partial sum``, or the axis."""
+        return self.axis or ("partial sum" if self.partial else "replicated")
+
+
+REPLICATED, PARTIAL = Placement(), Placement(partial=True)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor. bytes: of all of it, as it is moved and kept. parameters: numbers, if it is a weight, else 0.
+    has_gradient: False for tokens' numbers, masks and what else nothing is learned through. sent_to_experts: copies of
+    tokens, which go from shards of tokens to shards of experts by their own exchange."""
+
+    name: str
+    axes: tuple[str, ...]
+    bytes: float
+    parameters: float = 0.0
+    has_gradient: bool = True
+    sent_to_experts: bool = False
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operator. inputs: weights too. along: axes that ROWS go along, and the tokens of ATTENTION.
+    backward_reads: values that its backward pass needs. on_ring: whether keys and values of ATTENTION may go around."""
+
+    name: str
+    family: Family
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    along: tuple[str, ...] = ()
+    backward_reads: tuple[str, ...] = ()
+    on_ring: bool = False
+
+
+@dataclass(frozen=True)
+class LayerGraph:
+    """A layer. steps: in an order in which each reads what is there. arriving, leaving: the values between layers; ""
+    where there are none. sizes: of axes that may be sharded."""
+
+    name: str
+    values: Mapping[str, Value]
+    steps: tuple[Step, ...]
+    arriving: str
+    leaving: str
+    sizes: Mapping[str, int]
+
+    @cached_property
+    def weights(self) -> tuple[Value, ...]:
+        """Values that are trained."""
+        return tuple(value for value in self.values.values() if value.parameters)
+
+    @cached_property
+    def consumers(self) -> Mapping[str, tuple[Step, ...]]:
+        """The steps that read each value."""
+        return {name: tuple(step for step in self.steps if name in step.inputs) for name in self.values}
+
+    def placements(self, name: str, degree: int) -> tuple[Placement, ...]:
+        """Of a value on so many devices; those that are no partial sum."""
+        axes = self.values[name].axes
+        return REPLICATED, *(Placement(axis) for axis in axes if self.sizes.get(axis, 1) % degree == 0)

@@ -1,0 +1,294 @@
+"""Kinds of layers of the estimator as graphs of operators: each of its operators is a step, on values whose axes are
+named. What a step costs stays the estimator's own to say (``prices``).
+
+Axes: s tokens, heads (each with its queries, or groups of them with the keys and values that they share), f inner
+width, S that of shared experts, E experts, m their inner width. The width h of the tokens is not sharded. Where t
+devices are more than the heads of keys and values each device has a copy, as the estimator has it, in all schemes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.architectures.layers import HIDDEN
+from piper_ray.workloads.estimate.operators import LayerKind, Operator
+from piper_ray.workloads.schemes.graph import Family, LayerGraph, Step, Value
+
+TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E", "m"
+
+Sides = Mapping[str, str]
+"""What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides; or
+"inner", of experts."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a step is to the estimator. operator: None for what costs nothing by itself."""
+
+    operator: Operator | None
+    sides: Sides
+
+
+@dataclass(frozen=True)
+class KindGraph:
+    """A kind of layer on t devices, and the work of its steps by name."""
+
+    kind: LayerKind
+    degree: int
+    graph: LayerGraph
+    works: Mapping[str, Work]
+
+
+def graph_of(kind: LayerKind, degree: int) -> KindGraph:
+    """The kind on so many devices. Raises UsageError for operators that have no rule."""
+    found = _Graph(kind.on(degree))
+    for operator in kind.operators:
+        found.add(operator)
+    symbols = found.kind.symbols
+    named = {TOKENS: "s", HEADS: "g", INNER: "f", EXPERTS: "E", EXPERT_INNER: "m", "S": "S"}
+    sizes = {axis: int(symbols[symbol]) for axis, symbol in named.items() if symbols.get(symbol)}
+    graph = LayerGraph(kind.key, found.values, tuple(found.steps), "x", found.stream, sizes)
+    return KindGraph(found.kind, degree, graph, found.works)
+
+
+@dataclass
+class _Graph:
+    """A graph in the making. stream: the residual stream; normed: outputs of the norms before parts; now: the value
+    that is being worked on; parts: what the next residual sum adds to the stream."""
+
+    kind: LayerKind
+    values: dict[str, Value] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+    works: dict[str, Work] = field(default_factory=dict)
+    stream: str = "x"
+    normed: list[str] = field(default_factory=list)
+    now: str = ""
+    parts: list[str] = field(default_factory=list)
+    heads: tuple[str, ...] = ()
+    gate: str = ""
+    latents: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._value("x", (TOKENS, WIDTH), HIDDEN)
+
+    def add(self, operator: Operator) -> None:
+        """The next operator of the kind. Raises UsageError."""
+        shared = operator.name.startswith("shared expert: ")
+        name = operator.name.removeprefix("shared expert: ").removesuffix(", fused")
+        known = next((rule for words, rule in _RULES.items() if name.startswith(words)), None)
+        if known is None or operator.frozen or "LoRA" in name:
+            raise UsageError(
+                f"no rule says how {operator.name} may be divided; expected attention in one kernel, latent attention, "
+                "feed-forward parts and experts, without adapters"
+            )
+        known(self, operator, "S" if shared else INNER)
+
+    def _value(self, name: str, axes: tuple[str, ...], formula: str, **more: bool) -> str:
+        self.values[name] = Value(name, axes, self.kind.value(formula), **more)
+        return name
+
+    def _weight(self, operator: Operator, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """The operator's weights as one value; none if it has none."""
+        numbers = self.kind.value(operator.parameters)
+        if not numbers:
+            return ()
+        name = f"weights of {operator.name}"
+        self.values[name] = Value(name, axes, 2.0 * numbers, numbers)
+        return (name,)
+
+    def _step(self, operator: Operator | None, step: Step, sides: Sides) -> None:
+        self.steps.append(step)
+        self.works[step.name] = Work(operator, sides)
+
+    def norm(self, operator: Operator, _: str) -> None:
+        before = not operator.name.startswith("norm after")
+        read = self.stream if before else self.parts.pop()
+        made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
+        inputs = (read, *self._weight(operator, (WIDTH,)))
+        step = Step(operator.name, Family.ROWS, inputs, (made,), along=(WIDTH,), backward_reads=inputs)
+        self._step(operator, step, {TOKENS: "tokens"})
+        if before:
+            numbered = operator.name[-1].isdecimal() and operator.name != "norm 1"
+            self.normed = [*self.normed, made] if numbered else [made]
+        else:
+            self.parts.append(made)
+
+    def product(
+        self, operator: Operator, read: str, made: Mapping[str, str], into: str, weight: tuple[str, ...]
+    ) -> None:
+        """Tokens by a matrix. made: values with formulas of their bytes, whose last axis is ``into``."""
+        for name, formula in made.items():
+            self._value(name, (TOKENS, into), formula)
+        weights = self._weight(operator, weight)
+        step = Step(operator.name, Family.CONTRACTION, (read, *weights), tuple(made), backward_reads=(read, *weights))
+        by_columns = operator.products[0].divided == "columns"
+        own = into if by_columns else next(axis for axis in weight if axis != into)
+        self._step(operator, step, {TOKENS: "tokens", own: "own"})
+
+    def queries_keys_values(self, operator: Operator, _: str) -> None:
+        made = {"queries": "2 s b a d", "keys and values": "4 s b g d"}
+        if any(one.name == "gate of the output" for one in self.kind.operators):
+            made["gate"], self.gate = "2 s b a d", "gate"
+        self.product(operator, self.normed[0], made, HEADS, (WIDTH, HEADS))
+        self.heads = ("queries", "keys and values")
+
+    def rotary(self, operator: Operator, _: str) -> None:
+        # Linear but for norms of heads, whose inputs the estimator does not keep either.
+        made = tuple(f"turned {name}" for name in self.heads)
+        for name, turned in zip(self.heads, made, strict=True):
+            self.values[turned] = replace(self.values[name], name=turned)
+        step = Step(operator.name, Family.POINTWISE, (*self.heads, *self._weight(operator, ())), made)
+        self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
+        self.heads = made
+
+    def core(self, operator: Operator, _: str) -> None:
+        value_size = "v" if "v" in self.kind.symbols else "d"
+        result = self._value("attention", (TOKENS, HEADS), f"2 s b a {value_size}")
+        sums = self._value("denominators", (TOKENS, HEADS), "4 s b a", has_gradient=False)
+        inputs = (*self.heads, *self._weight(operator, (HEADS,)))
+        step = Step(
+            operator.name, Family.ATTENTION, inputs, (result, sums), (TOKENS,), (*inputs, result, sums),
+            on_ring="W" not in self.kind.symbols,
+        )  # fmt: skip
+        self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
+        self.now = result
+
+    def gated(self, operator: Operator, _: str) -> None:
+        made = self._value("gated attention", (TOKENS, HEADS), "2 s b a d")
+        inputs = (self.now, self.gate)
+        step = Step(operator.name, Family.POINTWISE, inputs, (made,), backward_reads=inputs)
+        self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
+        self.now = made
+
+    def attention_output(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.now, {"attended": HIDDEN}, WIDTH, (HEADS, WIDTH))
+        self.parts.append("attended")
+
+    def latent_vectors(self, operator: Operator, _: str) -> None:
+        low = "Q + C" if self.kind.value("Q") else "C"
+        raw = self._value("latent vectors", (TOKENS,), "2 s b Q + 2 s b C + 2 s b r", has_gradient=False)
+        made = {"normed key latents": "2 s b C + 2 s b r"}
+        made |= {"normed query latents": "2 s b Q"} if low != "C" else {}
+        for name, formula in made.items():
+            self._value(name, (TOKENS,), formula.replace(" + 2 s b r", ""))
+        inputs = (self.normed[0], *self._weight(operator, (WIDTH,)))
+        reads = (*inputs, raw)
+        step = Step(operator.name, Family.ROWS, inputs, (raw, *made), along=(WIDTH,), backward_reads=reads)
+        self._step(operator, step, {TOKENS: "tokens"})
+        self.latents = tuple(made)
+
+    def latent_queries(self, operator: Operator, _: str) -> None:
+        read = self.latents[1] if len(self.latents) > 1 else self.normed[0]
+        self.product(operator, read, {"queries": "2 s b a d"}, HEADS, (HEADS,))
+
+    def latent_keys(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.latents[0], {"keys and values": "2 s b a d + 2 s b a v"}, HEADS, (HEADS,))
+        self.heads = ("queries", "keys and values")
+
+    def feed_forward_in(self, operator: Operator, inner: str) -> None:
+        gated = operator.matrices
+        prefix = "shared " if inner == "S" else ""
+        made = {f"{prefix}inner": f"{2 * gated} s b {inner}"}
+        self.product(operator, self.normed[-1], made, inner, (WIDTH, inner))
+        self.now = f"{prefix}inner"
+
+    def activation(self, operator: Operator, inner: str) -> None:
+        made = self._value(f"activated {self.now}", (TOKENS, inner), f"2 s b {inner}")
+        step = Step(operator.name, Family.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
+        self._step(operator, step, {TOKENS: "tokens", inner: "own"})
+        self.now = made
+
+    def feed_forward_out(self, operator: Operator, inner: str) -> None:
+        made = "shared experts' word" if inner == "S" else "fed forward"
+        self.product(operator, self.now, {made: HIDDEN}, WIDTH, (inner, WIDTH))
+        self.parts.append(made)
+
+    def shared_gate(self, operator: Operator, _: str) -> None:
+        gate = self._value("shared gate", (TOKENS,), "2 s b")
+        inputs = (self.normed[-1], *self._weight(operator, (WIDTH,)))
+        step = Step(operator.name, Family.ROWS, inputs, (gate,), along=(WIDTH,), backward_reads=inputs)
+        self._step(operator, step, {TOKENS: "tokens"})
+        made = self._value("gated shared word", (TOKENS, WIDTH), HIDDEN)
+        times = Step("times the gate", Family.CONTRACTION, (self.parts.pop(), gate), (made,), backward_reads=(gate,))
+        self._step(None, times, {TOKENS: "tokens"})
+        self.parts.append(made)
+
+    def router(self, operator: Operator, _: str) -> None:
+        made = self._value("routes", (TOKENS, EXPERTS), "19 s b E")
+        inputs = (self.normed[-1], *self._weight(operator, (WIDTH,)))
+        along = (WIDTH, EXPERTS)
+        step = Step(operator.name, Family.ROWS, inputs, (made,), along, backward_reads=(*inputs, made))
+        self._step(operator, step, {TOKENS: "tokens"})
+
+    def dispatch(self, operator: Operator, _: str) -> None:
+        made = self._value("copies", (TOKENS, EXPERTS, WIDTH), "2 s b e h", sent_to_experts=True)
+        inputs = (self.normed[-1], "routes")
+        step = Step(operator.name, Family.CONTRACTION, inputs, (made,), backward_reads=("routes",))
+        self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own"})
+
+    def experts(self, operator: Operator, _: str) -> None:
+        into = operator.name == "experts in"
+        read, made, formula = ("copies", "experts' inner", "4 s b e m") if into else (self.now, "said", "2 s b e h")
+        last = EXPERT_INNER if into else WIDTH
+        self._value(made, (TOKENS, EXPERTS, last), formula, sent_to_experts=not into)
+        axes = (EXPERTS, WIDTH, EXPERT_INNER)
+        inputs = (read, *self._weight(operator, axes))
+        step = Step(operator.name, Family.CONTRACTION, inputs, (made,), backward_reads=inputs)
+        self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own", EXPERT_INNER: "inner"})
+        self.now = made
+
+    def experts_activation(self, operator: Operator, _: str) -> None:
+        made = self._value("experts' activated inner", (TOKENS, EXPERTS, EXPERT_INNER), "2 s b e m")
+        step = Step(operator.name, Family.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
+        self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own", EXPERT_INNER: "own"})
+        self.now = made
+
+    def combine(self, operator: Operator, _: str) -> None:
+        made = self._value("experts' word", (TOKENS, WIDTH), HIDDEN)
+        step = Step(operator.name, Family.CONTRACTION, (self.now,), (made,))
+        self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own"})
+        self.parts.append(made)
+
+    def residual(self, operator: Operator, _: str) -> None:
+        if len(self.parts) > 1:
+            name = f"sum before {operator.name}"
+            made = self._value(name, (TOKENS, WIDTH), HIDDEN)
+            self._step(None, Step(name, Family.SUM, tuple(self.parts), (made,)), {TOKENS: "tokens"})
+            self.parts = [made]
+        made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
+        outputs: tuple[str, ...] = (made,)
+        if operator.saved:
+            mask = self._value(f"mask of {operator.name}", (TOKENS, WIDTH), "s b h", has_gradient=False)
+            outputs = (made, mask)
+        inputs = (self.stream, *self.parts, *self._weight(operator, (WIDTH,)))
+        step = Step(operator.name, Family.SUM, inputs, outputs, backward_reads=outputs[1:])
+        self._step(operator, step, {TOKENS: "tokens"})
+        self.stream, self.parts = made, []
+
+
+_RULES: Mapping[str, Callable[[_Graph, Operator, str], None]] = {
+    "norm": _Graph.norm,
+    "queries, keys, values": _Graph.queries_keys_values,
+    "rotary positions": _Graph.rotary,
+    "query and key norms": _Graph.rotary,
+    "attention core": _Graph.core,
+    "gate of the output": _Graph.gated,
+    "attention output": _Graph.attention_output,
+    "latent vectors": _Graph.latent_vectors,
+    "queries": _Graph.latent_queries,
+    "keys and values": _Graph.latent_keys,
+    "feed-forward in": _Graph.feed_forward_in,
+    "activation function": _Graph.activation,
+    "feed-forward out": _Graph.feed_forward_out,
+    "gate": _Graph.shared_gate,
+    "router": _Graph.router,
+    "tokens to experts": _Graph.dispatch,
+    "experts in": _Graph.experts,
+    "experts out": _Graph.experts,
+    "experts' activation function": _Graph.experts_activation,
+    "sum over experts": _Graph.combine,
+    "residual": _Graph.residual,
+}
+"""By the first words of an operator's name; the first that fits."""

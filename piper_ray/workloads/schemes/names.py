@@ -1,0 +1,88 @@
+"""What schemes are called: those that runtimes have, by which axis each step is divided on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from piper_ray.workloads.schemes.graph import Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, TOKENS
+from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.scheme import Scheme
+
+NEW = "new"
+
+_CHEAP = ("norm", "last norm", "activation function", "experts' activation function", "shared expert: activation")
+
+
+@dataclass(frozen=True)
+class _Division:
+    """products, attention, experts: whether these are divided as tensor parallelism divides them, or along the border's
+    axis; attention may go around a ring. sent: whether tokens are sent to experts, or each device has all of them."""
+
+    products: bool
+    attention: bool
+    experts: bool
+    sent: bool = True
+    ring: bool = False
+
+    def of(self, step: Step, graph: LayerGraph, options: tuple[Strategy, ...], border: Placement) -> Strategy:
+        """The strategy of a step."""
+        routed = EXPERTS in {axis for name in (*step.inputs, *step.outputs) for axis in graph.values[name].axes}
+        if step.family is Family.ATTENTION:
+            own = self.attention
+        elif routed:
+            ends = not any(graph.values[name].parameters for name in step.inputs) and step.family is Family.CONTRACTION
+            own = self.experts and not (ends and self.sent and border.axis)
+        else:
+            own = self.products
+        of_tensor = next((one for one in options if one.axis not in ("", TOKENS, EXPERT_INNER)), None)
+        if own and of_tensor:
+            return of_tensor
+        along = [one for one in options if one.axis == border.axis]
+        return next((one for one in along if bool(one.exchange) == self.ring), along[0])
+
+
+def known_divisions(graph: LayerGraph, degree: int) -> dict[str, tuple[Placement, Mapping[str, str]]]:
+    """By name the border and each step's strategy, by its text, of what runtimes have."""
+    tokens = Placement(TOKENS)
+    known = {
+        "tensor parallelism": (Placement(), _Division(True, True, True)),
+        "tensor and sequence parallelism": (tokens, _Division(True, True, True)),
+        "tensor and sequence parallelism, experts by all-gather": (tokens, _Division(True, True, True, sent=False)),
+        "context parallelism, ring": (tokens, _Division(False, False, False, ring=True)),
+        "context parallelism, all-gather": (tokens, _Division(False, False, False)),
+        "context parallelism, all-to-all": (tokens, _Division(False, True, False)),
+        "context and expert parallelism, ring": (tokens, _Division(False, False, True, ring=True)),
+        "context and expert parallelism, all-gather": (tokens, _Division(False, False, True)),
+        "context and expert parallelism, all-to-all": (tokens, _Division(False, True, True)),
+    }
+    tokens_divide = graph.sizes[TOKENS] % degree == 0
+    options = {step.name: strategies(step, graph, degree) for step in graph.steps}
+    found: dict[str, tuple[Placement, Mapping[str, str]]] = {}
+    has_ring = any(one.exchange for of_step in options.values() for one in of_step)
+    for name, (border, division) in known.items():
+        if (border.axis and not tokens_divide) or (division.ring and not has_ring):
+            continue
+        texts = {step.name: division.of(step, graph, options[step.name], border).text for step in graph.steps}
+        if (border, texts) not in found.values():
+            found[name] = border, texts
+    return found
+
+
+def name_of(scheme: Scheme, graph: LayerGraph) -> str:
+    """The name of how it is divided, with ``selective`` or ``full recomputation``; ``new`` if it has none."""
+    forward = {step.name: step.forward for step in scheme.steps}
+    alike = all(step.forward == step.backward and step.again in (None, step.forward) for step in scheme.steps)
+    weights_stay = all(move.value not in scheme.weights for move in scheme.moves)
+    known = known_divisions(graph, scheme.degree).items()
+    found = next((name for name, (border, axes) in known if (border, axes) == (scheme.border, forward)), NEW)
+    if found == NEW or not alike or not weights_stay:
+        return NEW
+    if not scheme.again:
+        return found
+    if all(name.startswith(_CHEAP) for name in scheme.again):
+        return f"{found}, selective recomputation"
+    if {name for name, _ in scheme.kept} <= {graph.arriving}:
+        return f"{found}, full recomputation"
+    return f"{found}, own recomputation"

@@ -1,0 +1,500 @@
+"""The least time of a layer's passes within a memory, over all schemes of the rule table: an integer program.
+
+Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its forward pass done again
+or none; for each weight where it lies; for each value the placements that are kept, and the moves from one placement to
+another, each of which is paid once for all who read it. Moves are of one hop: of what a step made, or what was kept.
+
+A pass takes a norm of the GPU's and the host's seconds (``estimate.costs.idle_s``), which is convex: the program has
+tangents of it, and gets one more where it says less than the norm, until it does not.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import highspy
+import numpy as np
+
+from piper_ray.workloads.estimate.costs import idle_s, pass_slopes
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, LayerGraph, Placement, Step, Value
+from piper_ray.workloads.schemes.prices import Phase, Prices, StepPrice
+from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, StepScheme
+
+_NEAR = 1e-4
+"""Relative: so far a scheme may be from the best."""
+
+_MOST_ROUNDS = 40
+_ANGLES = 9
+_TIE = 1e-5
+"""Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found."""
+
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
+_STRATEGIES = ("forward", "backward", "again", "weight")
+"""The first words of the names of columns that say how steps are divided, and where weights lie."""
+
+Terms = Mapping[int, float]
+_At = dict[tuple[str, Placement], dict[int, float]]
+"""By value and placement, the binaries of which one says that the value is there so."""
+
+
+@dataclass
+class _Columns:
+    """The program in the making."""
+
+    costs: list[float] = field(default_factory=list)
+    names: list[tuple[Any, ...]] = field(default_factory=list)
+    rows: list[tuple[float, float, dict[int, float]]] = field(default_factory=list)
+    is_binary: list[bool] = field(default_factory=list)
+
+    def column(self, *name: object, binary: bool = True) -> int:
+        self.names.append(name)
+        self.is_binary.append(binary)
+        return len(self.names) - 1
+
+    def at_most(self, less: Terms, more: Terms, more_fixed: float = 0.0) -> None:
+        """less <= more + more_fixed."""
+        terms = defaultdict(float, less)
+        for column, factor in more.items():
+            terms[column] -= factor
+        self.rows.append((-np.inf, more_fixed, dict(terms)))
+
+    def equal(self, terms: Terms, value: float = 1.0) -> None:
+        self.rows.append((value, value, dict(terms)))
+
+
+def _ones(columns: Iterable[int]) -> dict[int, float]:
+    return dict.fromkeys(columns, 1.0)
+
+
+class SchemeProgram:
+    """Of a graph on ``degree`` devices, whose values between layers have the placement ``border``. Solved again and
+    again, under other limits of memory.
+
+    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them.
+    """
+
+    def __init__(
+        self,
+        graph: LayerGraph,
+        degree: int,
+        prices: Prices,
+        border: Placement,
+        only: Mapping[str, str] | None = None,
+    ) -> None:
+        self._only = only or {}
+        self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
+        self._columns = _Columns()
+        self._device_s: tuple[dict[int, float], dict[int, float]] = {}, {}
+        self._host_s: tuple[dict[int, float], dict[int, float]] = {}, {}
+        self._once_s: dict[int, float] = {}
+        self._kept_bytes: dict[int, float] = {}
+        self._state_bytes: dict[int, float] = {}
+        self._weights_bytes: dict[int, float] = {}
+        self._options = {step.name: list(self._priced(step)) for step in graph.steps}
+        self._forward, self._backward, self._again = (
+            {
+                (step.name, place): self._columns.column(phase, step.name, strategy)
+                for step in graph.steps
+                for place, (strategy, _) in enumerate(self._options[step.name])
+            }
+            for phase in ("forward", "backward", "again")
+        )
+        self._lay_weights()
+        self._go_forward()
+        self._go_backward()
+        self._return_gradients()
+        self._charge_steps()
+        self._seconds = [self._columns.column("seconds", phase, binary=False) for phase in (0, 1)]
+        self._device = [self._columns.column("device", phase, binary=False) for phase in (0, 1)]
+        self._held = [self._columns.column("held", what, binary=False) for what in ("a", "b")]
+        self._start()
+
+    def _priced(self, step: Step) -> Iterable[tuple[Strategy, StepPrice]]:
+        for strategy in strategies(step, self._graph, self._degree):
+            price = self._prices.step(step, strategy)
+            if price is not None and self._only.get(step.name, strategy.text) == strategy.text:
+                yield strategy, price
+
+    def _chosen(self, columns: Mapping[tuple[str, int], int], step: Step) -> list[tuple[Strategy, int]]:
+        return [(one, columns[step.name, place]) for place, (one, _) in enumerate(self._options[step.name])]
+
+    def _placements(self, name: str) -> tuple[Placement, ...]:
+        return self._graph.placements(name, self._degree)
+
+    def _lay_weights(self) -> None:
+        self._laid: _At = {}
+        for weight in self._graph.weights:
+            there = {
+                place: self._columns.column("weight", weight.name, place) for place in self._placements(weight.name)
+            }
+            self._columns.equal(_ones(there.values()))
+            for place, column in there.items():
+                share = weight.parameters / (self._degree if place.axis else 1)
+                self._state_bytes[column] = share * self._prices.weight.state
+                self._weights_bytes[column] = share * self._prices.weight.synchronised
+                self._laid[weight.name, place] = {column: 1.0}
+
+    def _moved(self, kind: str, value: Value, there: _At, phase: Phase) -> _At:
+        """The placements of a value after moves of one hop from where it is ``there``. kind: what moves are called."""
+        passing = 0 if phase is Phase.FORWARD and kind == "forward move" else 1
+        targets = [*self._placements(value.name), PARTIAL]
+        found: _At = defaultdict(dict)
+        for source in targets:
+            made = there.get((value.name, source))
+            if not made:
+                continue
+            found[value.name, source].update(made)
+            for target in targets:
+                seconds = self._prices.move_s(value, source, target, phase) if target != source else None
+                if seconds is None:
+                    continue
+                column = self._columns.column(kind, value.name, source, target)
+                self._device_s[passing][column] = seconds
+                self._columns.at_most({column: 1.0}, made)
+                found[value.name, target][column] = 1.0
+        return found
+
+    def _go_forward(self) -> None:
+        """Each step reads what is there; what leaves has the border's placement."""
+        graph = self._graph
+        made: _At = defaultdict(dict)
+        fixed = self._columns.column("arriving")
+        self._columns.equal({fixed: 1.0})
+        if graph.arriving:
+            made[graph.arriving, self._border][fixed] = 1.0
+        made.update(self._laid)
+        for step in graph.steps:
+            options = self._chosen(self._forward, step)
+            self._columns.equal(_ones(column for _, column in options))
+            for strategy, column in options:
+                for name in step.outputs:
+                    made[name, strategy.placements[name]][column] = 1.0
+        self._there = _At()
+        for value in graph.values.values():
+            self._there.update(self._moved("forward move", value, made, Phase.FORWARD))
+        for step in graph.steps:
+            self._reads(self._chosen(self._forward, step), step.inputs, self._there)
+        if graph.leaving:
+            self._columns.at_most({fixed: 1.0}, self._there[graph.leaving, self._border])
+        self._fixed = fixed
+
+    def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
+        """A step that runs so needs these values where its strategy has them."""
+        for name in names:
+            by_placement: dict[Placement, dict[int, float]] = defaultdict(dict)
+            for strategy, column in options:
+                by_placement[strategy.placements[name]][column] = 1.0
+            for place, columns in by_placement.items():
+                self._columns.at_most(columns, there.get((name, place), {}))
+
+    def _go_backward(self) -> None:
+        """What a backward pass reads was kept, or is made again from what was."""
+        graph = self._graph
+        supply: _At = defaultdict(dict)
+        supply.update({key: dict(columns) for key, columns in self._laid.items()})
+        for value in graph.values.values():
+            if value.parameters:
+                continue
+            for place in self._placements(value.name):
+                kept = self._columns.column("kept", value.name, place)
+                self._kept_bytes[kept] = value.bytes / (self._degree if place.axis else 1)
+                self._columns.at_most({kept: 1.0}, self._there.get((value.name, place), {}))
+                supply[value.name, place][kept] = 1.0
+        for step in graph.steps:
+            options = self._chosen(self._again, step)
+            self._columns.at_most(_ones(column for _, column in options), {}, 1.0)
+            for strategy, column in options:
+                for name in step.outputs:
+                    supply[name, strategy.placements[name]][column] = 1.0
+        again = _At()
+        for value in graph.values.values():
+            again.update(self._moved_back(value, supply))
+        for step in graph.steps:
+            self._reads(self._chosen(self._again, step), step.inputs, again)
+            options = self._chosen(self._backward, step)
+            self._columns.equal(_ones(column for _, column in options))
+            self._reads(options, step.backward_reads, again)
+
+    def _moved_back(self, value: Value, supply: _At) -> _At:
+        """Partial sums that were made again are summed as in a forward pass; all else was kept, or might have been."""
+        partial = {key: columns for key, columns in supply.items() if key[1].partial}
+        whole = {key: columns for key, columns in supply.items() if not key[1].partial}
+        found = self._moved("again move", value, partial, Phase.FORWARD)
+        for key, columns in self._moved("kept move", value, whole, Phase.KEPT).items():
+            found[key].update(columns)
+        return found
+
+    def _return_gradients(self) -> None:
+        """The gradient of each value, from all who read it to the step that made it; of weights to where these lie."""
+        graph = self._graph
+        there: _At = _At()
+        for value in graph.values.values():
+            if not value.has_gradient:
+                continue
+            if value.parameters:
+                self._sum_weight(value)
+                continue
+            parts = [self._contribution(step, value) for step in graph.consumers[value.name]]
+            if value.name == graph.leaving:
+                parts.append({(value.name, self._border): {self._fixed: 1.0}})
+            if not parts:  # what the layer's loss begins with
+                parts.append({(value.name, REPLICATED): {self._fixed: 1.0}})
+            summed = parts[0] if len(parts) == 1 else self._summed(value, parts)
+            there.update(self._moved("gradient move", value, summed, Phase.GRADIENT))
+        for step in graph.steps:
+            for name in step.outputs:
+                if not graph.values[name].has_gradient:
+                    continue
+                needed: dict[Placement, dict[int, float]] = defaultdict(dict)
+                for strategy, column in self._chosen(self._backward, step):
+                    needed[strategy.adjoint(name)][column] = 1.0
+                for place, columns in needed.items():
+                    self._columns.at_most(columns, there.get((name, place), {}))
+        if graph.arriving:
+            self._columns.at_most({self._fixed: 1.0}, there[graph.arriving, self._border])
+
+    def _contribution(self, step: Step, value: Value) -> _At:
+        found: _At = defaultdict(dict)
+        for strategy, column in self._chosen(self._backward, step):
+            found[value.name, strategy.adjoint(value.name)][column] = 1.0
+        return found
+
+    def _summed(self, value: Value, parts: list[_At]) -> _At:
+        """Gradients from several readers are brought to one placement, and added."""
+        moved = [self._moved("part move", value, part, Phase.GRADIENT) for part in parts]
+        there: _At = {}
+        for place in (*self._placements(value.name), PARTIAL):
+            column = self._columns.column("sum", value.name, place)
+            there[value.name, place] = {column: 1.0}
+            for part in moved:
+                self._columns.at_most({column: 1.0}, part.get((value.name, place), {}))
+        self._columns.equal({column: 1.0 for columns in there.values() for column in columns})
+        return there
+
+    def _sum_weight(self, weight: Value) -> None:
+        """The gradient of a weight lies as it does. Partial sums of one that all devices hold are summed once a
+        batch; others in every pass."""
+        (reader,) = self._graph.consumers[weight.name]
+        pairs: dict[tuple[Placement, Placement], int] = {}
+        for place in self._placements(weight.name):
+            for source in (*self._placements(weight.name), PARTIAL):
+                once = source.partial and not place.axis
+                seconds = 0.0 if source == place or once else None
+                if seconds is None and place.axis and not source.axis:
+                    seconds = self._prices.move_s(weight, source, place, Phase.GRADIENT)
+                if seconds is None:
+                    continue
+                column = pairs[source, place] = self._columns.column("weight's gradient", weight.name, source, place)
+                if once:
+                    self._once_s[column] = self._prices.once_s(weight)
+                else:
+                    self._device_s[1][column] = seconds
+        for source in (*self._placements(weight.name), PARTIAL):
+            of_source = {column: 1.0 for (one, _), column in pairs.items() if one == source}
+            here = self._contribution(reader, weight).get((weight.name, source), {})
+            self._columns.at_most(here, of_source)
+            self._columns.at_most(of_source, here)
+        for place in self._placements(weight.name):
+            self._columns.at_most(
+                {column: 1.0 for (_, one), column in pairs.items() if one == place}, self._laid[weight.name, place]
+            )
+
+    def _charge_steps(self) -> None:
+        for step in self._graph.steps:
+            for place, (_, price) in enumerate(self._options[step.name]):
+                key = step.name, place
+                forward, backward, again = self._forward[key], self._backward[key], self._again[key]
+                self._device_s[0][forward], self._host_s[0][forward] = price.forward_s, price.forward_host_s
+                self._device_s[1][backward], self._host_s[1][backward] = price.backward_s, price.backward_host_s
+                self._device_s[1][again], self._host_s[1][again] = price.forward_s, price.again_host_s
+
+    def _start(self) -> None:
+        columns = self._columns
+        self._unit_s = max(1e-12, sum(max(p.forward_s + p.backward_s for _, p in of) for of in self._options.values()))
+        self._unit_bytes = max(
+            1.0, sum(v.bytes for v in self._graph.values.values()) + sum(self._state_bytes.values()) / 2.0
+        )
+        lp = highspy.HighsLp()
+        count, rows = len(columns.names), len(columns.rows)
+        lp.num_col_, lp.num_row_ = count, rows
+        costs = np.zeros(count)
+        costs[self._seconds] = 1.0
+        for column, seconds in self._once_s.items():
+            costs[column] = seconds / self._unit_s
+        lp.col_cost_, lp.col_lower_ = costs, np.zeros(count)
+        lp.col_upper_ = np.where(columns.is_binary, 1.0, np.inf)
+        lp.integrality_ = [
+            highspy.HighsVarType.kInteger if binary else highspy.HighsVarType.kContinuous
+            for binary in columns.is_binary
+        ]
+        lp.row_lower_ = np.array([low for low, _, _ in columns.rows])
+        lp.row_upper_ = np.array([high for _, high, _ in columns.rows])
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        lp.a_matrix_.start_ = np.cumsum([0, *(len(terms) for _, _, terms in columns.rows)])
+        lp.a_matrix_.index_ = np.array([column for _, _, terms in columns.rows for column in terms])
+        lp.a_matrix_.value_ = np.array([factor for _, _, terms in columns.rows for factor in terms.values()])
+        self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
+        self._highs.silent()
+        self._highs.setOptionValue("threads", 1)
+        self._set_gap(_NEAR / 4.0)
+        self._highs.passModel(lp)
+        for phase, factors in enumerate(self._device_s):
+            scaled = {key: -seconds / self._unit_s for key, seconds in factors.items()}
+            self._add_row(0.0, np.inf, {self._device[phase]: 1.0, **scaled})
+            for angle in np.linspace(0.0, np.pi / 2.0, _ANGLES):
+                self._add_tangent(phase, float(np.cos(angle)), float(np.sin(angle)))
+        for column, of in ((self._held[0], self._kept_bytes), (self._held[1], self._state_bytes)):
+            scaled = {key: -size / self._unit_bytes for key, size in of.items()}
+            self._add_row(0.0, np.inf, {column: 1.0, **scaled})
+        self._memory_row = rows + 2 * _ANGLES + 4
+        self._add_row(-np.inf, np.inf, _ones(self._held))
+
+    def _add_tangent(self, phase: int, device_s: float, host_s: float) -> None:
+        """The pass takes no less than the tangent of its norm where the GPU and the host take so long."""
+        slopes = pass_slopes(device_s, host_s)
+        terms = {column: -slopes[1] * seconds / self._unit_s for column, seconds in self._host_s[phase].items()}
+        terms |= {self._device[phase]: -slopes[0], self._seconds[phase]: 1.0}
+        self._add_row(0.0, np.inf, terms)
+
+    def _add_row(self, low: float, high: float, terms: Mapping[int, float]) -> None:
+        some = {column: factor for column, factor in terms.items() if factor}
+        self._highs.addRow(
+            low, high, len(some), np.array([*some], dtype=np.int32), np.array([*some.values()], dtype=float)
+        )
+
+    def least_held_bytes(self, in_flight: float) -> float:
+        """The least that a scheme holds with so many microbatches in flight. Raises InfeasibleError."""
+        self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0})
+        values = self._run(in_flight, np.inf)
+        assert values is not None  # each device may do everything
+        return self._figures(values).held_bytes(in_flight)
+
+    def fastest(self, in_flight: float, most_bytes: float = np.inf) -> Scheme | None:
+        """The fastest scheme that holds no more with so many microbatches in flight, of equally fast ones one that
+        holds little; None where there is none."""
+        once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
+        tie = _TIE / (1.0 + in_flight)
+        held = {self._held[0]: tie * in_flight, self._held[1]: tie}
+        self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held})
+        values = self._run(in_flight, most_bytes)
+        for _ in range(_MOST_ROUNDS):
+            if values is None:
+                return None
+            said = [values[column] * self._unit_s for column in self._seconds]
+            pairs = [self._pass(values, phase) for phase in (0, 1)]
+            true = [device_s + idle_s(device_s, host_s) for device_s, host_s in pairs]
+            if sum(true) - sum(said) <= _NEAR / 2.0 * sum(true):
+                break
+            for phase in (0, 1):
+                self._add_tangent(phase, *pairs[phase])
+            values = self._run(in_flight, most_bytes)
+        if values is None:
+            return None
+        return self._scheme(self._polished(values, in_flight, most_bytes))
+
+    def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
+        """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
+        names, count = self._columns.names, len(self._columns.names)
+        every = np.arange(count, dtype=np.int32)
+        fixed = np.array([name[0] in _STRATEGIES for name in names])
+        upper = np.where(self._columns.is_binary, 1.0, np.inf)
+        most = np.where(fixed, values, upper)
+        most[self._device] = values[self._device] * (1.0 + 1e-9) + 1e-9
+        moves = [column for column, name in enumerate(names) if str(name[0]).endswith(" move")]
+        passes = self._costs
+        self._set_gap(0.0)
+        self._highs.changeColsBounds(count, every, np.where(fixed, values, 0.0), most)
+        self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)})
+        polished = self._run(in_flight, most_bytes)
+        self._highs.changeColsBounds(count, every, np.zeros(count), upper)
+        self._set_gap(_NEAR / 4.0)
+        self._set_costs(passes)
+        return values if polished is None else polished
+
+    def _set_gap(self, gap: float) -> None:
+        self._highs.setOptionValue("mip_rel_gap", gap)
+        self._highs.setOptionValue("mip_abs_gap", gap / 10.0)
+
+    def _set_costs(self, costs: Mapping[int, float]) -> None:
+        self._costs = costs
+        count = len(self._columns.names)
+        full = np.zeros(count)
+        full[[*costs]] = [*costs.values()]
+        self._highs.changeColsCost(count, np.arange(count, dtype=np.int32), full)
+
+    def _run(self, in_flight: float, most_bytes: float) -> FloatArray | None:
+        self._highs.changeCoeff(self._memory_row, self._held[0], in_flight)
+        self._highs.changeRowBounds(self._memory_row, -np.inf, most_bytes / self._unit_bytes)
+        self._highs.run()
+        if self._highs.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+            return None
+        if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            raise RuntimeError(f"{self._graph.name}: HiGHS ended with {self._highs.getModelStatus()}")
+        values = np.array(self._highs.getSolution().col_value)
+        return np.where(self._columns.is_binary, np.round(values), values)
+
+    def _pass(self, values: FloatArray, phase: int) -> tuple[float, float]:
+        """Seconds of the GPU and of the host in the forward or the backward pass."""
+        return _total(self._device_s[phase], values), _total(self._host_s[phase], values)
+
+    def _figures(self, values: FloatArray) -> SchemeFigures:
+        passes = [device_s + idle_s(device_s, host_s) for device_s, host_s in (self._pass(values, k) for k in (0, 1))]
+        graph = self._graph
+        again_bytes = sum(
+            graph.values[name].bytes / (self._degree if strategy.placements[name].axis else 1)
+            for step in graph.steps
+            for strategy, column in self._chosen(self._again, step)
+            if values[column]
+            for name in step.outputs
+        )
+        return SchemeFigures(
+            forward_s=passes[0],
+            backward_s=passes[1],
+            weight_s=sum(
+                price.weight_s
+                for step in graph.steps
+                for place, (_, price) in enumerate(self._options[step.name])
+                if values[self._backward[step.name, place]]
+            ),
+            once_s=_total(self._once_s, values),
+            activation_bytes=_total(self._kept_bytes, values),
+            state_bytes=_total(self._state_bytes, values),
+            weights_bytes=_total(self._weights_bytes, values),
+            again_bytes=again_bytes,
+            copied=sum(
+                weight.parameters
+                for weight in graph.weights
+                if any(values[column] for column in self._laid[weight.name, REPLICATED])
+            ),
+        )
+
+    def _scheme(self, values: FloatArray) -> Scheme:
+        chosen = [name for name, value, binary in zip(
+            self._columns.names, values, self._columns.is_binary, strict=True
+        ) if binary and value]  # fmt: skip
+        axes = {(one[0], one[1]): one[2].text for one in chosen if one[0] in ("forward", "backward", "again")}
+        return Scheme(
+            kind=self._graph.name,
+            degree=self._degree,
+            border=self._border,
+            steps=tuple(
+                StepScheme(name, axes["forward", name], axes["backward", name], axes.get(("again", name)))
+                for name in self._options
+            ),
+            weights={one[1]: one[2] for one in chosen if one[0] == "weight"},
+            kept=tuple((one[1], one[2]) for one in chosen if one[0] == "kept"),
+            moves=tuple(
+                Move(str(one[0]).removesuffix(" move"), one[1], one[-2], one[-1])
+                for one in chosen
+                if str(one[0]).endswith(" move")
+            ),
+            figures=self._figures(values),
+        )  # fmt: skip
+
+
+def _total(factors: Mapping[int, float], values: FloatArray) -> float:
+    return float(sum(factor for column, factor in factors.items() if values[column]))

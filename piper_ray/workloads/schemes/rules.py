@@ -1,0 +1,125 @@
+"""The rule table: which placements of an operator's inputs give which placements of its outputs.
+
+A strategy names an axis of what the operator goes through, of which each of t devices takes 1/t; or none, and each
+device does all of it. Where an operator is computed so on each device, with no word from another, the outputs have the
+placements that the rule says. ``adjoint`` gives the backward pass, so that a rule says nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
+
+RING = "ring"
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """axis: of which each device takes its part; "" for none. placements: of each input and output. exchange: RING
+    where keys and values go around meanwhile."""
+
+    axis: str
+    placements: Mapping[str, Placement]
+    exchange: str = ""
+
+    def adjoint(self, name: str) -> Placement:
+        """Of a value's gradient in the backward pass of this strategy.
+
+        Copying to all devices and summing over them are each other's transposes; shards are their own. So where the
+        work is divided, what each device had a copy of has a partial sum for its gradient, and of a partial sum each
+        needs the whole gradient. Where each device does everything, each has all of every gradient.
+        """
+        placement = self.placements[name]
+        if placement.axis:
+            return placement
+        return PARTIAL if self.axis and not placement.partial else REPLICATED
+
+    @property
+    def text(self) -> str:
+        """``heads``, ``tokens around a ring``, ``partial sums`` or ``whole``."""
+        if not self.axis:
+            return "partial sums" if PARTIAL in self.placements.values() else "whole"
+        return self.axis + (" around a ring" if self.exchange else "")
+
+
+def strategies(step: Step, graph: LayerGraph, degree: int) -> tuple[Strategy, ...]:
+    """All of a step's, each device's whole work first. An axis that t does not divide has none."""
+    whole = Strategy("", dict.fromkeys((*step.inputs, *step.outputs), REPLICATED))
+    found = [whole, *_RULES[step.family](step, graph)]
+    return tuple(one for one in found if not one.axis or graph.sizes.get(one.axis, 1) % degree == 0)
+
+
+def _axes(step: Step, graph: LayerGraph) -> tuple[str, ...]:
+    """All axes of a step that may be sharded, in the order of its values."""
+    names = (axis for name in (*step.inputs, *step.outputs) for axis in graph.values[name].axes)
+    return tuple(axis for axis in dict.fromkeys(names) if axis in graph.sizes)
+
+
+def _along(axis: str, step: Step, graph: LayerGraph, missing: Placement = REPLICATED) -> Strategy:
+    """Values with that axis are sharded on it; inputs without it are everywhere, and outputs without it are missing."""
+    placements = {
+        name: Placement(axis) if axis in graph.values[name].axes else missing if name in step.outputs else REPLICATED
+        for name in (*step.inputs, *step.outputs)
+    }
+    return Strategy(axis, placements)
+
+
+def _contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """y[j] = sum over i of x[i, j] w[i, j], each of the axes i and j in some of the operands.
+
+    Of an axis j of y, device r computes y for its j: it needs x and w there, and all of an operand without j. Of an
+    axis i that is summed over, it sums its own i, and y is the sum of what the devices have, as sums may be split.
+    """
+    for axis in _axes(step, graph):
+        yield _along(axis, step, graph, missing=PARTIAL)
+
+
+def _sum(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """y = x + z: in each place by itself, so shards on any axis of all; and the sum of partial sums is the partial sum
+    of the sums, if nothing is added that each device would add once more."""
+    yield from _pointwise(step, graph)
+    if not any(graph.values[name].parameters for name in step.inputs) and len(step.outputs) == 1:
+        yield Strategy("", dict.fromkeys((*step.inputs, *step.outputs), PARTIAL))
+
+
+def _pointwise(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """y[i] = f(x[i], z[i]; w): in each place by itself, so shards on an axis of all but weights."""
+    tensors = [name for name in (*step.inputs, *step.outputs) if not graph.values[name].parameters]
+    for axis in _axes(step, graph):
+        if all(axis in graph.values[name].axes for name in tensors):
+            yield _along(axis, step, graph)
+
+
+def _rows(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """y[i, :] = f(x[i, :]; w): each row by itself, so shards on any axis but those that f goes along."""
+    for strategy in _pointwise(step, graph):
+        if strategy.axis not in step.along:
+            yield strategy
+
+
+def _attention(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """o[i, a] = sum over j of softmax over j (q[i, a] k[j, a]) v[j, a]: each head a by itself; and each token i of the
+    queries by itself, with keys and values of all tokens j, which are there or come around a ring. The first input is
+    q; the others are k and v."""
+    tokens = step.along[0]
+    keys = [name for name in step.inputs[1:] if not graph.values[name].parameters]
+    for axis in _axes(step, graph):
+        if axis != tokens:
+            if all(axis in graph.values[name].axes for name in (*step.inputs[:1], *keys, *step.outputs)):
+                yield _along(axis, step, graph)
+            continue
+        around = _along(axis, step, graph)
+        yield Strategy(axis, {**around.placements, **dict.fromkeys(keys, REPLICATED)})
+        if step.on_ring:
+            yield Strategy(around.axis, around.placements, RING)
+
+
+_RULES: Mapping[Family, Callable[[Step, LayerGraph], Iterator[Strategy]]] = {
+    Family.CONTRACTION: _contraction,
+    Family.SUM: _sum,
+    Family.POINTWISE: _pointwise,
+    Family.ROWS: _rows,
+    Family.ATTENTION: _attention,
+}

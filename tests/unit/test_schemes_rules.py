@@ -1,0 +1,141 @@
+"""Each rule, and schemes that the program finds under random prices, against one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from piper_ray.workloads.schemes import rules
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.program import SchemeProgram
+from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.scheme import Scheme
+from tests.lengths import long_after
+from tests.scheme_ranks import Array, Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
+from tests.scheme_support import LENGTHS, RandomPrices, attention_layer, feeding_layer
+
+LAYERS: dict[str, Callable[[], LayerGraph]] = {
+    "attention": attention_layer,
+    "feeding": feeding_layer,
+    "experts": lambda: feeding_layer(experts=True),
+}
+
+
+def _one_process(graph: LayerGraph, random: np.random.Generator) -> OneProcess:
+    given = [graph.arriving, *(weight.name for weight in graph.weights)]
+    values = {name: random.normal(size=shape_of(graph, name, LENGTHS)) for name in given}
+    one = OneProcess(graph, values, random.normal(size=shape_of(graph, graph.leaving, LENGTHS)))
+    one.run()
+    return one
+
+
+def _assert_rule(graph: LayerGraph, step: Step, strategy: Strategy, one: OneProcess) -> None:
+    """Shards of the inputs give shards of the outputs, and of the gradients those that the adjoint says."""
+    random, ranks, numbers = np.random.default_rng(1), 2, Numbers(graph)
+
+    def on_ranks(name: str, full: Array, placement: Placement) -> list[Array]:
+        return placed(full, graph.values[name].axes, placement, ranks, random)
+
+    inputs = {name: on_ranks(name, one.values[name], strategy.placements[name]) for name in step.inputs}
+    for name in step.inputs[1:] if strategy.exchange else ():
+        inputs[name] = [one.values[name]] * ranks
+    (made,) = step.outputs
+    each = [{name: inputs[name][rank] for name in step.inputs} for rank in range(ranks)]
+    results = [numbers.forward(step, of_rank)[made] for of_rank in each]
+    found = joined(results, graph.values[made].axes, strategy.placements[made])
+    np.testing.assert_allclose(found, one.values[made], rtol=0, atol=1e-12)
+    gradient: Array = np.asarray(np.random.default_rng(2).normal(size=one.values[made].shape))
+    expected = numbers.backward(step, {name: one.values[name] for name in step.inputs}, gradient)
+    gradients = on_ranks(made, gradient, strategy.adjoint(made))
+    back = [numbers.backward(step, of_rank, part) for of_rank, part in zip(each, gradients, strict=True)]
+    for name in step.inputs:
+        around = strategy.exchange and name != step.inputs[0]
+        placement = PARTIAL if around else strategy.adjoint(name)
+        found = joined([of_rank[name] for of_rank in back], graph.values[name].axes, placement)
+        np.testing.assert_allclose(found, expected[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_each_strategy_of_a_step_gives_what_its_rule_says(layer: str) -> None:
+    graph = LAYERS[layer]()
+    one = _one_process(graph, np.random.default_rng(0))
+    seen = 0
+    for step in graph.steps:
+        for strategy in strategies(step, graph, 2):
+            if PARTIAL in strategy.placements.values() and not strategy.axis:
+                continue  # a linear step: of partial sums, below
+            _assert_rule(graph, step, strategy, one)
+            seen += 1
+    assert seen > 2 * len(graph.steps)
+
+
+def test_a_sum_of_partial_sums_is_the_partial_sum() -> None:
+    graph = feeding_layer()
+    one = _one_process(graph, np.random.default_rng(0))
+    step = graph.steps[-1]
+    (strategy,) = (one for one in strategies(step, graph, 2) if one.text == "partial sums")
+    _assert_rule(graph, step, strategy, one)
+
+
+def _wrong_rows(step: Step, _: LayerGraph) -> Iterator[Strategy]:
+    """As if rows did not matter to one another's sums."""
+    yield Strategy("E", dict.fromkeys((*step.inputs, *step.outputs), Placement("E")))
+
+
+def _wrong_contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+    """As if what is summed over were there at once."""
+    values = {name: graph.values[name].axes for name in (*step.inputs, *step.outputs)}
+    if "f" not in values[step.outputs[0]]:
+        yield Strategy("f", {name: Placement("f") if "f" in axes else REPLICATED for name, axes in values.items()})
+
+
+@pytest.mark.parametrize(("family", "wrong"), [(Family.ROWS, _wrong_rows), (Family.CONTRACTION, _wrong_contraction)])
+def test_a_wrong_rule_is_caught(
+    family: Family, wrong: Callable[[Step, LayerGraph], Iterator[Strategy]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = feeding_layer(experts=True)
+    one = _one_process(graph, np.random.default_rng(0))
+    monkeypatch.setattr(rules, "_RULES", {**rules._RULES, family: wrong})
+    caught = 0
+    for step in graph.steps:
+        if step.family is family and all("E" in graph.values[name].axes for name in step.inputs):
+            for strategy in strategies(step, graph, 2)[1:]:
+                with pytest.raises(AssertionError):
+                    _assert_rule(graph, step, strategy, one)
+                caught += 1
+    assert caught
+
+
+def _assert_runs(graph: LayerGraph, scheme: Scheme, one: OneProcess) -> None:
+    ranks = SimulatedRanks(graph, scheme, LENGTHS, np.random.default_rng(3))
+    ranks.run(one.values[graph.arriving], {w.name: one.values[w.name] for w in graph.weights}, one.gradient)
+
+    def assert_alike(name: str, place: Placement, parts: list[Array], full: Array) -> None:
+        found = joined(parts, graph.values[name].axes, place)
+        np.testing.assert_allclose(found, full, rtol=0, atol=1e-12 * max(1.0, float(np.abs(full).max())))
+
+    border = scheme.border
+    assert_alike(graph.leaving, border, ranks.there[graph.leaving, border], one.values[graph.leaving])
+    assert_alike(graph.arriving, border, ranks.gradients[graph.arriving, border], one.gradients[graph.arriving])
+    for weight in graph.weights:
+        (place, parts), *_ = ((p, parts) for (name, p), parts in ranks.gradients.items() if name == weight.name)
+        assert_alike(weight.name, place, parts, one.gradients[weight.name])
+        laid = scheme.weights[weight.name]
+        assert place in (laid, REPLICATED, PARTIAL), "it goes to where the weight lies, by a sum or a slice"
+
+
+@pytest.mark.parametrize("seed", long_after(4, range(24)))
+@pytest.mark.parametrize("layer", LAYERS)
+def test_found_schemes_train_as_one_process_does(layer: str, seed: int) -> None:
+    graph = LAYERS[layer]()
+    one = _one_process(graph, np.random.default_rng(seed))
+    program = SchemeProgram(graph, 2, RandomPrices(seed), [REPLICATED, Placement("s")][seed % 2])
+    least, free = program.least_held_bytes(4), program.fastest(4)
+    assert free is not None
+    most = least + [1.0, 0.3, 0.01][seed % 3] * (free.figures.held_bytes(4) - least)
+    scheme = program.fastest(4, most)
+    assert scheme is not None
+    assert scheme.figures.held_bytes(4) <= most * (1.0 + 1e-9)
+    _assert_runs(graph, scheme, one)
