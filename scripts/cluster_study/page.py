@@ -39,26 +39,26 @@ class StudyRun:
 _PAGE = """\
 # A study on a cluster
 
-`{sweep}` asks for the best plan of each model on each GPU, number of nodes, batch, precision and runtime: {points:,}
-points, each what `piper-ray plan` answers. {planned:,} have a plan, {infeasible:,} do not fit, {refused:,} are refused,
-as the GPU or the runtime cannot do what is asked, and {failed:,} failed. No plan of any combination takes less than a
-plan's step by more than its gap: {median_gap:.2f} % in the median, {most_gap:.2f} % at most.
+`{sweep}` asks `piper-ray plan` for the best plan of each model on each GPU, number of nodes, batch, precision and
+runtime: {points:,} points. {planned:,} have a plan, {infeasible:,} do not fit, {refused:,} are refused because the GPU
+or the runtime cannot do what is asked, and {failed:,} failed. A plan's gap limits how much faster any other
+combination can be: {median_gap:.2f} % in the median, {most_gap:.2f} % at most.
 
-`scripts/study` runs it and writes this page; [every point](study.csv) is there as a table. [How to
-sweep](how-to/sweep.md#plans) says how to run one of your own.
+`scripts/study` runs it and writes this page. [A table](study.csv) has every point. [How to
+sweep](how-to/sweep.md#plans) shows how to run your own.
 
 ## What it took
 
-Machines are sets of Linux namespaces on one computer, with addresses and processes of their own, as in `tests/faults`.
+A machine is a set of Linux namespaces on one computer, with its own address and processes, as in `tests/faults`.
 
 | | |
 |---|---|
 | points done | {done:,}, {ran} |
 | wall time | {wall_s:,.0f} s, {start_s:,.0f} s of it to start the driver |
-| workers' time | {worker_s:,.0f} s in {run_s:,.0f} s: of each from when it joined to when it was lost |
+| workers' time | {worker_s:,.0f} s in {run_s:,.0f} s: of each worker, from its start to its loss |
 | worker share | {cpu_share:.2f}: CPU of points over the workers' time; {share:.2f} by the clock |
 | cost of a point | {mean} of CPU in the mean, {median} in the median, {most} at most |
-| points sent again | {again:,}: those that a lost machine, or one late, had |
+| points sent again | {again:,}: those of a lost or late machine |
 | machines | two of one CPU each, the driver on a third{events} |
 | on | {facts} |
 {told}

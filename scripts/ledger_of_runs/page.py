@@ -24,34 +24,37 @@ _ABOUT = """\
 # A ledger of published runs
 
 `scripts/ledger` makes this page. It has every run of `tests/data/runs` that papers, logs and vendors published with a
-pipeline and a step time, and beside each run the best plan for the same model, batch and GPUs. For each run there are
-two figures: x is how much longer a step of its layout takes than one of the best plan, both by our estimate; y is the
-error of that estimate for the run's own step.
+pipeline and a step time, and beside each run the best plan for the same model, batch and GPUs. Each run has two
+figures. x is how much longer a step of its layout takes than one of the best plan, both by our estimate. y is the error
+of that estimate for the run's own step.
 
-- **Its layout** is valued as a plan among all others: its stages, degrees, microbatches, recomputation and sharding.
-  y is (predicted - published) / published.
-- **The best plan** is that of `plan` under the rules of the runtime that ran it: the same schedule, precision, batch
-  and sequence; any microbatch, d, t, p, number of chunks and recomputation that its software knows; the optimizer's
-  state shared among replicas if the run shared it; the run's degrees of context and expert parallelism, or none. As
-  much of the gradients' sums hides as in the run's layout, and the optimizer takes as long.
-- **x, finer**: the same with both layouts priced link by link, as `scripts/validate_estimates` prices published runs.
-  There chunks hand over their tensors while passes run; the planner adds the transfers to the passes. So layouts of
-  many chunks are faster by the finer price.
-- **Gap**: the search proves that no such plan takes less than the best one's step by more.
-- **Certified**: the share of the best plan's step that a certificate proves, without the solver, of all plans with its
-  microbatches and mode; under a schedule with chunks, with as many chunks. Prices alone prove these, and less.
-- **Memory** is all that there is, none left free. The search goes by the planner's estimate. Where that says that the
-  run's own layout takes more, all plans may; and where the best plan does not fit by the finer estimate that published
-  peaks are [compared with](estimates.md), which charges each moment by itself, plans are left less until it does.
+- **Its layout** is valued like any other plan: its stages, degrees, microbatches, recomputation and sharding. y is
+  (predicted - published) / published.
+- **The best plan** is that of `plan` under the rules of the runtime that ran it. Schedule, precision, batch and
+  sequence are those of the run. The search chooses any microbatch, d, t, p, number of chunks and recomputation that
+  the software supports. It shards the optimizer state over replicas if the run did, and takes the run's degrees of
+  context and expert parallelism, or none. The same share of the gradients' reduction is hidden, and the optimizer
+  takes as long.
+- **x, finer**: x with both layouts priced link by link, as `scripts/validate_estimates` prices published runs. There
+  chunks transfer their tensors while passes run; the planner adds the transfers to the passes. So layouts of many
+  chunks are faster by the finer price.
+- **Gap**: no such plan is faster than the best one by more than this share. The search proves it.
+- **Certified**: the share of the best plan's step that a certificate proves without the solver, for all plans with its
+  microbatches and mode. Under a schedule with chunks it is for plans with as many chunks; there only prices prove it,
+  so it is less.
+- **Memory**: plans may use all of it. The search uses the planner's estimate. If the run's own layout exceeds the
+  memory by that estimate, all plans may exceed it as much. A finer estimate charges each moment separately; it is the
+  one that published peaks are [compared with](estimates.md). If the best plan does not fit by it, plans get less
+  memory until one does.
 
-Each row's workload, plan and certificate are in `docs/ledger`, and anyone may check them:
+`docs/ledger` has the workload, plan and certificate of each row. To check a row:
 
     piper-ray verify docs/ledger/RUN.toml docs/ledger/RUN.plan.json --certificate docs/ledger/RUN.certificate
 
-A test does so for all rows; of every fourth it makes workload and layout's step anew from what is published of the run.
-{download}`All figures <ledger/ledger.csv>` are in one table: `layout_step_s` and `best_layout_step_s` are by the finer
-price, `predicted_step_s` and `best_step_s` by the planner's; `same_..._step_s` are of best plans that keep to one thing
-of the layout."""
+A test checks all rows. For every fourth it also makes the workload and the layout's step again from the published
+figures. {download}`One table <ledger/ledger.csv>` has all figures: `layout_step_s` and `best_layout_step_s` by the
+finer price, `predicted_step_s` and `best_step_s` by the planner's. `same_..._step_s` are of best plans that share one
+setting with the layout."""
 
 _SURPRISING = f"{100.0 * SURPRISING:.0f} %"
 
@@ -144,10 +147,10 @@ def _summary_row(name: str, rows: Sequence[Row]) -> str:
 _SLOW = f"""\
 ## Layouts that the model finds far from the best
 
-For each row with x above {_SURPRISING} the best plan was sought again among those that have one thing in common
-with the layout: its recomputation, its microbatches, or its t and d. The columns have x against that plan. A small
-figure means that the layout loses little by the rest, so this thing is what costs it. "Usual room" is x against the
-best plan that leaves as much memory free as `plan` does by default (`--headroom`)."""
+For each row with x above {_SURPRISING}, a second search looked for the best plan that shares one setting with the
+layout: its recomputation, its microbatches, or its t and d. The columns have x against that plan. If a figure is small,
+this setting causes most of x. "Usual room" is x against the best plan that leaves as much memory free as `plan` does by
+default (`--headroom`)."""
 
 _SLOW_HEAD = (
     "| run | x | x, finer | same recomputation | same microbatches | same t and d | usual room | what costs it |",
@@ -157,12 +160,12 @@ _SLOW_HEAD = (
 _WRONG = f"""\
 ## Runs that the model does not predict
 
-Each layout with y above {_SURPRISING} was priced again with one assumption changed: which exchanges run beside
-passes, how tokens reach experts, how experts are spread, what CUDA graphs capture, or the precision of products. Where
-more than half of y is left, no single change explains it."""
+Each layout with y above {_SURPRISING} was priced again with one assumption changed: which communication runs beside
+passes, how tokens reach experts, how experts are placed, what CUDA graphs capture, or the precision of matrix products.
+If more than half of y is left, no single change explains it."""
 
 _ODD = """\
-## Other rows to be read with care"""
+## Other rows to read with care"""
 
 
 def _surprises(rows: Sequence[Row]) -> Iterator[str]:

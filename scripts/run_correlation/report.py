@@ -49,8 +49,8 @@ def agreement(points: Sequence[Point]) -> str:
     right, pairs = ordered(points)
     return (
         f"Correlation {correlation:.4f}, mean error {100.0 * fmean(abs(point.error) for point in points):.1f} %, "
-        f"largest {100.0 * max(abs(point.error) for point in points):.1f} %; of {pairs} pairs of plans of one model "
-        f"whose steps differ by more than they spread {right} are in the right order."
+        f"largest {100.0 * max(abs(point.error) for point in points):.1f} %; {right} of {pairs} pairs of plans of one "
+        "model are in the right order, among those whose steps differ by more than their spread."
     )
 
 
@@ -92,15 +92,15 @@ def draw(points: Sequence[Point], folder: Path) -> None:
 _ABOUT = """\
 # What plans promise, and what real runs take
 
-Made by `scripts/correlation`. Each plan is trained by `piper-ray run`, with torch's pipelines over gloo and a process
-of one thread for each rank. What it is predicted to take comes from `piper-ray profile` and `piper-ray simulate` alone:
-layers measured one by one, and nothing of the run. The GPT really trains on two cores; plans for 4 and 8 ranks are run
-with layers that sleep in proportion to what the GPT's take."""
+`scripts/correlation` makes this page. `piper-ray run` trains by each plan, with torch's pipelines over gloo and a
+process of one thread for each rank. The predicted step comes from `piper-ray profile`, which measures layers one by
+one, and from `piper-ray simulate`; nothing of the run goes into it. The GPT really trains on two cores. Plans for 4 and
+8 ranks run with layers that sleep in proportion to the times of the GPT's layers."""
 
 _TERMS = """\
-A step lasts from its common start until the last rank has updated its weights. Measured is the median, spread is from
-the first to the third quartile, error is the prediction's. Replicas sum their gradients, and AdamW takes its step, at
-rates that were measured with two processes at once."""
+A step lasts from its common start until the last rank has updated its weights. The measured step is the median, the
+spread is from the first to the third quartile, the error is that of the prediction. The rates at which replicas sum
+gradients and AdamW updates weights were measured with two processes at once."""
 
 
 def page(points: Sequence[Point], facts: Sequence[str]) -> str:
@@ -144,16 +144,16 @@ def learnt_rows(losses: Mapping[str, Sequence[float]]) -> list[str]:
 _ASYNCHRONOUS = """\
 ## Pipelines that never drain
 
-Made by `scripts/correlation asynchronous`, a run of its own. `piper-ray run` trains with the schedules of the two
-papers behind this project's problem: 2BW's two versions of the weights, and PipeDream's version for each microbatch
-in flight. Layers sleep as above. Promised is what the slowest stage takes for a batch, as both papers have it;
-simulated is what `piper-ray simulate` finds; measured is the time from the end of a batch to that of the next, with
-none that drain."""
+`scripts/correlation asynchronous` makes this part in its own run. `piper-ray run` trains with the schedules of the two
+papers behind this project's problem: 2BW has two versions of the weights, PipeDream one for each microbatch in
+flight. Layers sleep as above. The promised step is the time of the slowest stage for a batch, as in both papers. The
+simulated step is that of `piper-ray simulate`. The measured step is the time from the end of a batch to the end of the
+next; no batch drains the pipeline."""
 
 _LEARNT = """\
-Late weights and training: a GPT of four blocks on two ranks learns to count, in batches of 8 microbatches, with the
-same AdamW (1e-4) under each schedule. The figures are losses, means of ten batches. PipeDream updates after each
-microbatch, 8 times as often as the others: compare its two rows with each other."""
+How old weights change training: a GPT of four blocks on two ranks learns to count, in batches of 8 microbatches, with
+the same AdamW (1e-4) under each schedule. The figures are losses, means of ten batches. PipeDream updates after each
+microbatch, 8 times as often as the others, so compare its two rows only with each other."""
 
 
 def asynchronous_page(points: Sequence[Point], losses: Mapping[str, Sequence[float]]) -> str:

@@ -57,7 +57,7 @@ def test_a_page_of_two_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert all(path.stat().st_size for path in written)
     page = written[0].read_text()
     for text in (
-        "8\npoints, each what `piper-ray plan` answers. 8 have a plan, 0 do not fit, 0 are refused",
+        "runtime: 8 points. 8 have a plan, 0 do not fit, 0 are refused",
         "| points done | 8, in 2 runs, each going on with the one before |",
         "| wall time | 120 s, 4 s of it to start the driver |",
         "| workers' time | 180 s in 100 s: ",
