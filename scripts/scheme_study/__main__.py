@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
+from typing import Any
 
 import piper_ray
 from piper_ray.model.instance import Instance
@@ -61,7 +62,8 @@ def _blocks(case: _Case) -> list[str]:
     """A row for each degree and memory: that of sequence parallelism, and of it with everything recomputed."""
     rows = []
     for of in case.found:
-        sizes, times = {}, {}
+        sizes: dict[str, Any] = {}
+        times: dict[str, Any] = {}
         for words, result in (("Megatron", case.megatron), ("context", case.context)):
             for mode in result.modes[of.kind.key]:
                 if mode.devices == of.degree and mode.optimizer_shards == 1:

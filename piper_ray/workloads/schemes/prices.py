@@ -6,7 +6,7 @@ the tokens, or as one of t of tensor parallelism. Exchanges cost what those of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Protocol
 
@@ -157,8 +157,9 @@ class EstimatedPrices:
         """One way of the two that the estimator's exchange has. expert_tensor: devices that share an expert."""
         (exchange,) = (one for one in self.of.kind.exchanges if one.expert_bytes)
         degree = self.of.degree
-        spread = {} if expert_tensor == 1 else {"experts": degree // expert_tensor, "expert_tensor": expert_tensor}
-        mode = LayerMode(degree=degree, sequence_parallel=True, **spread)
+        mode = LayerMode(degree=degree, sequence_parallel=True)
+        if expert_tensor > 1:
+            mode = replace(mode, experts=degree // expert_tensor, expert_tensor=expert_tensor)
         return 0.5 * exchange_s(exchange, self.of.kind, mode, self.setting.stack)
 
     def once_s(self, value: Value) -> float:
