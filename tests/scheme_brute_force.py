@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 from piper_ray.workloads.estimate.costs import idle_s
-from piper_ray.workloads.schemes.graph import PARTIAL, LayerGraph, Placement, Value
-from piper_ray.workloads.schemes.prices import Phase, Prices
+from piper_ray.workloads.schemes.graph import PARTIAL, OperatorGraph, TensorPlacement, Value
+from piper_ray.workloads.schemes.prices import PassPhase, SchemePrices
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 
 Choice = Mapping[str, Strategy]
@@ -16,7 +16,9 @@ Paid = tuple[float, float, float, float]
 """Bytes in all, seconds of the GPU in the forward and in the backward pass, and seconds once a batch."""
 
 
-def least_s(graph: LayerGraph, degree: int, prices: Prices, border: Placement, limit: tuple[float, float]) -> float:
+def least_s(
+    graph: OperatorGraph, degree: int, prices: SchemePrices, border: TensorPlacement, limit: tuple[float, float]
+) -> float:
     """The least time within a limit: microbatches in flight, and bytes; infinite if nothing is within it."""
     twin = _Twin(graph, degree, prices, border, limit)
     return min(twin.times(), default=float("inf"))
@@ -24,7 +26,12 @@ def least_s(graph: LayerGraph, degree: int, prices: Prices, border: Placement, l
 
 class _Twin:
     def __init__(
-        self, graph: LayerGraph, degree: int, prices: Prices, border: Placement, limit: tuple[float, float]
+        self,
+        graph: OperatorGraph,
+        degree: int,
+        prices: SchemePrices,
+        border: TensorPlacement,
+        limit: tuple[float, float],
     ) -> None:
         self.graph, self.degree, self.prices, self.border = graph, degree, prices, border
         self.in_flight, self.most_bytes = limit
@@ -109,7 +116,7 @@ class _Twin:
             assert source is not None
             remade = {again[made.name].placements[value.name]} if made is not None and made.name in again else set()
             for kept in [()] if value.parameters else _subsets(places):
-                there_s = self._moves_s(value, {source}, read | {*kept}, Phase.FORWARD)
+                there_s = self._moves_s(value, {source}, read | {*kept}, PassPhase.FORWARD)
                 supply = {*kept} | remade | ({laid} if laid is not None else set())
                 back_s = self._back_s(value, supply, read_back)
                 share = sum(value.bytes / (self.degree if place.axis else 1) for place in kept)
@@ -119,7 +126,9 @@ class _Twin:
                 if there_s is not None and back_s is not None and of_gradient_s[0] is not None:
                     yield self.in_flight * share + state, there_s, back_s + of_gradient_s[0], of_gradient_s[1]
 
-    def _moves_s(self, value: Value, there: set[Placement], read: set[Placement], phase: Phase) -> float | None:
+    def _moves_s(
+        self, value: Value, there: set[TensorPlacement], read: set[TensorPlacement], phase: PassPhase
+    ) -> float | None:
         total = 0.0
         for place in read - there:
             found = [self.prices.move_s(value, source, place, phase) for source in there]
@@ -129,12 +138,12 @@ class _Twin:
             total += min(known)
         return total
 
-    def _back_s(self, value: Value, supply: set[Placement], read: set[Placement]) -> float | None:
+    def _back_s(self, value: Value, supply: set[TensorPlacement], read: set[TensorPlacement]) -> float | None:
         """Partial sums that are made again are summed at the forward pass's price."""
         total = 0.0
         for place in read - supply:
             found = [
-                self.prices.move_s(value, source, place, Phase.FORWARD if source.partial else Phase.KEPT)
+                self.prices.move_s(value, source, place, PassPhase.FORWARD if source.partial else PassPhase.KEPT)
                 for source in supply
             ]
             known = [seconds for seconds in found if seconds is not None]
@@ -152,22 +161,24 @@ class _Twin:
         sums = parts if len(parts) == 1 else (*graph.placements(value.name, self.degree), PARTIAL)
         totals = []
         for place in sums:
-            moves = [self._moves_s(value, {part}, {place}, Phase.GRADIENT) for part in parts]
-            moves.append(self._moves_s(value, {place}, {needed}, Phase.GRADIENT))
+            moves = [self._moves_s(value, {part}, {place}, PassPhase.GRADIENT) for part in parts]
+            moves.append(self._moves_s(value, {place}, {needed}, PassPhase.GRADIENT))
             if None not in moves:
                 totals.append(sum(move for move in moves if move is not None))
         return min(totals, default=None)
 
-    def _weight_s(self, value: Value, source: Placement, laid: Placement | None) -> tuple[float | None, float]:
+    def _weight_s(
+        self, value: Value, source: TensorPlacement, laid: TensorPlacement | None
+    ) -> tuple[float | None, float]:
         assert laid is not None
         if source == laid:
             return 0.0, 0.0
         if not laid.axis:
             return (0.0, self.prices.once_s(value)) if source.partial else (None, 0.0)
-        return (None if source.axis else self.prices.move_s(value, source, laid, Phase.GRADIENT)), 0.0
+        return (None if source.axis else self.prices.move_s(value, source, laid, PassPhase.GRADIENT)), 0.0
 
 
-def _subsets(places: Sequence[Placement]) -> list[tuple[Placement, ...]]:
+def _subsets(places: Sequence[TensorPlacement]) -> list[tuple[TensorPlacement, ...]]:
     return [some for count in range(len(places) + 1) for some in itertools.combinations(places, count)]
 
 

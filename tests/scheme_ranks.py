@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
@@ -20,11 +20,13 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 Ranks = list[Array]
 
 
-def shape_of(graph: LayerGraph, name: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
+def shape_of(graph: OperatorGraph, name: str, lengths: Mapping[str, int]) -> tuple[int, ...]:
     return tuple(lengths[axis] for axis in graph.values[name].axes)
 
 
-def placed(full: Array, axes: Sequence[str], placement: Placement, ranks: int, random: np.random.Generator) -> Ranks:
+def placed(
+    full: Array, axes: Sequence[str], placement: TensorPlacement, ranks: int, random: np.random.Generator
+) -> Ranks:
     """A tensor on ranks."""
     if placement.axis:
         return np.split(full, ranks, axes.index(placement.axis))
@@ -34,7 +36,7 @@ def placed(full: Array, axes: Sequence[str], placement: Placement, ranks: int, r
     return [*parts, full - np.sum(parts, axis=0)]
 
 
-def joined(parts: Ranks, axes: Sequence[str], placement: Placement) -> Array:
+def joined(parts: Ranks, axes: Sequence[str], placement: TensorPlacement) -> Array:
     """The tensor that ranks have."""
     if placement.axis:
         return np.concatenate(parts, axes.index(placement.axis))
@@ -53,7 +55,7 @@ def _letters(axes: Sequence[str], known: dict[str, str]) -> str:
 class Numbers:
     """The arithmetic of a graph's steps on whatever shards there are."""
 
-    graph: LayerGraph
+    graph: OperatorGraph
 
     def _axes(self, name: str) -> tuple[str, ...]:
         return self.graph.values[name].axes
@@ -74,17 +76,17 @@ class Numbers:
     def forward(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
         axes = self._axes(step.outputs[0])
         spread = [self._broadcast(name, inputs[name], axes) for name in step.inputs if step.family in _ALIKE]
-        if step.family is Family.CONTRACTION:
+        if step.family is OperatorFamily.CONTRACTION:
             known: dict[str, str] = {}
             parts = ",".join(_letters(self._axes(name), known) for name in step.inputs)
             text = f"{parts}->{_letters(axes, known)}"
             return {step.outputs[0]: np.einsum(text, *(inputs[name] for name in step.inputs))}
-        if step.family is Family.SUM:
+        if step.family is OperatorFamily.SUM:
             total: Array = reduce(np.add, spread)
             return dict.fromkeys(step.outputs, total)
-        if step.family is Family.POINTWISE:
+        if step.family is OperatorFamily.POINTWISE:
             return {step.outputs[0]: np.tanh(reduce(np.multiply, spread))}
-        if step.family is Family.ROWS:
+        if step.family is OperatorFamily.ROWS:
             return {step.outputs[0]: _softmax(reduce(np.add, spread), self._along(step))}
         q, k, v = (inputs[name] for name in step.inputs)
         scores = np.einsum("sad,zad->saz", q, k)
@@ -95,7 +97,7 @@ class Numbers:
 
     def backward(self, step: Step, inputs: Mapping[str, Array], gradient: Array) -> dict[str, Array]:
         axes = self._axes(step.outputs[0])
-        if step.family is Family.CONTRACTION:
+        if step.family is OperatorFamily.CONTRACTION:
             found = {}
             for name in step.inputs:
                 known: dict[str, str] = {}
@@ -108,7 +110,7 @@ class Numbers:
                 shape = [inputs[name].shape[k] if axis in own else 1 for k, axis in enumerate(self._axes(name))]
                 found[name] = np.broadcast_to(product.reshape(shape), inputs[name].shape)
             return found
-        if step.family is Family.ATTENTION:
+        if step.family is OperatorFamily.ATTENTION:
             q, k, v = (inputs[name] for name in step.inputs)
             weights = _softmax(np.einsum("sad,zad->saz", q, k), (2,))
             of_weights = np.einsum("sad,zad->saz", gradient, v)
@@ -120,9 +122,9 @@ class Numbers:
             )
             return dict(zip(step.inputs, parts_, strict=True))
         spread = {name: self._broadcast(name, inputs[name], axes) for name in step.inputs}
-        if step.family is Family.SUM:
+        if step.family is OperatorFamily.SUM:
             return {name: self._back(name, gradient, axes) for name in step.inputs}
-        if step.family is Family.POINTWISE:
+        if step.family is OperatorFamily.POINTWISE:
             product = reduce(np.multiply, spread.values())
             inner = gradient * (1.0 - np.tanh(product) ** 2)
             found = {}
@@ -135,7 +137,7 @@ class Numbers:
         return {name: self._back(name, inner, axes) for name in step.inputs}
 
 
-_ALIKE = (Family.SUM, Family.POINTWISE, Family.ROWS)
+_ALIKE = (OperatorFamily.SUM, OperatorFamily.POINTWISE, OperatorFamily.ROWS)
 
 
 def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
@@ -147,7 +149,7 @@ def _softmax(x: Array, axes: tuple[int, ...]) -> Array:
 class OneProcess:
     """The layer without any placement. values: all that it makes; gradients: of all."""
 
-    graph: LayerGraph
+    graph: OperatorGraph
     values: dict[str, Array]
     gradient: Array
     gradients: dict[str, Array] = field(default_factory=dict)
@@ -167,18 +169,18 @@ class OneProcess:
 class SimulatedRanks:
     """A scheme carried out. A value that is nowhere where a step needs it is a KeyError."""
 
-    graph: LayerGraph
+    graph: OperatorGraph
     scheme: Scheme
     lengths: Mapping[str, int]
     random: np.random.Generator
-    there: dict[tuple[str, Placement], Ranks] = field(default_factory=dict)
-    supply: dict[tuple[str, Placement], Ranks] = field(default_factory=dict)
-    gradients: dict[tuple[str, Placement], Ranks] = field(default_factory=dict)
+    there: dict[tuple[str, TensorPlacement], Ranks] = field(default_factory=dict)
+    supply: dict[tuple[str, TensorPlacement], Ranks] = field(default_factory=dict)
+    gradients: dict[tuple[str, TensorPlacement], Ranks] = field(default_factory=dict)
 
     def _strategy(self, step: Step, text: str) -> Strategy:
         return next(one for one in strategies(step, self.graph, self.scheme.degree) if one.text == text)
 
-    def _moved(self, name: str, source: Placement, target: Placement, ranks: Ranks) -> Ranks:
+    def _moved(self, name: str, source: TensorPlacement, target: TensorPlacement, ranks: Ranks) -> Ranks:
         axes = self.graph.values[name].axes
         return placed(joined(ranks, axes, source), axes, target, len(ranks), self.random)
 
@@ -221,20 +223,20 @@ class SimulatedRanks:
                 for name, made in self._step(step, strategy, there).items():
                     self.supply[name, strategy.placements[name]] = made
         axes = graph.values[graph.leaving].axes
-        parts: dict[str, list[tuple[Placement, Ranks]]] = {
+        parts: dict[str, list[tuple[TensorPlacement, Ranks]]] = {
             graph.leaving: [(scheme.border, placed(gradient, axes, scheme.border, count, self.random))]
         }
         for step in reversed(graph.steps):
             self._go_back(step, self._strategy(step, how[step.name].backward), parts)
         self._gather(graph.arriving, parts[graph.arriving])
 
-    def _make(self, name: str, placement: Placement, made: Ranks) -> None:
+    def _make(self, name: str, placement: TensorPlacement, made: Ranks) -> None:
         self.there[name, placement] = made
         for move in self.scheme.moves:
             if (move.when, move.value, move.source) == ("forward", name, placement):
                 self.there[name, move.target] = self._moved(name, placement, move.target, made)
 
-    def _needed(self, name: str, placement: Placement) -> Ranks:
+    def _needed(self, name: str, placement: TensorPlacement) -> Ranks:
         """In the backward pass."""
         if (name, placement) in self.supply:
             return self.supply[name, placement]
@@ -243,7 +245,7 @@ class SimulatedRanks:
                 return self._moved(name, move.source, placement, self.supply[name, move.source])
         raise KeyError(name, placement)
 
-    def _gather(self, name: str, parts: list[tuple[Placement, Ranks]]) -> None:
+    def _gather(self, name: str, parts: list[tuple[TensorPlacement, Ranks]]) -> None:
         """The value's gradient in one placement, and where it is moved to."""
         moves = {(one.source, one.target) for one in self.scheme.moves if (one.when, one.value) == ("part", name)}
         places = (*self.graph.placements(name, self.scheme.degree), PARTIAL)
@@ -256,7 +258,7 @@ class SimulatedRanks:
                 if (move.when, move.value, move.source) == ("gradient", name, place):
                     self.gradients[name, move.target] = self._moved(name, place, move.target, total)
 
-    def _go_back(self, step: Step, strategy: Strategy, parts: dict[str, list[tuple[Placement, Ranks]]]) -> None:
+    def _go_back(self, step: Step, strategy: Strategy, parts: dict[str, list[tuple[TensorPlacement, Ranks]]]) -> None:
         (made,) = step.outputs
         self._gather(made, parts[made])
         gradient = self.gradients[made, strategy.adjoint(made)]

@@ -7,8 +7,8 @@ from functools import cache
 
 import numpy as np
 
-from piper_ray.workloads.schemes.graph import Family, LayerGraph, Placement, Step, Value
-from piper_ray.workloads.schemes.prices import Phase, StepPrice, WeightBytes
+from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, TensorPlacement, Value
+from piper_ray.workloads.schemes.prices import PassPhase, StepPrice, WeightBytes
 from piper_ray.workloads.schemes.rules import Strategy
 
 LENGTHS = {"s": 4, "h": 3, "a": 4, "d": 2, "f": 8, "E": 4}
@@ -42,9 +42,9 @@ class RandomPrices:
         forward_s, backward_s = share * self._random("forward", *key), 2.0 * share * self._random("backward", *key)
         return StepPrice(forward_s, backward_s, host[0], host[1], host[2], 0.5 * backward_s)
 
-    def move_s(self, value: Value, source: Placement, target: Placement, phase: Phase) -> float | None:
+    def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
         if target.partial:
-            return 0.0 if phase is Phase.GRADIENT and not source.partial else None
+            return 0.0 if phase is PassPhase.GRADIENT and not source.partial else None
         if target.axis and not (source.axis or source.partial):
             return 0.0
         return 0.3 * self._random("move", value.name, source.text, target.text, phase.value)
@@ -53,18 +53,18 @@ class RandomPrices:
         return 0.1 * self._random("once", value.name)
 
 
-def made(lengths: dict[str, int], steps: tuple[Step, ...], axes: dict[str, str], weights: str = "") -> LayerGraph:
+def made(lengths: dict[str, int], steps: tuple[Step, ...], axes: dict[str, str], weights: str = "") -> OperatorGraph:
     """axes: of each value, a letter each. weights: names of values, with blanks between."""
     values = {}
     for name, letters in axes.items():
         count = float(np.prod([lengths[axis] for axis in letters]))
         values[name] = Value(name, tuple(letters), 2.0 * count, count if name in weights.split() else 0.0)
-    return LayerGraph("small", values, steps, "x", steps[-1].outputs[0], SIZES)
+    return OperatorGraph("small", values, steps, "x", steps[-1].outputs[0], SIZES)
 
 
-def attention_layer() -> LayerGraph:
+def attention_layer() -> OperatorGraph:
     """A norm, attention with three projections in and one out, and a residual sum."""
-    rows, product = Family.ROWS, Family.CONTRACTION
+    rows, product = OperatorFamily.ROWS, OperatorFamily.CONTRACTION
 
     def projected(name: str) -> Step:
         return Step(f"to {name}", product, ("n", f"W{name}"), (name,), (), ("n", f"W{name}"))
@@ -72,30 +72,30 @@ def attention_layer() -> LayerGraph:
     steps = (
         Step("norm", rows, ("x", "g"), ("n",), ("h",), ("x", "g")),
         *(projected(name) for name in "qkv"),
-        Step("core", Family.ATTENTION, tuple("qkv"), ("o",), ("s",), tuple("qkv"), on_ring=True),
+        Step("core", OperatorFamily.ATTENTION, tuple("qkv"), ("o",), ("s",), tuple("qkv"), on_ring=True),
         Step("out", product, ("o", "Wo"), ("p",), (), ("o", "Wo")),
-        Step("sum", Family.SUM, ("x", "p"), ("y",)),
+        Step("sum", OperatorFamily.SUM, ("x", "p"), ("y",)),
     )
     heads = dict.fromkeys("qkvo", "sad") | {f"W{name}": "had" for name in "qkv"} | {"Wo": "adh"}
     return made(LENGTHS, steps, {"x": "sh", "g": "h", "n": "sh", "p": "sh", "y": "sh", **heads}, "g Wq Wk Wv Wo")
 
 
-def feeding_layer(experts: bool = False) -> LayerGraph:
+def feeding_layer(experts: bool = False) -> OperatorGraph:
     """A norm, two products with a function between, with experts or without, and a residual sum."""
-    product = Family.CONTRACTION
+    product = OperatorFamily.CONTRACTION
     routed = (
         Step("scores", product, ("n", "R"), ("l",), (), ("n", "R")),
-        Step("route", Family.ROWS, ("l",), ("r",), ("E",), ("l",)),
+        Step("route", OperatorFamily.ROWS, ("l",), ("r",), ("E",), ("l",)),
         Step("send", product, ("n", "r"), ("c",), (), ("n", "r")),
     )
     read, inner, e = ("c", "sEf", "E") if experts else ("n", "sf", "")
     steps = (
-        Step("norm", Family.ROWS, ("x",), ("n",), ("h",), ("x",)),
+        Step("norm", OperatorFamily.ROWS, ("x",), ("n",), ("h",), ("x",)),
         *(routed if experts else ()),
         Step("in", product, (read, "W"), ("u",), (), (read, "W")),
-        Step("function", Family.POINTWISE, ("u",), ("v",), (), ("u",)),
+        Step("function", OperatorFamily.POINTWISE, ("u",), ("v",), (), ("u",)),
         Step("out", product, ("v", "V"), ("p",), (), ("v", "V")),
-        Step("sum", Family.SUM, ("x", "p"), ("y",)),
+        Step("sum", OperatorFamily.SUM, ("x", "p"), ("y",)),
     )
     axes = {"x": "sh", "n": "sh", "u": inner, "v": inner, "W": f"{e}hf", "V": f"{e}fh", "p": "sh", "y": "sh"}
     axes |= {"R": "hE", "l": "sE", "r": "sE", "c": "sEh"} if experts else {}

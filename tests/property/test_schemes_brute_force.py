@@ -4,40 +4,40 @@ from __future__ import annotations
 
 import pytest
 
-from piper_ray.workloads.schemes.graph import REPLICATED, Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.graph import REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 from piper_ray.workloads.schemes.program import SchemeProgram
 from tests.lengths import long_after
 from tests.scheme_brute_force import least_s
 from tests.scheme_support import RandomPrices, made
 
-_PRODUCT = Step("product", Family.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W"))
+_PRODUCT = Step("product", OperatorFamily.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W"))
 
 
-def _chain() -> LayerGraph:
+def _chain() -> OperatorGraph:
     """Two products with a function between."""
     steps = (
         _PRODUCT,
-        Step("function", Family.POINTWISE, ("u",), ("v",), (), ("u",)),
-        Step("back", Family.CONTRACTION, ("v", "V"), ("y",), (), ("v", "V")),
+        Step("function", OperatorFamily.POINTWISE, ("u",), ("v",), (), ("u",)),
+        Step("back", OperatorFamily.CONTRACTION, ("v", "V"), ("y",), (), ("v", "V")),
     )
     return made({"s": 4, "f": 8, "h": 3}, steps, {"x": "h", "u": "f", "v": "f", "W": "hf", "V": "fh", "y": "h"}, "W V")
 
 
-def _beside() -> LayerGraph:
+def _beside() -> OperatorGraph:
     """A norm that two read, and a sum."""
     steps = (
-        Step("norm", Family.ROWS, ("x",), ("n",), ("h",), ("x",)),
-        Step("one", Family.POINTWISE, ("n",), ("u",), (), ("n",)),
-        Step("sum", Family.SUM, ("n", "u"), ("y",)),
+        Step("norm", OperatorFamily.ROWS, ("x",), ("n",), ("h",), ("x",)),
+        Step("one", OperatorFamily.POINTWISE, ("n",), ("u",), (), ("n",)),
+        Step("sum", OperatorFamily.SUM, ("n", "u"), ("y",)),
     )
     return made({"s": 4, "h": 3}, steps, dict.fromkeys("xnuy", "sh"))
 
 
 @pytest.mark.parametrize("seed", long_after(4, range(16)))
 @pytest.mark.parametrize("graph", [_chain(), _beside()], ids=["chain", "beside"])
-def test_no_scheme_is_faster(graph: LayerGraph, seed: int) -> None:
+def test_no_scheme_is_faster(graph: OperatorGraph, seed: int) -> None:
     prices = RandomPrices(seed, with_host=bool(seed % 2))
-    border = REPLICATED if "s" not in graph.values["x"].axes or seed % 3 else Placement("s")
+    border = REPLICATED if "s" not in graph.values["x"].axes or seed % 3 else TensorPlacement("s")
     program = SchemeProgram(graph, 2, prices, border)
     least, free = program.least_held_bytes(2), program.fastest(2)
     assert free is not None

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from piper_ray.workloads.schemes import rules
-from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
@@ -16,14 +16,14 @@ from tests.lengths import long_after
 from tests.scheme_ranks import Array, Numbers, OneProcess, SimulatedRanks, joined, placed, shape_of
 from tests.scheme_support import LENGTHS, RandomPrices, attention_layer, feeding_layer
 
-LAYERS: dict[str, Callable[[], LayerGraph]] = {
+LAYERS: dict[str, Callable[[], OperatorGraph]] = {
     "attention": attention_layer,
     "feeding": feeding_layer,
     "experts": lambda: feeding_layer(experts=True),
 }
 
 
-def _one_process(graph: LayerGraph, random: np.random.Generator) -> OneProcess:
+def _one_process(graph: OperatorGraph, random: np.random.Generator) -> OneProcess:
     given = [graph.arriving, *(weight.name for weight in graph.weights)]
     values = {name: random.normal(size=shape_of(graph, name, LENGTHS)) for name in given}
     one = OneProcess(graph, values, random.normal(size=shape_of(graph, graph.leaving, LENGTHS)))
@@ -31,11 +31,11 @@ def _one_process(graph: LayerGraph, random: np.random.Generator) -> OneProcess:
     return one
 
 
-def _assert_rule(graph: LayerGraph, step: Step, strategy: Strategy, one: OneProcess) -> None:
+def _assert_rule(graph: OperatorGraph, step: Step, strategy: Strategy, one: OneProcess) -> None:
     """Shards of the inputs give shards of the outputs, and of the gradients those that the adjoint says."""
     random, ranks, numbers = np.random.default_rng(1), 2, Numbers(graph)
 
-    def on_ranks(name: str, full: Array, placement: Placement) -> list[Array]:
+    def on_ranks(name: str, full: Array, placement: TensorPlacement) -> list[Array]:
         return placed(full, graph.values[name].axes, placement, ranks, random)
 
     inputs = {name: on_ranks(name, one.values[name], strategy.placements[name]) for name in step.inputs}
@@ -79,21 +79,25 @@ def test_a_sum_of_partial_sums_is_the_partial_sum() -> None:
     _assert_rule(graph, step, strategy, one)
 
 
-def _wrong_rows(step: Step, _: LayerGraph) -> Iterator[Strategy]:
+def _wrong_rows(step: Step, _: OperatorGraph) -> Iterator[Strategy]:
     """As if rows did not matter to one another's sums."""
-    yield Strategy("E", dict.fromkeys((*step.inputs, *step.outputs), Placement("E")))
+    yield Strategy("E", dict.fromkeys((*step.inputs, *step.outputs), TensorPlacement("E")))
 
 
-def _wrong_contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _wrong_contraction(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """As if what is summed over were there at once."""
     values = {name: graph.values[name].axes for name in (*step.inputs, *step.outputs)}
     if "f" not in values[step.outputs[0]]:
-        yield Strategy("f", {name: Placement("f") if "f" in axes else REPLICATED for name, axes in values.items()})
+        yield Strategy(
+            "f", {name: TensorPlacement("f") if "f" in axes else REPLICATED for name, axes in values.items()}
+        )
 
 
-@pytest.mark.parametrize(("family", "wrong"), [(Family.ROWS, _wrong_rows), (Family.CONTRACTION, _wrong_contraction)])
+@pytest.mark.parametrize(
+    ("family", "wrong"), [(OperatorFamily.ROWS, _wrong_rows), (OperatorFamily.CONTRACTION, _wrong_contraction)]
+)
 def test_a_wrong_rule_is_caught(
-    family: Family, wrong: Callable[[Step, LayerGraph], Iterator[Strategy]], monkeypatch: pytest.MonkeyPatch
+    family: OperatorFamily, wrong: Callable[[Step, OperatorGraph], Iterator[Strategy]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = feeding_layer(experts=True)
     one = _one_process(graph, np.random.default_rng(0))
@@ -108,11 +112,11 @@ def test_a_wrong_rule_is_caught(
     assert caught
 
 
-def _assert_runs(graph: LayerGraph, scheme: Scheme, one: OneProcess) -> None:
+def _assert_runs(graph: OperatorGraph, scheme: Scheme, one: OneProcess) -> None:
     ranks = SimulatedRanks(graph, scheme, LENGTHS, np.random.default_rng(3))
     ranks.run(one.values[graph.arriving], {w.name: one.values[w.name] for w in graph.weights}, one.gradient)
 
-    def assert_alike(name: str, place: Placement, parts: list[Array], full: Array) -> None:
+    def assert_alike(name: str, place: TensorPlacement, parts: list[Array], full: Array) -> None:
         found = joined(parts, graph.values[name].axes, place)
         np.testing.assert_allclose(found, full, rtol=0, atol=1e-12 * max(1.0, float(np.abs(full).max())))
 
@@ -131,7 +135,7 @@ def _assert_runs(graph: LayerGraph, scheme: Scheme, one: OneProcess) -> None:
 def test_found_schemes_train_as_one_process_does(layer: str, seed: int) -> None:
     graph = LAYERS[layer]()
     one = _one_process(graph, np.random.default_rng(seed))
-    program = SchemeProgram(graph, 2, RandomPrices(seed), [REPLICATED, Placement("s")][seed % 2])
+    program = SchemeProgram(graph, 2, RandomPrices(seed), [REPLICATED, TensorPlacement("s")][seed % 2])
     least, free = program.least_held_bytes(4), program.fastest(4)
     assert free is not None
     most = least + [1.0, 0.3, 0.01][seed % 3] * (free.figures.held_bytes(4) - least)

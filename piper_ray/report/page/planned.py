@@ -26,7 +26,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedPage:
     """title: of the page. others: the best plans of other cells, the plan itself first. settling: what tells them
     apart."""
 
@@ -36,14 +36,14 @@ class Planned:
     settling: tuple[str, ...]
 
 
-def planned_of(found: FoundPlans, figures: Figures) -> Planned:
+def planned_of(found: FoundPlans, figures: Figures) -> PlannedPage:
     """What ``plan`` knows of its plan beside the plan itself."""
     heads, rows = other_plans(found)
     columns = [
         PageColumn(head.replace(" ", "-"), head, partial(_cell, place), numeric=head not in OF_WORDS)
         for place, head in enumerate(heads)
     ]
-    return Planned(
+    return PlannedPage(
         title=f"{found.demand.model.name} on {found.best.instance.devices:,} {found.demand.gpu}",
         tiles=tuple(_tiles(found, figures)),
         others=PageTable.of(columns, rows),

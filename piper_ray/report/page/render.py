@@ -15,7 +15,7 @@ from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
 from piper_ray.report.page import tables
 from piper_ray.report.page.pictures import memory_picture, placement
-from piper_ray.report.page.planned import Planned
+from piper_ray.report.page.planned import PlannedPage
 from piper_ray.report.page.subject import Subject
 from piper_ray.report.plots.timeline import timeline_element
 from piper_ray.report.simulated import findings
@@ -26,7 +26,7 @@ from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 
 
-def page_html(subject: Subject, planned: Planned | None = None) -> str:
+def page_html(subject: Subject, planned: PlannedPage | None = None) -> str:
     """The same bytes for the same subject. planned: of a plan that ``piper-ray plan`` found; None compares with other
     planners."""
     found = subject.valued
@@ -63,7 +63,7 @@ def page_html(subject: Subject, planned: Planned | None = None) -> str:
     )
 
 
-def write_page(subject: Subject, path: Path, planned: Planned | None = None) -> None:
+def write_page(subject: Subject, path: Path, planned: PlannedPage | None = None) -> None:
     """Whole or not at all. Raises UsageError if the file cannot be written."""
     write_atomically(path, page_html(subject, planned))
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.graph import REPLICATED, LayerGraph, Placement
+from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
 from piper_ray.workloads.schemes.layers import TOKENS, graph_of
 from piper_ray.workloads.schemes.names import name_of
-from piper_ray.workloads.schemes.prices import EstimatedPrices, Prices
+from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import Scheme
 
-BORDERS = Placement(TOKENS), REPLICATED
+BORDERS = TensorPlacement(TOKENS), REPLICATED
 """Where the values between layers may lie: one of the two in a whole plan."""
 
 _STEPS = 8
@@ -31,7 +31,7 @@ class FoundScheme:
 
 
 def within_limits(
-    graph: LayerGraph, degree: int, prices: Prices, border: Placement, in_flight: Sequence[float]
+    graph: OperatorGraph, degree: int, prices: SchemePrices, border: TensorPlacement, in_flight: Sequence[float]
 ) -> Iterator[Scheme]:
     """The fastest schemes, with less and less memory, for each number of microbatches in flight."""
     program = SchemeProgram(graph, degree, prices, border)

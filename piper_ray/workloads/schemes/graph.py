@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cached_property
 
 
-class Family(Enum):
+class OperatorFamily(Enum):
     """What an operator does, as far as placements go (``rules``).
 
     CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
@@ -24,7 +24,7 @@ class Family(Enum):
 
 
 @dataclass(frozen=True, order=True)
-class Placement:
+class TensorPlacement:
     """Of a value on t devices. axis: each has 1/t of it along that axis; "": each has all of it, or, if partial, an
     addend of its shape."""
 
@@ -37,7 +37,7 @@ class Placement:
         return self.axis or ("partial sum" if self.partial else "replicated")
 
 
-REPLICATED, PARTIAL = Placement(), Placement(partial=True)
+REPLICATED, PARTIAL = TensorPlacement(), TensorPlacement(partial=True)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Step:
     backward_reads: values that its backward pass needs. on_ring: whether keys and values of ATTENTION may go around."""
 
     name: str
-    family: Family
+    family: OperatorFamily
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     along: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class LayerGraph:
+class OperatorGraph:
     """A layer. steps: in an order in which each reads what is there. arriving, leaving: the values between layers; ""
     where there are none. sizes: of axes that may be sharded."""
 
@@ -90,7 +90,7 @@ class LayerGraph:
         """The steps that read each value."""
         return {name: tuple(step for step in self.steps if name in step.inputs) for name in self.values}
 
-    def placements(self, name: str, degree: int) -> tuple[Placement, ...]:
+    def placements(self, name: str, degree: int) -> tuple[TensorPlacement, ...]:
         """Of a value on so many devices; those that are no partial sum."""
         axes = self.values[name].axes
-        return REPLICATED, *(Placement(axis) for axis in axes if self.sizes.get(axis, 1) % degree == 0)
+        return REPLICATED, *(TensorPlacement(axis) for axis in axes if self.sizes.get(axis, 1) % degree == 0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.architectures.layers import HIDDEN
 from piper_ray.workloads.estimate.operators import LayerKind, Operator
-from piper_ray.workloads.schemes.graph import Family, LayerGraph, Step, Value
+from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
 
 TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E", "m"
 
@@ -37,24 +37,24 @@ class KindGraph:
 
     kind: LayerKind
     degree: int
-    graph: LayerGraph
+    graph: OperatorGraph
     works: Mapping[str, Work]
 
 
 def graph_of(kind: LayerKind, degree: int) -> KindGraph:
     """The kind on so many devices. Raises UsageError for operators that have no rule."""
-    found = _Graph(kind.on(degree))
+    found = _GraphInProgress(kind.on(degree))
     for operator in kind.operators:
         found.add(operator)
     symbols = found.kind.symbols
     named = {TOKENS: "s", HEADS: "g", INNER: "f", EXPERTS: "E", EXPERT_INNER: "m", "S": "S"}
     sizes = {axis: int(symbols[symbol]) for axis, symbol in named.items() if symbols.get(symbol)}
-    graph = LayerGraph(kind.key, found.values, tuple(found.steps), "x", found.stream, sizes)
+    graph = OperatorGraph(kind.key, found.values, tuple(found.steps), "x", found.stream, sizes)
     return KindGraph(found.kind, degree, graph, found.works)
 
 
 @dataclass
-class _Graph:
+class _GraphInProgress:
     """A graph in the making. stream: the residual stream; normed: outputs of the norms before parts; now: the value
     that is being worked on; parts: what the next residual sum adds to the stream."""
 
@@ -107,7 +107,7 @@ class _Graph:
         read = self.stream if before else self.parts.pop()
         made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
         inputs = (read, *self._weight(operator, (WIDTH,)))
-        step = Step(operator.name, Family.ROWS, inputs, (made,), along=(WIDTH,), backward_reads=inputs)
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (made,), along=(WIDTH,), backward_reads=inputs)
         self._step(operator, step, {TOKENS: "tokens"})
         if before:
             numbered = operator.name[-1].isdecimal() and operator.name != "norm 1"
@@ -122,7 +122,9 @@ class _Graph:
         for name, formula in made.items():
             self._value(name, (TOKENS, into), formula)
         weights = self._weight(operator, weight)
-        step = Step(operator.name, Family.CONTRACTION, (read, *weights), tuple(made), backward_reads=(read, *weights))
+        step = Step(
+            operator.name, OperatorFamily.CONTRACTION, (read, *weights), tuple(made), backward_reads=(read, *weights)
+        )
         by_columns = operator.products[0].divided == "columns"
         own = into if by_columns else next(axis for axis in weight if axis != into)
         self._step(operator, step, {TOKENS: "tokens", own: "own"})
@@ -139,7 +141,7 @@ class _Graph:
         made = tuple(f"turned {name}" for name in self.heads)
         for name, turned in zip(self.heads, made, strict=True):
             self.values[turned] = replace(self.values[name], name=turned)
-        step = Step(operator.name, Family.POINTWISE, (*self.heads, *self._weight(operator, ())), made)
+        step = Step(operator.name, OperatorFamily.POINTWISE, (*self.heads, *self._weight(operator, ())), made)
         self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
         self.heads = made
 
@@ -149,7 +151,7 @@ class _Graph:
         sums = self._value("denominators", (TOKENS, HEADS), "4 s b a", has_gradient=False)
         inputs = (*self.heads, *self._weight(operator, (HEADS,)))
         step = Step(
-            operator.name, Family.ATTENTION, inputs, (result, sums), (TOKENS,), (*inputs, result, sums),
+            operator.name, OperatorFamily.ATTENTION, inputs, (result, sums), (TOKENS,), (*inputs, result, sums),
             on_ring="W" not in self.kind.symbols,
         )  # fmt: skip
         self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
@@ -158,7 +160,7 @@ class _Graph:
     def gated(self, operator: Operator, _: str) -> None:
         made = self._value("gated attention", (TOKENS, HEADS), "2 s b a d")
         inputs = (self.now, self.gate)
-        step = Step(operator.name, Family.POINTWISE, inputs, (made,), backward_reads=inputs)
+        step = Step(operator.name, OperatorFamily.POINTWISE, inputs, (made,), backward_reads=inputs)
         self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
         self.now = made
 
@@ -175,7 +177,7 @@ class _Graph:
             self._value(name, (TOKENS,), formula.replace(" + 2 s b r", ""))
         inputs = (self.normed[0], *self._weight(operator, (WIDTH,)))
         reads = (*inputs, raw)
-        step = Step(operator.name, Family.ROWS, inputs, (raw, *made), along=(WIDTH,), backward_reads=reads)
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (raw, *made), along=(WIDTH,), backward_reads=reads)
         self._step(operator, step, {TOKENS: "tokens"})
         self.latents = tuple(made)
 
@@ -196,7 +198,7 @@ class _Graph:
 
     def activation(self, operator: Operator, inner: str) -> None:
         made = self._value(f"activated {self.now}", (TOKENS, inner), f"2 s b {inner}")
-        step = Step(operator.name, Family.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
+        step = Step(operator.name, OperatorFamily.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
         self._step(operator, step, {TOKENS: "tokens", inner: "own"})
         self.now = made
 
@@ -208,10 +210,12 @@ class _Graph:
     def shared_gate(self, operator: Operator, _: str) -> None:
         gate = self._value("shared gate", (TOKENS,), "2 s b")
         inputs = (self.normed[-1], *self._weight(operator, (WIDTH,)))
-        step = Step(operator.name, Family.ROWS, inputs, (gate,), along=(WIDTH,), backward_reads=inputs)
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (gate,), along=(WIDTH,), backward_reads=inputs)
         self._step(operator, step, {TOKENS: "tokens"})
         made = self._value("gated shared word", (TOKENS, WIDTH), HIDDEN)
-        times = Step("times the gate", Family.CONTRACTION, (self.parts.pop(), gate), (made,), backward_reads=(gate,))
+        times = Step(
+            "times the gate", OperatorFamily.CONTRACTION, (self.parts.pop(), gate), (made,), backward_reads=(gate,)
+        )
         self._step(None, times, {TOKENS: "tokens"})
         self.parts.append(made)
 
@@ -219,13 +223,13 @@ class _Graph:
         made = self._value("routes", (TOKENS, EXPERTS), "19 s b E")
         inputs = (self.normed[-1], *self._weight(operator, (WIDTH,)))
         along = (WIDTH, EXPERTS)
-        step = Step(operator.name, Family.ROWS, inputs, (made,), along, backward_reads=(*inputs, made))
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (made,), along, backward_reads=(*inputs, made))
         self._step(operator, step, {TOKENS: "tokens"})
 
     def dispatch(self, operator: Operator, _: str) -> None:
         made = self._value("copies", (TOKENS, EXPERTS, WIDTH), "2 s b e h", sent_to_experts=True)
         inputs = (self.normed[-1], "routes")
-        step = Step(operator.name, Family.CONTRACTION, inputs, (made,), backward_reads=("routes",))
+        step = Step(operator.name, OperatorFamily.CONTRACTION, inputs, (made,), backward_reads=("routes",))
         self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own"})
 
     def experts(self, operator: Operator, _: str) -> None:
@@ -235,19 +239,19 @@ class _Graph:
         self._value(made, (TOKENS, EXPERTS, last), formula, sent_to_experts=not into)
         axes = (EXPERTS, WIDTH, EXPERT_INNER)
         inputs = (read, *self._weight(operator, axes))
-        step = Step(operator.name, Family.CONTRACTION, inputs, (made,), backward_reads=inputs)
+        step = Step(operator.name, OperatorFamily.CONTRACTION, inputs, (made,), backward_reads=inputs)
         self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own", EXPERT_INNER: "inner"})
         self.now = made
 
     def experts_activation(self, operator: Operator, _: str) -> None:
         made = self._value("experts' activated inner", (TOKENS, EXPERTS, EXPERT_INNER), "2 s b e m")
-        step = Step(operator.name, Family.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
+        step = Step(operator.name, OperatorFamily.POINTWISE, (self.now,), (made,), backward_reads=(self.now,))
         self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own", EXPERT_INNER: "own"})
         self.now = made
 
     def combine(self, operator: Operator, _: str) -> None:
         made = self._value("experts' word", (TOKENS, WIDTH), HIDDEN)
-        step = Step(operator.name, Family.CONTRACTION, (self.now,), (made,))
+        step = Step(operator.name, OperatorFamily.CONTRACTION, (self.now,), (made,))
         self._step(operator, step, {TOKENS: "tokens", EXPERTS: "own"})
         self.parts.append(made)
 
@@ -255,7 +259,7 @@ class _Graph:
         if len(self.parts) > 1:
             name = f"sum before {operator.name}"
             made = self._value(name, (TOKENS, WIDTH), HIDDEN)
-            self._step(None, Step(name, Family.SUM, tuple(self.parts), (made,)), {TOKENS: "tokens"})
+            self._step(None, Step(name, OperatorFamily.SUM, tuple(self.parts), (made,)), {TOKENS: "tokens"})
             self.parts = [made]
         made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
         outputs: tuple[str, ...] = (made,)
@@ -263,32 +267,32 @@ class _Graph:
             mask = self._value(f"mask of {operator.name}", (TOKENS, WIDTH), "s b h", has_gradient=False)
             outputs = (made, mask)
         inputs = (self.stream, *self.parts, *self._weight(operator, (WIDTH,)))
-        step = Step(operator.name, Family.SUM, inputs, outputs, backward_reads=outputs[1:])
+        step = Step(operator.name, OperatorFamily.SUM, inputs, outputs, backward_reads=outputs[1:])
         self._step(operator, step, {TOKENS: "tokens"})
         self.stream, self.parts = made, []
 
 
-_RULES: Mapping[str, Callable[[_Graph, Operator, str], None]] = {
-    "norm": _Graph.norm,
-    "queries, keys, values": _Graph.queries_keys_values,
-    "rotary positions": _Graph.rotary,
-    "query and key norms": _Graph.rotary,
-    "attention core": _Graph.core,
-    "gate of the output": _Graph.gated,
-    "attention output": _Graph.attention_output,
-    "latent vectors": _Graph.latent_vectors,
-    "queries": _Graph.latent_queries,
-    "keys and values": _Graph.latent_keys,
-    "feed-forward in": _Graph.feed_forward_in,
-    "activation function": _Graph.activation,
-    "feed-forward out": _Graph.feed_forward_out,
-    "gate": _Graph.shared_gate,
-    "router": _Graph.router,
-    "tokens to experts": _Graph.dispatch,
-    "experts in": _Graph.experts,
-    "experts out": _Graph.experts,
-    "experts' activation function": _Graph.experts_activation,
-    "sum over experts": _Graph.combine,
-    "residual": _Graph.residual,
+_RULES: Mapping[str, Callable[[_GraphInProgress, Operator, str], None]] = {
+    "norm": _GraphInProgress.norm,
+    "queries, keys, values": _GraphInProgress.queries_keys_values,
+    "rotary positions": _GraphInProgress.rotary,
+    "query and key norms": _GraphInProgress.rotary,
+    "attention core": _GraphInProgress.core,
+    "gate of the output": _GraphInProgress.gated,
+    "attention output": _GraphInProgress.attention_output,
+    "latent vectors": _GraphInProgress.latent_vectors,
+    "queries": _GraphInProgress.latent_queries,
+    "keys and values": _GraphInProgress.latent_keys,
+    "feed-forward in": _GraphInProgress.feed_forward_in,
+    "activation function": _GraphInProgress.activation,
+    "feed-forward out": _GraphInProgress.feed_forward_out,
+    "gate": _GraphInProgress.shared_gate,
+    "router": _GraphInProgress.router,
+    "tokens to experts": _GraphInProgress.dispatch,
+    "experts in": _GraphInProgress.experts,
+    "experts out": _GraphInProgress.experts,
+    "experts' activation function": _GraphInProgress.experts_activation,
+    "sum over experts": _GraphInProgress.combine,
+    "residual": _GraphInProgress.residual,
 }
 """By the first words of an operator's name; the first that fits."""

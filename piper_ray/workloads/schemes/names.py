@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, TensorPlacement
 from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, TOKENS
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
@@ -26,13 +26,16 @@ class _Division:
     sent: bool = True
     ring: bool = False
 
-    def of(self, step: Step, graph: LayerGraph, options: tuple[Strategy, ...], border: Placement) -> Strategy:
+    def of(self, step: Step, graph: OperatorGraph, options: tuple[Strategy, ...], border: TensorPlacement) -> Strategy:
         """The strategy of a step."""
         routed = EXPERTS in {axis for name in (*step.inputs, *step.outputs) for axis in graph.values[name].axes}
-        if step.family is Family.ATTENTION:
+        if step.family is OperatorFamily.ATTENTION:
             own = self.attention
         elif routed:
-            ends = not any(graph.values[name].parameters for name in step.inputs) and step.family is Family.CONTRACTION
+            ends = (
+                not any(graph.values[name].parameters for name in step.inputs)
+                and step.family is OperatorFamily.CONTRACTION
+            )
             own = self.experts and not (ends and self.sent and border.axis)
         else:
             own = self.products
@@ -43,11 +46,11 @@ class _Division:
         return next((one for one in along if bool(one.exchange) == self.ring), along[0])
 
 
-def known_divisions(graph: LayerGraph, degree: int) -> dict[str, tuple[Placement, Mapping[str, str]]]:
+def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[TensorPlacement, Mapping[str, str]]]:
     """By name the border and each step's strategy, by its text, of what runtimes have."""
-    tokens = Placement(TOKENS)
+    tokens = TensorPlacement(TOKENS)
     known = {
-        "tensor parallelism": (Placement(), _Division(True, True, True)),
+        "tensor parallelism": (TensorPlacement(), _Division(True, True, True)),
         "tensor and sequence parallelism": (tokens, _Division(True, True, True)),
         "tensor and sequence parallelism, experts by all-gather": (tokens, _Division(True, True, True, sent=False)),
         "context parallelism, ring": (tokens, _Division(False, False, False, ring=True)),
@@ -59,7 +62,7 @@ def known_divisions(graph: LayerGraph, degree: int) -> dict[str, tuple[Placement
     }
     tokens_divide = graph.sizes[TOKENS] % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
-    found: dict[str, tuple[Placement, Mapping[str, str]]] = {}
+    found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
     has_ring = any(one.exchange for of_step in options.values() for one in of_step)
     for name, (border, division) in known.items():
         if (border.axis and not tokens_divide) or (division.ring and not has_ring):
@@ -70,7 +73,7 @@ def known_divisions(graph: LayerGraph, degree: int) -> dict[str, tuple[Placement
     return found
 
 
-def name_of(scheme: Scheme, graph: LayerGraph) -> str:
+def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
     """The name of how it is divided, with ``selective`` or ``full recomputation``; ``new`` if it has none."""
     forward = {step.name: step.forward for step in scheme.steps}
     alike = all(step.forward == step.backward and step.again in (None, step.forward) for step in scheme.steps)

@@ -23,12 +23,12 @@ from piper_ray.workloads.estimate.roofline import (
     weight_gradients_s,
 )
 from piper_ray.workloads.estimate.synchronisation import Reduced
-from piper_ray.workloads.schemes.graph import Placement, Step, Value
+from piper_ray.workloads.schemes.graph import Step, TensorPlacement, Value
 from piper_ray.workloads.schemes.layers import EXPERTS, TOKENS, KindGraph
 from piper_ray.workloads.schemes.rules import Strategy
 
 
-class Phase(Enum):
+class PassPhase(Enum):
     """FORWARD: also done again in the backward pass; KEPT: a value that is kept, where it is needed in the backward
     pass; GRADIENT: of a value."""
 
@@ -58,7 +58,7 @@ class WeightBytes:
     synchronised: float
 
 
-class Prices(Protocol):
+class SchemePrices(Protocol):
     """What the program asks."""
 
     @property
@@ -67,7 +67,7 @@ class Prices(Protocol):
     def step(self, step: Step, strategy: Strategy) -> StepPrice | None:
         """None where a step is not offered so."""
 
-    def move_s(self, value: Value, source: Placement, target: Placement, phase: Phase) -> float | None:
+    def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
         """Seconds to bring a value from one placement to another; None where that is not offered."""
 
     def once_s(self, value: Value) -> float:
@@ -129,11 +129,11 @@ class EstimatedPrices:
         moved_s, beside_s = context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
         return max(0.0, moved_s - beside_s), max(0.0, 2.0 * moved_s - 2.0 * beside_s)
 
-    def move_s(self, value: Value, source: Placement, target: Placement, phase: Phase) -> float | None:
+    def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
         """Collectives around a ring; what one device has already is free."""
         if target.partial:
             # A gradient that all have, or shards of it, is its own partial sum: with noughts elsewhere.
-            return 0.0 if phase is Phase.GRADIENT and not source.partial else None
+            return 0.0 if phase is PassPhase.GRADIENT and not source.partial else None
         if target.axis and not (source.axis or source.partial):
             return 0.0
         if value.sent_to_experts and TOKENS in (source.axis, target.axis):
@@ -146,9 +146,9 @@ class EstimatedPrices:
             once_s = all_to_all_s(value.bytes / degree, group, stack.gpu, stack.domain)
         else:
             once_s = software.tensor_slowdown * all_gather_s(value.bytes, group, stack.gpu, stack.domain)
-        if phase is Phase.FORWARD:
+        if phase is PassPhase.FORWARD:
             return (once_s + software.message_s) * (1.0 - software.forward_overlap)
-        if phase is Phase.KEPT and not target.axis:
+        if phase is PassPhase.KEPT and not target.axis:
             # Asked for before the product that needs it, beside another one, as sequence parallelism does.
             once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
         return (once_s + software.message_s) * (1.0 - software.backward_overlap)

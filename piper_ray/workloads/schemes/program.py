@@ -19,8 +19,8 @@ import highspy
 import numpy as np
 
 from piper_ray.workloads.estimate.costs import idle_s, pass_slopes
-from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, LayerGraph, Placement, Step, Value
-from piper_ray.workloads.schemes.prices import Phase, Prices, StepPrice
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorGraph, Step, TensorPlacement, Value
+from piper_ray.workloads.schemes.prices import PassPhase, SchemePrices, StepPrice
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, StepScheme
 
@@ -37,7 +37,7 @@ _STRATEGIES = ("forward", "backward", "again", "weight")
 """The first words of the names of columns that say how steps are divided, and where weights lie."""
 
 Terms = Mapping[int, float]
-_At = dict[tuple[str, Placement], dict[int, float]]
+_At = dict[tuple[str, TensorPlacement], dict[int, float]]
 """By value and placement, the binaries of which one says that the value is there so."""
 
 
@@ -79,10 +79,10 @@ class SchemeProgram:
 
     def __init__(
         self,
-        graph: LayerGraph,
+        graph: OperatorGraph,
         degree: int,
-        prices: Prices,
-        border: Placement,
+        prices: SchemePrices,
+        border: TensorPlacement,
         only: Mapping[str, str] | None = None,
     ) -> None:
         self._only = only or {}
@@ -122,7 +122,7 @@ class SchemeProgram:
     def _chosen(self, columns: Mapping[tuple[str, int], int], step: Step) -> list[tuple[Strategy, int]]:
         return [(one, columns[step.name, place]) for place, (one, _) in enumerate(self._options[step.name])]
 
-    def _placements(self, name: str) -> tuple[Placement, ...]:
+    def _placements(self, name: str) -> tuple[TensorPlacement, ...]:
         return self._graph.placements(name, self._degree)
 
     def _lay_weights(self) -> None:
@@ -138,9 +138,9 @@ class SchemeProgram:
                 self._weights_bytes[column] = share * self._prices.weight.synchronised
                 self._laid[weight.name, place] = {column: 1.0}
 
-    def _moved(self, kind: str, value: Value, there: _At, phase: Phase) -> _At:
+    def _moved(self, kind: str, value: Value, there: _At, phase: PassPhase) -> _At:
         """The placements of a value after moves of one hop from where it is ``there``. kind: what moves are called."""
-        passing = 0 if phase is Phase.FORWARD and kind == "forward move" else 1
+        passing = 0 if phase is PassPhase.FORWARD and kind == "forward move" else 1
         targets = [*self._placements(value.name), PARTIAL]
         found: _At = defaultdict(dict)
         for source in targets:
@@ -175,7 +175,7 @@ class SchemeProgram:
                     made[name, strategy.placements[name]][column] = 1.0
         self._there = _At()
         for value in graph.values.values():
-            self._there.update(self._moved("forward move", value, made, Phase.FORWARD))
+            self._there.update(self._moved("forward move", value, made, PassPhase.FORWARD))
         for step in graph.steps:
             self._reads(self._chosen(self._forward, step), step.inputs, self._there)
         if graph.leaving:
@@ -185,7 +185,7 @@ class SchemeProgram:
     def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
         """A step that runs so needs these values where its strategy has them."""
         for name in names:
-            by_placement: dict[Placement, dict[int, float]] = defaultdict(dict)
+            by_placement: dict[TensorPlacement, dict[int, float]] = defaultdict(dict)
             for strategy, column in options:
                 by_placement[strategy.placements[name]][column] = 1.0
             for place, columns in by_placement.items():
@@ -223,8 +223,8 @@ class SchemeProgram:
         """Partial sums that were made again are summed as in a forward pass; all else was kept, or might have been."""
         partial = {key: columns for key, columns in supply.items() if key[1].partial}
         whole = {key: columns for key, columns in supply.items() if not key[1].partial}
-        found = self._moved("again move", value, partial, Phase.FORWARD)
-        for key, columns in self._moved("kept move", value, whole, Phase.KEPT).items():
+        found = self._moved("again move", value, partial, PassPhase.FORWARD)
+        for key, columns in self._moved("kept move", value, whole, PassPhase.KEPT).items():
             found[key].update(columns)
         return found
 
@@ -244,12 +244,12 @@ class SchemeProgram:
             if not parts:  # what the layer's loss begins with
                 parts.append({(value.name, REPLICATED): {self._fixed: 1.0}})
             summed = parts[0] if len(parts) == 1 else self._summed(value, parts)
-            there.update(self._moved("gradient move", value, summed, Phase.GRADIENT))
+            there.update(self._moved("gradient move", value, summed, PassPhase.GRADIENT))
         for step in graph.steps:
             for name in step.outputs:
                 if not graph.values[name].has_gradient:
                     continue
-                needed: dict[Placement, dict[int, float]] = defaultdict(dict)
+                needed: dict[TensorPlacement, dict[int, float]] = defaultdict(dict)
                 for strategy, column in self._chosen(self._backward, step):
                     needed[strategy.adjoint(name)][column] = 1.0
                 for place, columns in needed.items():
@@ -265,7 +265,7 @@ class SchemeProgram:
 
     def _summed(self, value: Value, parts: list[_At]) -> _At:
         """Gradients from several readers are brought to one placement, and added."""
-        moved = [self._moved("part move", value, part, Phase.GRADIENT) for part in parts]
+        moved = [self._moved("part move", value, part, PassPhase.GRADIENT) for part in parts]
         there: _At = {}
         for place in (*self._placements(value.name), PARTIAL):
             column = self._columns.column("sum", value.name, place)
@@ -279,13 +279,13 @@ class SchemeProgram:
         """The gradient of a weight lies as it does. Partial sums of one that all devices hold are summed once a
         batch; others in every pass."""
         (reader,) = self._graph.consumers[weight.name]
-        pairs: dict[tuple[Placement, Placement], int] = {}
+        pairs: dict[tuple[TensorPlacement, TensorPlacement], int] = {}
         for place in self._placements(weight.name):
             for source in (*self._placements(weight.name), PARTIAL):
                 once = source.partial and not place.axis
                 seconds = 0.0 if source == place or once else None
                 if seconds is None and place.axis and not source.axis:
-                    seconds = self._prices.move_s(weight, source, place, Phase.GRADIENT)
+                    seconds = self._prices.move_s(weight, source, place, PassPhase.GRADIENT)
                 if seconds is None:
                     continue
                 column = pairs[source, place] = self._columns.column("weight's gradient", weight.name, source, place)

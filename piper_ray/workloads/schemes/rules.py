@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, Family, LayerGraph, Placement, Step
+from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 
 RING = "ring"
 
@@ -21,10 +21,10 @@ class Strategy:
     where keys and values go around meanwhile."""
 
     axis: str
-    placements: Mapping[str, Placement]
+    placements: Mapping[str, TensorPlacement]
     exchange: str = ""
 
-    def adjoint(self, name: str) -> Placement:
+    def adjoint(self, name: str) -> TensorPlacement:
         """Of a value's gradient in the backward pass of this strategy.
 
         Copying to all devices and summing over them are each other's transposes; shards are their own. So where the
@@ -44,29 +44,33 @@ class Strategy:
         return self.axis + (" around a ring" if self.exchange else "")
 
 
-def strategies(step: Step, graph: LayerGraph, degree: int) -> tuple[Strategy, ...]:
+def strategies(step: Step, graph: OperatorGraph, degree: int) -> tuple[Strategy, ...]:
     """All of a step's, each device's whole work first. An axis that t does not divide has none."""
     whole = Strategy("", dict.fromkeys((*step.inputs, *step.outputs), REPLICATED))
     found = [whole, *_RULES[step.family](step, graph)]
     return tuple(one for one in found if not one.axis or graph.sizes.get(one.axis, 1) % degree == 0)
 
 
-def _axes(step: Step, graph: LayerGraph) -> tuple[str, ...]:
+def _axes(step: Step, graph: OperatorGraph) -> tuple[str, ...]:
     """All axes of a step that may be sharded, in the order of its values."""
     names = (axis for name in (*step.inputs, *step.outputs) for axis in graph.values[name].axes)
     return tuple(axis for axis in dict.fromkeys(names) if axis in graph.sizes)
 
 
-def _along(axis: str, step: Step, graph: LayerGraph, missing: Placement = REPLICATED) -> Strategy:
+def _along(axis: str, step: Step, graph: OperatorGraph, missing: TensorPlacement = REPLICATED) -> Strategy:
     """Values with that axis are sharded on it; inputs without it are everywhere, and outputs without it are missing."""
     placements = {
-        name: Placement(axis) if axis in graph.values[name].axes else missing if name in step.outputs else REPLICATED
+        name: TensorPlacement(axis)
+        if axis in graph.values[name].axes
+        else missing
+        if name in step.outputs
+        else REPLICATED
         for name in (*step.inputs, *step.outputs)
     }
     return Strategy(axis, placements)
 
 
-def _contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _contraction(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[j] = sum over i of x[i, j] w[i, j], each of the axes i and j in some of the operands.
 
     Of an axis j of y, device r computes y for its j: it needs x and w there, and all of an operand without j. Of an
@@ -76,7 +80,7 @@ def _contraction(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
         yield _along(axis, step, graph, missing=PARTIAL)
 
 
-def _sum(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _sum(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y = x + z: in each place by itself, so shards on any axis of all; and the sum of partial sums is the partial sum
     of the sums, if nothing is added that each device would add once more."""
     yield from _pointwise(step, graph)
@@ -84,7 +88,7 @@ def _sum(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
         yield Strategy("", dict.fromkeys((*step.inputs, *step.outputs), PARTIAL))
 
 
-def _pointwise(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _pointwise(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[i] = f(x[i], z[i]; w): in each place by itself, so shards on an axis of all but weights."""
     tensors = [name for name in (*step.inputs, *step.outputs) if not graph.values[name].parameters]
     for axis in _axes(step, graph):
@@ -92,14 +96,14 @@ def _pointwise(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
             yield _along(axis, step, graph)
 
 
-def _rows(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _rows(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[i, :] = f(x[i, :]; w): each row by itself, so shards on any axis but those that f goes along."""
     for strategy in _pointwise(step, graph):
         if strategy.axis not in step.along:
             yield strategy
 
 
-def _attention(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
+def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """o[i, a] = sum over j of softmax over j (q[i, a] k[j, a]) v[j, a]: each head a by itself; and each token i of the
     queries by itself, with keys and values of all tokens j, which are there or come around a ring. The first input is
     q; the others are k and v."""
@@ -116,10 +120,10 @@ def _attention(step: Step, graph: LayerGraph) -> Iterator[Strategy]:
             yield Strategy(around.axis, around.placements, RING)
 
 
-_RULES: Mapping[Family, Callable[[Step, LayerGraph], Iterator[Strategy]]] = {
-    Family.CONTRACTION: _contraction,
-    Family.SUM: _sum,
-    Family.POINTWISE: _pointwise,
-    Family.ROWS: _rows,
-    Family.ATTENTION: _attention,
+_RULES: Mapping[OperatorFamily, Callable[[Step, OperatorGraph], Iterator[Strategy]]] = {
+    OperatorFamily.CONTRACTION: _contraction,
+    OperatorFamily.SUM: _sum,
+    OperatorFamily.POINTWISE: _pointwise,
+    OperatorFamily.ROWS: _rows,
+    OperatorFamily.ATTENTION: _attention,
 }

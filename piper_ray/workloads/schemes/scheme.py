@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import Placement
+from piper_ray.workloads.schemes.graph import TensorPlacement
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Move:
 
     when: str
     value: str
-    source: Placement
-    target: Placement
+    source: TensorPlacement
+    target: TensorPlacement
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Scheme:
 
     kind: str
     degree: int
-    border: Placement
+    border: TensorPlacement
     steps: tuple[StepScheme, ...]
-    weights: Mapping[str, Placement]
-    kept: tuple[tuple[str, Placement], ...]
+    weights: Mapping[str, TensorPlacement]
+    kept: tuple[tuple[str, TensorPlacement], ...]
     moves: tuple[Move, ...]
     figures: SchemeFigures
 
