@@ -24,6 +24,7 @@ COMMON: Mapping[str, frozenset[str]] = {
         "solve": "devices microbatches memory out json schedule gap time-limit address",
         "estimate": "gpu nodes tokens out explain global-batch microbatch-size precision recompute calibrate",
         "frontier": "devices microbatches memory out plot json schedule gap time-limit",
+        "schemes": "gpu nodes tokens tensor-parallel show out json",
         "simulate": "devices microbatches memory schedule trace plot transfers json",
         "verify": "devices microbatches memory schedule simulate certificate json",
         "compare": "devices microbatches memory recipe launch set json",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 
 import typer
@@ -10,7 +12,7 @@ from piper_ray import Instance, Restrictions, Schedule, ScheduleName, SolveOptio
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.telling import working
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
-from piper_ray.model.figures import percent_text, plural, printable, time_text
+from piper_ray.model.figures import percent_text, plural, printable, relative_gap, time_text
 from piper_ray.planners.kind_table import KindPoint, kind_table, numbers_of
 from piper_ray.report.terminal import Column, console, print_lines, print_table
 from piper_ray.storage.files import write_atomically
@@ -65,16 +67,17 @@ def _cell(point: KindPoint) -> str:
     text = time_text(point.time_per_sample_s)
     if point.status is Status.OPTIMAL:
         return text
-    return f"{text} (gap {percent_text(1.0 - point.lower_bound_s / point.time_per_sample_s)})"
+    return f"{text} (gap {percent_text(relative_gap(point.time_per_sample_s, point.lower_bound_s))})"
 
 
 def _csv(points: tuple[KindPoint, ...], kinds: tuple[str, str]) -> str:
-    lines = [",".join([*(f'"{kind}"' for kind in kinds), "time_per_sample_s", "lower_bound_s", "status"])]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow([*kinds, "time_per_sample_s", "lower_bound_s", "status"])
     for one in points:
-        time_s = "" if one.time_per_sample_s is None else repr(one.time_per_sample_s)
-        bound_s = "" if one.status is Status.INFEASIBLE else repr(one.lower_bound_s)
-        lines.append(",".join([*map(str, one.devices), time_s, bound_s, one.status.value]))
-    return "\n".join(lines) + "\n"
+        bound_s = None if one.status is Status.INFEASIBLE else one.lower_bound_s
+        rows.writerow([*one.devices, one.time_per_sample_s, bound_s, one.status.value])
+    return text.getvalue()
 
 
 def _exit_code(points: tuple[KindPoint, ...]) -> int:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from piper_ray import Stop
 from piper_ray.cli.estimate import ModelOptions, RunningOptions, TrainingOptions
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import of_options, option
+from piper_ray.cli.options import Without, of_options, option
 from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import note, refuse_unwritable, working
 from piper_ray.cli.values import parse_degrees
@@ -55,7 +55,7 @@ class SchemeOptions:
 
 
 def schemes(
-    modelled: ModelOptions,
+    modelled: Annotated[ModelOptions, Without("site", "between_bytes_per_s")],
     asked: SchemeOptions,
     trained: TrainingOptions,
     running: RunningOptions,

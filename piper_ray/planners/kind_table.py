@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
@@ -38,8 +40,8 @@ class KindPoint:
     def status(self) -> Status:
         """Optimal where the bound is met, by a plan or by none."""
         if self.time_per_sample_s is None:
-            return Status.INFEASIBLE if self.lower_bound_s == float("inf") else Status.UNKNOWN
-        proved = self.time_per_sample_s * (1.0 - 1e-9) <= self.lower_bound_s
+            return Status.INFEASIBLE if self.lower_bound_s == math.inf else Status.UNKNOWN
+        proved = self.time_per_sample_s * (1.0 - PROOF) <= self.lower_bound_s
         return Status.OPTIMAL if proved else Status.FEASIBLE
 
 
@@ -87,7 +89,7 @@ def kind_table(
         larger = [found[other] for other in found if other[0] >= counts[0] and other[1] >= counts[1]]
         lower_s = max((one.lower_bound_s for one in larger), default=0.0)
         fitting = [one for one in larger if one.status is Status.OPTIMAL and _fits(one.plan, numbers, counts)]
-        if lower_s == float("inf"):
+        if lower_s == math.inf:
             point = KindPoint(counts, None, lower_s, None, solved=False)
         elif fitting:
             point = replace(fitting[0], devices=counts, solved=False)
@@ -104,7 +106,7 @@ def kind_table(
 
 
 def _point(counts: Counts, solution: Solution, lower_s: float) -> KindPoint:
-    bound_s = float("inf") if solution.status is Status.INFEASIBLE else max(lower_s, solution.lower_bound_s)
+    bound_s = math.inf if solution.status is Status.INFEASIBLE else max(lower_s, solution.lower_bound_s)
     return KindPoint(counts, solution.time_per_sample_s, bound_s, solution.plan, solved=True)
 
 
@@ -134,4 +136,4 @@ def _with_plans_of_fewer(found: Mapping[Counts, KindPoint]) -> Iterator[KindPoin
 
 
 def _time(point: KindPoint) -> float:
-    return float("inf") if point.time_per_sample_s is None else point.time_per_sample_s
+    return math.inf if point.time_per_sample_s is None else point.time_per_sample_s

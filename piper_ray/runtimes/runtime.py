@@ -56,10 +56,10 @@ class Runtime:
 
     setting: what layers may run as. first_k: recomputation of the first k layers of a stage, each stage its own k.
     kinds: whether its launch files are for devices of several kinds, too; meshes: whether stages on each kind may have
-    a t of their own. tensor_parallelism: whether it divides
-    layers itself. blocks: whether it knows models as an embedding, blocks and a
-    head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks. ties_ends: whether it
-    keeps an embedding and a head that have a weight in common alike where they are on different ranks of a pipeline.
+    a t of their own. tensor_parallelism: whether it divides layers itself. blocks: whether it knows models as an
+    embedding, blocks and a head alone. fills_interleaved: its interleaved schedule needs as many microbatches as ranks.
+    ties_ends: whether it keeps an embedding and a head that have a weight in common alike where they are on different
+    ranks of a pipeline.
     rank_order: the parallel groups, from neighbouring ranks to distant ones. letters: whether people write its stages
     in Megatron's. context_exchanges: how groups that share a sequence may attend to all of it, its usual way first.
     software: the generation of training software that it is (``workloads/estimate/software.toml``). sums_each_pass: on

@@ -75,7 +75,7 @@ def test_the_command_shows_and_writes_a_table(mixed: Path, tmp_path: Path) -> No
     assert result.stdout.split("a \\ b")[1].split()[:of_b] == [str(n) for n in range(1, of_b + 1)]
     assert f"{of_b} of {of_b} points proved" in result.stdout
     head, *rows = out.read_text().splitlines()
-    assert head == '"a","b",time_per_sample_s,lower_bound_s,status'
+    assert head == "a,b,time_per_sample_s,lower_bound_s,status"
     assert [row.split(",")[:2] for row in rows] == [["1", str(n)] for n in range(1, of_b + 1)]
 
 
