@@ -50,8 +50,8 @@ Key = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Counts:
-    """pairs: of d and t that a plan may have. by_prices: settled by prices alone. downsets: of those looked through;
-    tails: states of them."""
+    """pairs: of d and t that a plan may have. by_prices: settled by prices or work alone. downsets: of those looked
+    through; tails: states of them."""
 
     pairs: int = 0
     by_prices: int = 0

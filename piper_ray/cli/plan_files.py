@@ -35,7 +35,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
     from piper_ray.runtimes.meshes import gpus_per_node_of
 
     demand = found.demand
-    node = gpus_per_node_of(one.instance, None if demand.others else demand.request.gpus_per_node)
+    node = gpus_per_node_of(one.instance, None if demand.further else demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
     if one.instance.model is not None and exportable(one.instance.model, target) is not None:
         return NO_FILES

@@ -55,15 +55,24 @@ def usual_batch(model: ModelConfig, devices: int) -> int:
 
 
 @dataclass(frozen=True)
+class FurtherKinds:
+    """What makes a cluster one of several kinds of GPUs, or of sites. name: of the demand's own kind. others: of each
+    further one its name, its GPU and what is asked of it. between_bytes_per_s: the rate between kinds, None: that of
+    the slower network."""
+
+    name: str
+    others: tuple[tuple[str, str, EstimateRequest], ...]
+    between_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
-    kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
-    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
-    kinds that are places of one GPU.
+    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``.
     """
 
     model: ModelConfig
@@ -76,24 +85,25 @@ class PlanDemand:
     set_aside_bytes: float = 0.0
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
-    others: tuple[tuple[str, EstimateRequest], ...] = ()
-    between_bytes_per_s: float | None = None
-    sites: tuple[str, ...] = ()
+    further: FurtherKinds | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
         """The name of each kind, its GPU, and what is asked of it."""
-        own = self.request
-        alike = {"samples": own.samples, "batch": own.batch, "precision": own.precision}
-        every = [(self.gpu, own), *((gpu, replace(one, **alike)) for gpu, one in self.others)]  # type: ignore[arg-type]
-        names = self.sites or [gpu for gpu, _ in every]
-        return tuple((name, gpu, one) for name, (gpu, one) in zip(names, every, strict=True))
+        own, further = self.request, self.further
+        if further is None:
+            return ((self.gpu, self.gpu, own),)
+        alike = [
+            (name, gpu, replace(one, samples=own.samples, batch=own.batch, precision=own.precision))
+            for name, gpu, one in further.others
+        ]
+        return ((further.name, self.gpu, own), *alike)
 
     @property
     def gpus_text(self) -> str:
         """``16 A100-80 and 16 H100-SXM``; with the names of sites."""
         return " and ".join(
-            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{f' at {name}' if self.sites else ''}"
+            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{'' if name == gpu else f' at {name}'}"
             for name, gpu, one in self.kinds
         )
 
@@ -140,7 +150,7 @@ class PlanDemand:
         if self.stack is None:
             kinds = replace(self, request=request).kinds
             of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
-            made = joined(of_kind, self.between_bytes_per_s)
+            made = joined(of_kind, None if self.further is None else self.further.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
