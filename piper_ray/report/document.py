@@ -144,6 +144,19 @@ def frontier_document(
     }
 
 
+def kind_document(
+    instance: Instance, restrictions: Restrictions, options: SolveOptions, schedule: Schedule, rows: Sequence[Document]
+) -> Document:
+    """A table over the devices of two kinds."""
+    return {
+        **header("frontier", instance),
+        "restrictions": restrictions.to_dict(),
+        "options": _plain(options),
+        **schedule.to_dict(),
+        "by_kinds": [*rows],
+    }
+
+
 def verification_document(
     instance: Instance,
     plan: Plan,
