@@ -19,6 +19,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
+from piper_ray.report.machine import machine_document
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plans import Document, header, stage_documents
@@ -328,6 +329,7 @@ def info_document(instance: Instance, forecast: Forecast, blocks: BlockStats | N
         "tmpcs": degree_rows(instance),
         "blocks": None if blocks is None else dataclasses.asdict(blocks),
         "forecast": dataclasses.asdict(forecast),
+        "machine": machine_document(instance),
     }
 
 
