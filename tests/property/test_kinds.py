@@ -11,12 +11,14 @@ import piper_ray
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
-from piper_ray.model.errors import CertificateRefused
+from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
+from piper_ray.planners import KIND_PLANNERS
+from piper_ray.planners import plan as baseline
 from piper_ray.workloads.formats.upstream import to_upstream
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.data import goldens
@@ -205,3 +207,24 @@ def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedu
         with pytest.raises(CertificateRefused, match="2bw have no certificate on devices of several kinds"):
             piper_ray.verify_certificate(made, replace(certificate, schedule=PAPERS_SCHEDULE), threads=1)
     assert plans > 3
+
+
+def test_nobody_by_hand_is_faster_than_the_solver() -> None:
+    """Each plan is one that the restrictions of a flush allow, on kinds that are there; and some are as good."""
+    slower = as_good = 0
+    for seed in range(12):
+        made = random_kinds(seed)
+        best_s = solved(made).time_per_sample_s
+        for name in KIND_PLANNERS:
+            found = baseline(made, name, schedule="1f1b").time_per_sample_s
+            if found is not None:
+                assert best_s is not None
+                assert found >= best_s * (1 - 1e-9)
+                slower += found > best_s * 1.001
+                as_good += found <= best_s * 1.001
+        assert baseline(made, "piper", schedule="1f1b").time_per_sample_s == best_s
+        with pytest.raises(UsageError, match="a planner that shares layers out among alike devices: not with devices"):
+            baseline(made, "megatron", schedule="1f1b")
+    assert min(slower, as_good) > 3
+    with pytest.raises(UsageError, match="for devices of several kinds, and these are alike"):
+        baseline(piper_ray.estimate("bert-large", "A100-80"), "one-kind", schedule="1f1b")
