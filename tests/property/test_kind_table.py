@@ -102,3 +102,20 @@ def test_mistakes(mixed: Path, asked: tuple[str, ...], told: str) -> None:
     result = run("frontier", mixed, "--schedule", "1f1b", *asked)
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_a_sweep_takes_a_workload_on_several_kinds(mixed: Path, tmp_path: Path) -> None:
+    source = tmp_path / "sweep.toml"
+    grid = 'microbatches = [2, 4]\nplanners = ["piper", "one-kind"]\nschedules = ["1f1b"]\n'
+    source.write_text(f'[workloads]\nmixed = "{mixed.name}"\n[grid]\n{grid}', encoding="utf-8")
+    result = run("sweep", source, "--storage", tmp_path / "found")
+    assert result.exit_code == 0, result.output
+    rows = piper_ray.read_dataset(str(tmp_path / "found")).to_pylist()
+    for row in rows:
+        if row["planner"] == "piper":
+            alone = piper_ray.solve(piper_ray.load(mixed), microbatches=row["microbatches"], schedule="1f1b", threads=1)
+            assert row["time_per_sample_s"] == alone.time_per_sample_s
+    assert len(rows) == 4
+    source.write_text(f'[workloads]\nmixed = "{mixed.name}"\n[grid]\ndevices = [2]\n{grid}', encoding="utf-8")
+    result = run("sweep", source, "--storage", tmp_path / "found")
+    assert "each kind has its own figure; expected no --devices" in result.stderr
