@@ -157,9 +157,9 @@ class SimulateOptions:
     transfers: Transfers = option(
         "HOW",
         "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on while it sends and receives. one-stream: so, but all that a rank sends and receives goes "
-        "one after the other in torch's order, as on NCCL. just-in-time: the same in the order of export --to torch "
-        "and run.",
+        "stage computes on while it sends and receives. one-stream: as in-passes, and receives that torch posts early "
+        "hold up what comes after them on the one stream that NCCL has for a rank; run and the lists that export "
+        "writes for torch and torchtitan post them in time, which takes as long as in-passes.",
         default=Transfers.IN_PASSES,
     )
     keep: str = option(
