@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -275,7 +275,7 @@ def compare(
 def _compared(
     instance: Instance,
     plan_files: list[Path],
-    read: list[tuple[Plan, PlanClaims]],
+    read: list[tuple[Plan, PlanClaims, Transfers]],
     names: list[str],
     charged: StepOptions,
     progress: Working,
@@ -283,27 +283,27 @@ def _compared(
     from piper_ray.report.comparison import ComparedPlan
 
     found = []
-    _, first = read[0]
-    for done, (name, plan_file, (plan, claims)) in enumerate(zip(names, plan_files, read, strict=True)):
+    _, first, _ = read[0]
+    for done, (name, plan_file, (plan, claims, transfers)) in enumerate(zip(names, plan_files, read, strict=True)):
         progress(done, len(names), name)
         schedule = Schedule.first_of(claims.schedule, instance.schedule)
-        step = charged.terms(first.step_under(schedule))
+        options = replace(SimulationOptions.of(charged.terms(first.step_under(schedule))), transfers=transfers)
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
-            simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+            simulation = piper_ray.simulate(instance, plan, schedule, options=options)
         found.append(ComparedPlan(name, plan, simulation))
     return found
 
 
-def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims]:
+def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims, Transfers]:
     """A plan that is written down, or that of a launch: files in JSON without a launch's settings are plans."""
     if not path.exists() or (path.suffix.lower() == ".json" and not _is_launch(path)):
-        return piper_ray.load_plan(path, instance), plan_claims(path)
+        return piper_ray.load_plan(path, instance), plan_claims(path), Transfers.IN_PASSES
     from piper_ray.export.launched import import_launched
 
     found = import_launched(instance, str(path), asked=launched.asked())
     for text in found.notes:
         note(f"{path}: {text}")
-    return found.plan, PlanClaims(found.schedule)
+    return found.plan, PlanClaims(found.schedule), found.transfers
 
 
 def _is_launch(path: Path) -> bool:

@@ -254,7 +254,7 @@ def solve(
     from piper_ray.cost.schedules import most_chunks
     from piper_ray.report.apart import apart_document, apart_lines
     from piper_ray.report.log import SolverLog
-    from piper_ray.report.simulated import print_simulation
+    from piper_ray.report.simulated import early_receives_text, print_simulation
     from piper_ray.report.summary import print_layers, print_outcome, print_plan, print_simulated, schedule_line
     from piper_ray.report.terminal import console, print_lines
 
@@ -314,6 +314,9 @@ def solve(
     print_outcome(screen, instance, solution)
     if simulation is not None:
         print_simulated(screen, instance, solution, simulation)
+        if solution.plan is not None and own_runtime is not None and own_runtime.runtime.one_stream:
+            receives = early_receives_text(instance, solution.plan, simulation)
+            print_lines(screen, [f"receives: {receives}"] if receives else [])
     more: dict[str, object] = {}
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:
