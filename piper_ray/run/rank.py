@@ -39,6 +39,7 @@ from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, 
 from piper_ray.run.asynchronous import AsynchronousStage
 from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
+from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
 
@@ -116,7 +117,6 @@ def peak_memory(device: torch.device) -> _AllocatedBytes | _LiveBytes:
 
 
 _CPU = torch.device("cpu")
-_optimizer = partial(torch.optim.AdamW, lr=1e-4)
 _FOLLOWED = 2
 """The steps during which memory is followed; the optimizer's state is made in the first."""
 
@@ -171,7 +171,7 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     training = RankTraining(job, mesh, device)
     torch.manual_seed(dist.get_rank())
     parameters = training.pipeline.parameters()
-    optimizer = _optimizer(parameters) if parameters else None
+    optimizer = optimizer_of(parameters) if parameters else None
     memory = peak_memory(device)
     with memory:
         for module in training.pipeline.modules.values():
@@ -192,7 +192,7 @@ def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Ru
     factory = find_factory(job.model, dict(job.arguments))
     declared = [parse_input(text) for text in job.inputs]
     model = factory.build(job.microbatch, _CPU, declared)
-    stage = AsynchronousStage(job, model, Data(factory, model, declared, job.microbatch), _optimizer)
+    stage = AsynchronousStage(job, model, Data(factory, model, declared, job.microbatch), optimizer_of)
     torch.manual_seed(dist.get_rank())
     ends: list[Callable[[], float]] = [stage.recorder.clock()]
     memory = peak_memory(device)
