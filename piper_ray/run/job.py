@@ -404,7 +404,8 @@ class Run:
     that the ranks' figures are of: one of median length. promised_s: the time of a step by the plan's document or its
     simulation; None: nobody promised anything. simulation: that of the plan, where its instance is at hand. threads:
     the threads of each rank. measured_threads: those that the plan's times were measured with, None where nobody says.
-    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began.
+    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began. is_bare: the machine does not
+    hold the whole model, whose stages got weights of their own.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -422,6 +423,7 @@ class Run:
     simulation: Simulation | None = None
     measured_threads: int | None = None
     load: float | None = None
+    is_bare: bool = False
 
     @property
     def step_s(self) -> float:

@@ -275,7 +275,7 @@ def test_partial_figures_are_kept_and_found_again(tmp_path: Path) -> None:
 
 def measured(module: nn.Module, given: torch.Tensor, store: Store, repeats: Repeats = QUICK) -> list[LayerFigures]:
     layers = layers_in(module, given)
-    return [one.figures for one in measured_layers("here", layers, repeats, clock_of(CPU), store, print)]
+    return [one.figures for one in measured_layers("here", layers, repeats, CPU, store, print)]
 
 
 def test_equal_layers_are_measured_once_and_gradients_reach_as_far_as_they_must(tmp_path: Path) -> None:
