@@ -182,8 +182,8 @@ class SimulateOptions:
         """What is asked for; without a name that which the plan is for, with the chunks and the group asked for."""
         if self.schedule is not None:
             return Schedule(self.schedule, self.chunks, self.group)
-        chunks, group = self.chunks, self.group
-        return Schedule(own.name, own.chunks if chunks is None else chunks, own.group if group is None else group)
+        chunks = own.chunks if self.chunks is None else self.chunks
+        return replace(own, chunks=chunks, group=own.group if self.group is None else self.group)
 
     def options(self, step: StepTerms) -> SimulationOptions:
         """Raises UsageError for figures that make no sense."""

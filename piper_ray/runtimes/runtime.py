@@ -67,8 +67,9 @@ class Runtime:
     weight's state; with several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
     state_on_host: whether its launch can have the optimizer's state in host memory, and update parameters there.
     chain: it hands each layer what the one before it makes, and nothing else. one_stream: all that a rank sends and
-    receives goes in the order of one stream, in which its own lists post receives early. no_more_sharing: why no plan
-    shares gradients or weights, where ``setting`` has none.
+    receives goes in the order of one stream, in which its own lists post receives early. passes_ahead: with experts'
+    exchanges beside passes its interleaved schedule has a forward pass more before its first backward pass.
+    no_more_sharing: why no plan shares gradients or weights, where ``setting`` has none.
     """
 
     name: RuntimeName
@@ -86,6 +87,7 @@ class Runtime:
     letters: bool = False
     chain: bool = False
     one_stream: bool = False
+    passes_ahead: bool = False
     context_exchanges: tuple[str, ...] = ("ring",)
     software: str = "megatron-core"
     sums_each_pass: bool = False
@@ -214,6 +216,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
     # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
     # HybridDeviceOptimizer has fp32 weights and moments in host memory, beside a distributed optimizer.
+    # get_pp_rank_microbatches counts one more in the warm-up with overlap_moe_expert_parallel_comm.
     RuntimeName.MEGATRON: Runtime(
         RuntimeName.MEGATRON,
         "Megatron",
@@ -230,6 +233,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
         state_on_host=True,
+        passes_ahead=True,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
