@@ -68,15 +68,15 @@ class RuntimeOptions(NodeOption):
 
 
 _FREE_GAP = 5e-4
-"""How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
+"""Gap of the plan without the runtime's rules: what the rules cost is shown to a tenth of a per cent."""
 
 _FREE_LEAST_PASSES = 2_500_000_000
 """The passes that the search of the free plan may simulate at least under a schedule with chunks; it may simulate as
 many as that of the runtime's own plan, where these are more."""
 
 _FREE_TIMES, _FREE_LEAST_S = 4.0, 20.0
-"""Unless the user gave a limit, it ends after so many times as long as the runtime's own plan took, and no earlier than
-after so many seconds."""
+"""Unless the user gave a limit, it ends after this multiple of the time that the runtime's own plan took, and no
+earlier than after this many seconds."""
 
 
 @dataclass(frozen=True)
