@@ -71,7 +71,7 @@ def read_layout(instance: Instance, source: Source, asked: Asked = THE_ONE) -> R
     """What a layout says of a model, whatever devices and batch the instance has. Raises UsageError or InputError."""
     document = document_of(source.text.strip())
     if isinstance(document, Mapping) and is_stage_document(document):
-        raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate tells its memory")
+        raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate shows its memory")
     return _read(source, document, pieces_of(instance), instance, RunAs(), asked)
 
 

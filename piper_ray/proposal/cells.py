@@ -43,10 +43,10 @@ _MORE = 3
 """So many times as much is for the one of the least bound, whenever all have had their turn."""
 
 LISTED = 5
-"""Plans of so many cells are proved to be the best ones."""
+"""Number of cells whose plans are proved to be the best ones."""
 
 RUNNERS_UP = 1.25
-"""Slower plans than so many times the best one are of no interest."""
+"""Plans slower than this factor of the best one are of no interest."""
 
 _GAP = 1e-4
 _CHUNKED_GAP = 0.005

@@ -50,10 +50,10 @@ _WIDTH = 100
 _LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
 
 _SAME = 5e-4
-"""Relative. What changes a step by less is told as no change."""
+"""Relative. A smaller change of a step is shown as none."""
 
 _NO_GAP = 5e-5
-"""Smaller gaps are told as none."""
+"""Smaller gaps are shown as 0."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,7 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
 
 
 _MEASURED = 3
-"""Of plans that estimates do not tell apart: measuring so many of them leaves 0 to 1.2 % to gain."""
+"""Where intervals cover several plans, measuring this many of them leaves 0 to 1.2 % to gain."""
 
 
 def settling_lines(proposal: FoundPlans) -> list[str]:
@@ -346,7 +346,9 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     if close < 2 or proposal.demand.others:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
-    return [f"estimates do not tell {close} of these apart: measure the first {count}, --candidates {count} -o DIR"]
+    return [
+        f"{close} of these are within the interval of the first: measure the first {count}, --candidates {count} -o DIR"
+    ]
 
 
 def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -418,7 +420,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             if one.found.step_s >= best.step_s * (1.0 - _SAME):
                 yield f"{step}, no faster"
             else:
-                yield f"{step}: not chosen, as it changes training (--precision {one.precision})"
+                yield f"{step}: not chosen, because it changes the training (--precision {one.precision})"
         elif one.found.batch != best.batch:
             uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0

@@ -82,13 +82,13 @@ def _cells(simulation: Simulation, rank: RankSimulation) -> list[str]:
 
 
 _WORTH_SAYING = 0.01
-"""Share of the time from which a loss is told."""
+"""Share of the time from which a loss is shown."""
 
 _UNUSED = 0.05
-"""Share of a device's memory from which what is unused is told."""
+"""Share of a device's memory from which unused memory is shown."""
 
 _ALIKE = 0.1
-"""Steps of a device's memory by which what is unused is told apart."""
+"""Steps of memory to which unused memory is rounded."""
 
 _MOST_UNUSED = 4
 

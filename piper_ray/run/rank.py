@@ -363,7 +363,7 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
     if _is_late(cause):
         # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
         of_rank = f"{name}: told in {error}, made there or in an earlier pass of this rank"
-        return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 tells where")]))
+        return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 
 

@@ -42,7 +42,7 @@ from piper_ray.simulate.timeline import (
 )
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
-"""Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
+"""Schedules of one backward and one forward pass in turn, with a given number of microbatches in flight."""
 
 _OF_REPLICA = {ScheduleName.GPIPE: gpipe}
 """The passes of a replica of its own microbatches, under the other schedules of ``UNEVEN``."""

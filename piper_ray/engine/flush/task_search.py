@@ -41,7 +41,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.stop import StoppedBy
 
 _MOST_PASSES = 10_000_000
-"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
+"""Forward passes of a step that are simulated one by one; for longer steps the formula gives the same."""
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
     if request.degrees and gpu is None:
         raise UsageError(
-            "--tensor-parallel: what devices tell each other is taken from the table of hardware; expected --gpu NAME, "
+            "--tensor-parallel: the rate between devices is taken from the table of hardware; expected --gpu NAME, "
             f"one of {', '.join(hardware.gpus)} (--hardware FILE adds others)"
         )
     devices = request.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)
