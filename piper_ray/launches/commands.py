@@ -26,6 +26,8 @@ _TELLING = frozenset({
 })  # fmt: skip
 """Options of which a launch of Megatron's has at least one."""
 
+_DIVIDING = {name for name in _TELLING if "parallel" in name}
+
 _OVERRIDE = re.compile(
     r"\+{0,2}(?:model|train|ddp|optimizer|system|dataset|scheduler|mixed_precision)(?:\.\w+)*\.(?P<name>\w+)=(?P<value>.*)"
 )
@@ -112,18 +114,36 @@ def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> L
     if document is not None:
         return replace(document, settings={**document.settings, **with_older_names(options), **overrides}, ranks=ranks)
     if overrides:
-        recipe = str(options["recipe"]) if "recipe" in options else None
-        notes = (*notes, f"what {readable(recipe or 'the recipe')} sets is elsewhere, and not seen")
-        return Launch(Dialect.BRIDGE, overrides, ranks, recipe, notes)
+        return _over_a_recipe(overrides, options, ranks, notes)
     is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
     if is_deepspeed:
         return with_deepspeed_config(options, files, source, ranks)
     return Launch(Dialect.MEGATRON, with_older_names(options), ranks, notes=notes)
 
 
+def _over_a_recipe(
+    overrides: Mapping[str, object], options: Mapping[str, object], ranks: int | None, notes: tuple[str, ...]
+) -> Launch:
+    """What a command sets over a recipe, which is a function elsewhere. Raises UsageError where that says it all."""
+    recipe = _first(options["recipe"]) if "recipe" in options else None
+    named = readable(str(recipe)) if recipe is not None else "the recipe"
+    if not _DIVIDING & overrides.keys():
+        raise UsageError(
+            f"{named} is not there, and the command itself says nothing of how the model is divided; expected the "
+            "recipe's file with --recipe NAME"
+        )
+    told = (*notes, f"what {named} sets is elsewhere, and not seen")
+    return Launch(Dialect.BRIDGE, overrides, ranks, None if recipe is None else named, told)
+
+
+def _first(value: object) -> object:
+    """Of the words that follow an option."""
+    return value[0] if isinstance(value, list) else value
+
+
 def _document(options: Mapping[str, object], source: Source) -> tuple[Launch | None, tuple[str, ...]]:
     """The configuration in YAML that a command names, if it is a launch; a sentence where it is not there."""
-    said = {name: value[0] if isinstance(value, list) else value for name, value in options.items()}
+    said = {name: _first(value) for name, value in options.items()}
     name = next((value for key in _FILES if isinstance(value := said.get(key), str)), None)
     if isinstance(inner := said.get("config_name"), str):
         name = f"{said.get('config_path', '.')}/{inner.removesuffix('.yaml')}.yaml"

@@ -191,6 +191,8 @@ def test_a_configuration_that_a_command_names_is_read_and_what_it_sets_over_it(t
     found = read(script.read_text(), path=script)
     assert (found.dialect, found.model) == (Dialect.BRIDGE, "small")
     assert found.notes == ("what small sets is elsewhere, and not seen",)
+    with pytest.raises(UsageError, match="small is not there, and the command itself says nothing of how the model is"):
+        read("python run_recipe.py --recipe small checkpoint.load=x train.micro_batch_size=1", path=script)
     script.write_text("runner train --config gone.yaml --tensor_model_parallel_size 4")
     assert "gone.yaml is not there: what it sets is not seen" in read(script.read_text(), path=script).notes
 
