@@ -197,6 +197,15 @@ def test_a_configuration_that_a_command_names_is_read_and_what_it_sets_over_it(t
     assert "gone.yaml is not there: what it sets is not seen" in read(script.read_text(), path=script).notes
 
 
+def test_a_script_that_takes_its_options_out_of_yaml_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    script = tmp_path / "bench.sh"
+    script.write_text("PARAMS=$(yq '.MODEL_ARGS | to_entries' conf.yaml)\nsrun bash -c \"$PARAMS\"")
+    with pytest.raises(
+        UsageError, match="yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each"
+    ):
+        read(script.read_text(), path=script)
+
+
 def test_recomputation_by_its_older_names() -> None:
     found = read("torchrun x.py --tensor-model-parallel-size 8 --activations-checkpoint-method block "
                  "--activations-checkpoint-num-layers 3").settings  # fmt: skip
