@@ -66,7 +66,9 @@ def read_script(source: Source, asked: Asked) -> Launch:
     if not distinct:
         others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
         if outside.uses_yq:
-            others += "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable"
+            others += (
+                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable"
+            )
         raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
