@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from piper_ray import StepTerms
     from piper_ray.planners.alternatives import Alternatives
     from piper_ray.planners.apart import KindsApart
+    from piper_ray.simulate.result import Simulation
 
 _Found = TypeVar("_Found")
 
@@ -198,6 +199,15 @@ class RuntimeSolve:
                 "lower_bound_s": free.lower_bound_s if math.isfinite(free.lower_bound_s) else None,
             },
         }
+
+    def receives_lines(self, instance: Instance, solution: Solution, simulation: Simulation | None) -> list[str]:
+        """What receives that the runtime posts early would cost, in a line; none where that is nothing."""
+        from piper_ray.report.simulated import early_receives_text
+
+        if simulation is None or solution.plan is None or not self.runtime.one_stream:
+            return []
+        text = early_receives_text(instance, solution.plan, simulation)
+        return [f"receives: {text}"] if text else []
 
     def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
         """The lines that say where each rank of the plan is."""

@@ -319,6 +319,7 @@ def solve(
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
+        print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
         print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:

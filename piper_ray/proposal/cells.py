@@ -335,7 +335,7 @@ class CellSearch:
                     within_s=sample_s,
                     threads=self._threads,
                 ),
-                schedule=cell.schedule,
+                schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
@@ -344,7 +344,7 @@ class CellSearch:
         sample_s = within_s / cell.microbatches
         offer = demand.request.offer
         if demand.runtime.sums_each_pass and (offer.sharded_over or offer.fsdp > 1):
-            under = Schedule.first_of(cell.schedule), demand.step
+            under = demand.scheduled(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)
 

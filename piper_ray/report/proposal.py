@@ -33,6 +33,7 @@ from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
+from piper_ray.report.simulated import early_receives_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
@@ -133,6 +134,9 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
             f"{share_text(share)} of each GPU stays free, as 1 in 10 of these peaks was over its estimate by {over} or "
             "more; --headroom 0 plans with all",
         )
+    receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
+    if receives:
+        yield from _wrapped("receives", receives)
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
