@@ -59,7 +59,7 @@ def made(lengths: dict[str, int], steps: tuple[Step, ...], axes: dict[str, str],
     for name, letters in axes.items():
         count = float(np.prod([lengths[axis] for axis in letters]))
         values[name] = Value(name, tuple(letters), 2.0 * count, count if name in weights.split() else 0.0)
-    return OperatorGraph("small", values, steps, "x", steps[-1].outputs[0], SIZES)
+    return OperatorGraph("small", values, steps, ("x",), steps[-1].outputs[:1], SIZES)
 
 
 def attention_layer() -> OperatorGraph:

@@ -75,7 +75,7 @@ def schemes(
     in_flight = _numbers("--in-flight", asked.in_flight, 4096)
     _refuse_mistakes(modelled, asked, running)
     estimate, degrees = _estimated(modelled, asked, trained, running)
-    kinds = [kind for kind in estimate.architecture.kinds if kind.recomputable]
+    kinds = estimate.architecture.kinds
     pairs = [(kind, degree) for kind in kinds for degree in degrees]
     known: list[KindSchemes] = []
 
@@ -94,8 +94,6 @@ def schemes(
         found = current().run(find)
     interrupted = current().number is not None
     if not interrupted and not any(one.found for one in found):
-        if not found:
-            raise UsageError(f"{estimate.architecture.name} has no repeated layers that schemes are found for")
         raise UsageError("\n".join(f"{one.kind.name}, t = {one.degree}: {one.refused}" for one in found))
     if asked.out is not None:
         _write(asked, estimate, found, complete=not interrupted)

@@ -67,7 +67,8 @@ def schemes_of(
     of = graph_of(kind, degree)
     prices = EstimatedPrices(of, estimate.setting)
     found: list[Scheme] = []
-    whole = of.graph.sizes[TOKENS] % degree
+    between = [of.graph.at_border(name, BORDERS[0]) for name in (*of.graph.arriving, *of.graph.leaving)]
+    whole = any(of.graph.sizes.get(place.axis, 0) % degree for place in between)
     for border in (REPLICATED,) if whole else BORDERS:
         for scheme in within_limits(of.graph, degree, prices, border, in_flight):
             found.append(scheme)
@@ -92,7 +93,7 @@ def find_schemes(
     if not kind.divides(degree):
         heads = ", ".join(f"{count:,}" for count in kind.heads)
         return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
-    if TOKENS not in kind.symbols:
+    if TOKENS not in kind.symbols or not kind.tensor_parallel:
         return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
     try:
         return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))

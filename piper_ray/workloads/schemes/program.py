@@ -164,8 +164,10 @@ class SchemeProgram:
         made: _At = defaultdict(dict)
         fixed = self._columns.column("arriving")
         self._columns.equal({fixed: 1.0})
-        if graph.arriving:
-            made[graph.arriving, self._border][fixed] = 1.0
+        for name in graph.arriving:
+            made[name, graph.at_border(name, self._border)][fixed] = 1.0
+        for name in graph.given:
+            made[name, REPLICATED][fixed] = 1.0
         made.update(self._laid)
         for step in graph.steps:
             options = self._chosen(self._forward, step)
@@ -178,8 +180,8 @@ class SchemeProgram:
             self._there.update(self._moved("forward move", value, made, PassPhase.FORWARD))
         for step in graph.steps:
             self._reads(self._chosen(self._forward, step), step.inputs, self._there)
-        if graph.leaving:
-            self._columns.at_most({fixed: 1.0}, self._there[graph.leaving, self._border])
+        for name in graph.leaving:
+            self._columns.at_most({fixed: 1.0}, self._there[name, graph.at_border(name, self._border)])
         self._fixed = fixed
 
     def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
@@ -239,10 +241,8 @@ class SchemeProgram:
                 self._sum_weight(value)
                 continue
             parts = [self._contribution(step, value) for step in graph.consumers[value.name]]
-            if value.name == graph.leaving:
-                parts.append({(value.name, self._border): {self._fixed: 1.0}})
-            if not parts:  # what the layer's loss begins with
-                parts.append({(value.name, REPLICATED): {self._fixed: 1.0}})
+            if value.name in graph.leaving:
+                parts.append({(value.name, graph.at_border(value.name, self._border)): {self._fixed: 1.0}})
             summed = parts[0] if len(parts) == 1 else self._summed(value, parts)
             there.update(self._moved("gradient move", value, summed, PassPhase.GRADIENT))
         for step in graph.steps:
@@ -254,8 +254,8 @@ class SchemeProgram:
                     needed[strategy.adjoint(name)][column] = 1.0
                 for place, columns in needed.items():
                     self._columns.at_most(columns, there.get((name, place), {}))
-        if graph.arriving:
-            self._columns.at_most({self._fixed: 1.0}, there[graph.arriving, self._border])
+        for name in graph.arriving:
+            self._columns.at_most({self._fixed: 1.0}, there[name, graph.at_border(name, self._border)])
 
     def _contribution(self, step: Step, value: Value) -> _At:
         found: _At = defaultdict(dict)

@@ -57,7 +57,7 @@ def _tmpc(scheme: Scheme, kind: LayerKind, estimate: Estimate, shared: bool) -> 
         sharding=Sharding.OPTIMIZER if shared else Sharding.NONE,
     )
     excess = 0.0
-    if scheme.again:
+    if scheme.again or not kind.recomputable:  # what stands once in a model is charged for what its passes need
         beside = backward_bytes(kind, LayerMode(degree=scheme.degree, sequence_parallel=sequence))
         excess = max(0.0, figures.again_bytes + beside - setting.workspace_bytes)
     optimizer = training.optimizer_bytes * numbers if shared else 0.0
