@@ -103,8 +103,8 @@ class _Twin:
         read_back = {
             backward[step.name].placements[value.name] for step in graph.steps if value.name in step.backward_reads
         } | {again[step.name].placements[value.name] for step in readers if step.name in again}
-        if value.name == graph.leaving:
-            read |= {self.border}
+        if value.name in graph.leaving:
+            read |= {graph.at_border(value.name, self.border)}
         for laid in places if value.parameters else (None,):
             if value.parameters:
                 of_gradient_s = self._weight_s(value, backward[readers[0].name].adjoint(value.name), laid)
@@ -112,7 +112,7 @@ class _Twin:
                 of_gradient_s = self._gradient_s(value, backward), 0.0
             source = laid if made is None else forward[made.name].placements[value.name]
             if made is None and not value.parameters:
-                source = self.border
+                source = graph.at_border(value.name, self.border)
             assert source is not None
             remade = {again[made.name].placements[value.name]} if made is not None and made.name in again else set()
             for kept in [()] if value.parameters else _subsets(places):
@@ -155,9 +155,10 @@ class _Twin:
     def _gradient_s(self, value: Value, backward: Choice) -> float | None:
         graph = self.graph
         parts = [backward[step.name].adjoint(value.name) for step in graph.consumers[value.name]]
-        parts += [self.border] if value.name == graph.leaving else []
+        border = graph.at_border(value.name, self.border)
+        parts += [border] if value.name in graph.leaving else []
         made = next((step for step in graph.steps if value.name in step.outputs), None)
-        needed = self.border if made is None else backward[made.name].adjoint(value.name)
+        needed = border if made is None else backward[made.name].adjoint(value.name)
         sums = parts if len(parts) == 1 else (*graph.placements(value.name, self.degree), PARTIAL)
         totals = []
         for place in sums:

@@ -43,10 +43,10 @@ def within_limits(
             yield found
             held_bytes = found.figures.held_bytes(count)
             first_bytes = first_bytes or held_bytes
+            if held_bytes <= least_bytes * 1.001:
+                break
             limit = held_bytes - (first_bytes - least_bytes) / _STEPS
-            if limit < least_bytes and held_bytes > least_bytes * 1.001:
-                limit = least_bytes * (1.0 + 1e-6)
-            found = program.fastest(count, limit) if limit >= least_bytes else None
+            found = program.fastest(count, max(limit, least_bytes * (1.0 + 1e-6)))
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
