@@ -44,8 +44,8 @@ class SchemeOptions:
     show: str | None = option("ID", "Show a scheme operator by operator; ID: the beginning of its id.")
     out: Path | None = option(
         "FILE",
-        "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC, which solve "
-        "takes (.toml; beside it .schemes.json has them in full).",
+        "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
+        "which solve takes (.toml).",
         "-o",
         "--out",
     )
@@ -176,12 +176,11 @@ def _write(asked: SchemeOptions, estimate: Estimate, found: list[Any], *, comple
     from piper_ray.workloads.schemes.tmpcs import with_schemes
 
     assert asked.out is not None
-    in_full = asked.out.with_suffix(".schemes.json") if asked.out.suffix.lower() == ".toml" else asked.out
-    write_atomically(in_full, to_text(schemes_document(estimate, found, __version__, complete)))
-    if in_full == asked.out:
+    if asked.out.suffix.lower() == ".json":
+        write_atomically(asked.out, to_text(schemes_document(estimate, found, __version__, complete)))
         return
     instance = with_schemes(estimate, found, zero=asked.zero is not None)
-    lines = [f"TMPCs whose ids have a word scheme-... were found from operators; {in_full.name} has them in full."]
+    lines = ["TMPCs whose ids have a word scheme-... were found from operators; [schemes] has them in full."]
     write_atomically(
         asked.out, workload_text(instance, lines if complete else [*lines, "Interrupted: not all layers."])
     )

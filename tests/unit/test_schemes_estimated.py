@@ -13,7 +13,7 @@ from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.frontier import schemes_of
+from piper_ray.workloads.schemes.frontier import find_schemes
 from piper_ray.workloads.schemes.layers import graph_of
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices
@@ -102,7 +102,7 @@ def test_sequence_parallelism_with_selective_recomputation_is_found_by_name() ->
     """Of GPT-3 at t = 8, by the memory of Korthikanti et al., table 2, with attention in one kernel."""
     found = _estimate("gpt3-175b")
     kind = _block(found)
-    schemes = schemes_of(found, kind, 8, (8.0,), lambda _: None)
+    schemes = find_schemes(found, kind, 8, (8.0,), lambda _: None).found
     by_name = {one.name: one.scheme.figures for one in reversed(schemes)}
     cheap = LayerMode(degree=8, sequence_parallel=True, recomputation=recomputation_of(kind, Recomputation.SELECTIVE))
     costs = found.costs(kind, cheap)

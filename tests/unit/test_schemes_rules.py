@@ -28,7 +28,9 @@ LAYERS: dict[str, Callable[[], OperatorGraph]] = {
 def _one_process(graph: OperatorGraph, random: np.random.Generator) -> OneProcess:
     given = [*graph.arriving, *(weight.name for weight in graph.weights)]
     values = {name: random.normal(size=shape_of(graph, name, LENGTHS)) for name in given}
-    values |= {name: random.integers(LENGTHS["V"], size=shape_of(graph, name, LENGTHS)) for name in graph.given}
+    values |= {
+        name: random.integers(LENGTHS["V"], size=shape_of(graph, name, LENGTHS)).astype(float) for name in graph.given
+    }
     one = OneProcess(graph, values, LENGTHS)
     one.run()
     return one

@@ -23,6 +23,14 @@ _STEPS = 8
 
 
 @dataclass(frozen=True)
+class PricedGraph:
+    """What schemes are of."""
+
+    graph: OperatorGraph
+    prices: SchemePrices
+
+
+@dataclass(frozen=True)
 class FoundScheme:
     """A scheme with its name; ``new`` where it has none."""
 
@@ -60,20 +68,18 @@ def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
 
 
 def schemes_of(
-    estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+    of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> list[FoundScheme]:
-    """Of a kind of layer on so many devices. tell: called with what was found so far. Raises UsageError for operators
-    that have no rule."""
-    of = graph_of(kind, degree)
-    prices = EstimatedPrices(of, estimate.setting)
+    """Of a layer on so many devices. tell: called with what was found so far."""
     found: list[Scheme] = []
-    between = [of.graph.at_border(name, BORDERS[0]) for name in (*of.graph.arriving, *of.graph.leaving)]
-    whole = any(of.graph.sizes.get(place.axis, 0) % degree for place in between)
+    graph = of.graph
+    between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
+    whole = any(graph.sizes.get(place.axis, 0) % degree for place in between)
     for border in (REPLICATED,) if whole else BORDERS:
-        for scheme in within_limits(of.graph, degree, prices, border, in_flight):
+        for scheme in within_limits(graph, degree, of.prices, border, in_flight):
             found.append(scheme)
-            tell(f"{kind.name} at t = {degree}: {len(found)} schemes")
-    return [FoundScheme(name_of(one, of.graph), one) for one in undominated(found)]
+            tell(f"{graph.name} at t = {degree}: {len(found)} schemes")
+    return [FoundScheme(name_of(one, graph), one) for one in undominated(found)]
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class KindSchemes:
     degree: int
     found: tuple[FoundScheme, ...]
     refused: str = ""
+    priced: PricedGraph | None = None
 
 
 def find_schemes(
@@ -96,6 +103,8 @@ def find_schemes(
     if TOKENS not in kind.symbols or not kind.tensor_parallel:
         return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
     try:
-        return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))
+        of = graph_of(kind, degree)
     except UsageError as error:
         return KindSchemes(kind, degree, (), str(error))
+    priced = PricedGraph(of.graph, EstimatedPrices(of, estimate.setting))
+    return KindSchemes(kind, degree, tuple(schemes_of(priced, degree, in_flight, tell)), priced=priced)

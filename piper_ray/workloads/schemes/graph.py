@@ -13,8 +13,8 @@ class OperatorFamily(Enum):
 
     CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
     SUM: a sum of its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others:
-    norms, softmax, routers, scans along tokens. ATTENTION: queries look at keys and values of all tokens. LOOKUP: rows of
-    a table by their numbers. LOSS: of rows of logits.
+    norms, softmax, routers, scans along tokens. ATTENTION: queries look at keys and values of all tokens. LOOKUP: rows
+    of a table by their numbers. LOSS: of rows of logits.
     """
 
     CONTRACTION = "contraction"

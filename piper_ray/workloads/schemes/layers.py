@@ -89,8 +89,8 @@ class _GraphInProgress:
         known = next((rule for words, rule in _RULES.items() for one in names if one.startswith(words)), None)
         if known is None or operator.frozen or "LoRA" in name:
             raise UsageError(
-                f"no rule says how {operator.name} may be divided; expected embeddings, attention in one kernel, scans, "
-                "feed-forward parts, experts and projections, without adapters"
+                f"no rule says how {operator.name} may be divided; expected embeddings, attention in one kernel, "
+                "scans, feed-forward parts, experts and projections, without adapters"
             )
         known(self, operator, "S" if shared else INNER)
 

@@ -37,6 +37,8 @@ FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
 """The first words of the names of columns that say how steps are divided, and where weights lie."""
 
+_WEIGHTS = "weight's gradient"
+
 Terms = Mapping[int, float]
 _At = dict[tuple[str, TensorPlacement], dict[int, float]]
 """By value and placement, the binaries of which one says that the value is there so."""
@@ -295,7 +297,7 @@ class SchemeProgram:
                     seconds = self._prices.move_s(weight, source, place, PassPhase.GRADIENT)
                 if seconds is None:
                     continue
-                column = pairs[source, place] = self._columns.column("weight's gradient", weight.name, source, place)
+                column = pairs[source, place] = self._columns.column(_WEIGHTS, weight.name, source, place)
                 if once:
                     self._once_s[column] = self._prices.once_s(weight)
                 else:
@@ -495,9 +497,9 @@ class SchemeProgram:
             weights={one[1]: one[2] for one in chosen if one[0] == "weight"},
             kept=tuple((one[1], one[2]) for one in chosen if one[0] == "kept"),
             moves=tuple(
-                Move(str(one[0]).removesuffix(" move"), one[1], one[-2], one[-1])
+                Move("weight" if one[0] == _WEIGHTS else str(one[0]).removesuffix(" move"), one[1], one[-2], one[-1])
                 for one in chosen
-                if str(one[0]).endswith(" move")
+                if str(one[0]).endswith(" move") or (one[0] == _WEIGHTS and one[-2] != one[-1] and one[-1].axis)
             ),
             figures=self._figures(values),
         )  # fmt: skip

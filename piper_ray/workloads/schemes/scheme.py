@@ -22,7 +22,8 @@ class StepScheme:
 @dataclass(frozen=True)
 class Move:
     """A value, or its gradient, brought from one placement to another. when: ``forward``, ``again`` (of what was made
-    again), ``kept`` (of what was kept), ``gradient``, or ``part`` (of one reader's part of a gradient)."""
+    again), ``kept`` (of what was kept), ``gradient``, ``part`` (of one reader's part of a gradient), or ``weight``
+    (its gradient)."""
 
     when: str
     value: str

@@ -13,7 +13,7 @@ from piper_ray.workloads.estimate.costs import sync_bytes, times_of
 from piper_ray.workloads.estimate.memory import backward_bytes
 from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.document import digest_of
+from piper_ray.workloads.schemes.document import digest_of, in_full
 from piper_ray.workloads.schemes.frontier import KindSchemes
 from piper_ray.workloads.schemes.scheme import Scheme
 
@@ -41,7 +41,13 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
                 ]
                 rows.setdefault(degree, []).append(tmpc.between(*beside))
         layers.append(replace(layer, tmpcs={t: tuple(rows[t]) for t in sorted(rows)}))
-    return replace(instance, layers=tuple(layers)).checked_as(instance)
+    documents = {
+        f"{FOUND}{digest_of(found.scheme)}": in_full(found.scheme, of.priced)
+        for of in kinds
+        for found in of.found
+        if of.priced is not None
+    }
+    return replace(instance, layers=tuple(layers), schemes=documents).checked_as(instance)
 
 
 def _tmpc(scheme: Scheme, kind: LayerKind, estimate: Estimate, shared: bool) -> Tmpc:
