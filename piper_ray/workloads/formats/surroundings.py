@@ -135,7 +135,8 @@ def read_surroundings(
 
 def _read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, object]]:
     if value is not None and (
-        not isinstance(value, Mapping) or not all(isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for x in value.values())
+        not isinstance(value, Mapping)
+        or not all(isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for x in value.values())
     ):
         faults.at("schemes", f"{shown(value)}; expected a table of schemes as piper-ray schemes writes them")
         return {}

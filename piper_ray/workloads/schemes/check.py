@@ -38,12 +38,13 @@ def checked_schemes(instance: Instance, plan: Plan, documents: Mapping[str, Docu
     """Of a plan's schemes those that hold, and what is wrong with others. documents: by the words of TMPCs' ids."""
     held: list[str] = []
     wrong: list[str] = []
+    on_host = instance.model is not None and instance.model.optimizer_on_host
     for stage in plan.stages:
         for layer in stage.layers:
             row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
             for tmpc in (one for one in row if one.id == stage.tmpc_ids[layer]):
                 for word in found_words(tmpc.id):
-                    faults = _faults(documents.get(word), tmpc, stage.tensor_parallel_degree)
+                    faults = _faults(documents.get(word), tmpc, stage.tensor_parallel_degree, on_host)
                     (wrong if faults else held).extend(
                         [f"layer {layer}, {word}: {fault}" for fault in faults] or [word]
                     )
@@ -55,29 +56,31 @@ def found_words(tmpc_id: str) -> tuple[str, ...]:
     return tuple(word for word in tmpc_id.split("+") if word.startswith(FOUND))
 
 
-def _faults(document: Document | None, tmpc: Tmpc, degree: int) -> list[str]:
+def _faults(document: Document | None, tmpc: Tmpc, degree: int, on_host: bool) -> list[str]:
+    """on_host: TMPCs' times have updates by the host, which no scheme has."""
     if document is None:
         return ["the plan does not have it in full"]
+    said = {"activation_bytes": tmpc.activation_bytes}
+    said |= {} if on_host else {"time_s": tmpc.time_per_sample_s}
+    said |= {} if tmpc.forward_s is None else {"forward_s": tmpc.forward_s}
+    if tmpc.mode.sharding is Sharding.NONE:  # else replicas share of both what they have
+        said |= {"weights_bytes": tmpc.weights_bytes, "least_fixed_bytes": tmpc.fixed_bytes}
+    return faults_of({**document, "tensor_parallel_degree": degree}, said)
+
+
+def faults_of(document: Document, said: Mapping[str, float] | None = None) -> list[str]:
+    """What is wrong with a scheme in full. said: figures that somebody else says of it."""
     try:
         walk = _Walk.of(document)
         faults = list(walk.faults())
         figures = walk.figures() if not faults else {}
+        given = [*((name, document[name]) for name in figures), *(said or {}).items()]
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return [f"not a scheme as piper-ray schemes writes it ({type(error).__name__}: {error})"]
-    if walk.degree != degree:
-        faults.append(f"of {walk.degree} devices; expected {degree}")
-    said = [(name, document[name]) for name in figures]
-    said += [("time_s", tmpc.time_per_sample_s), ("activation_bytes", tmpc.activation_bytes)]
-    said += [] if tmpc.forward_s is None else [("forward_s", tmpc.forward_s)]
-    if tmpc.mode.sharding is Sharding.NONE:  # else replicas share of both what they have
-        said += [("weights_bytes", tmpc.weights_bytes)]
-        said += [("state_bytes", min(tmpc.fixed_bytes, figures.get("state_bytes", 0.0)))]
-    faults += [
-        f"{name} is {given:.6g}; the rule table gives {figures[name]:.6g}"
-        for name, given in said
-        if name in figures
-        and abs(given - figures[name]) > _NEAR * figures[name] + (1.0 if name.endswith("bytes") else 0.0)
-    ]
+    for name, value in given if figures else ():
+        found = figures[name] if name in figures else max(value, figures["state_bytes"])
+        if abs(value - found) > _NEAR * found + (1.0 if name.endswith("bytes") else 0.0):
+            faults.append(f"{name} is {value:.6g}; the rule table gives {found:.6g}")
     return faults
 
 

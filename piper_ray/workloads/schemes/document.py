@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.schemes.frontier import KindSchemes, PricedGraph
 from piper_ray.workloads.schemes.graph import Step, Value
 from piper_ray.workloads.schemes.prices import PassPhase
 from piper_ray.workloads.schemes.rules import strategies
-from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.schemes.frontier import KindSchemes
 
 Document = dict[str, object]
 
@@ -47,10 +50,12 @@ def scheme_document(scheme: Scheme) -> Document:
         "forward_s": figures.forward_s,
         "backward_s": figures.backward_s,
         "once_a_batch_s": figures.once_s,
+        "weight_gradients_s": figures.weight_s,
         "activation_bytes": figures.activation_bytes,
         "state_bytes": figures.state_bytes,
         "weights_bytes": figures.weights_bytes,
         "made_again_bytes": figures.again_bytes,
+        "copied_parameters": figures.copied,
     }
 
 
@@ -114,7 +119,11 @@ def _moves(scheme: Scheme) -> list[Document]:
 
 def digest_of(scheme: Scheme) -> str:
     """Eight letters that tell one scheme from others, whatever their figures."""
-    said = {key: value for key, value in scheme_document(scheme).items() if not key.endswith(("_s", "_bytes"))}
+    said = {
+        key: value
+        for key, value in scheme_document(scheme).items()
+        if not key.endswith(("_s", "_bytes", "_parameters"))
+    }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
 
 

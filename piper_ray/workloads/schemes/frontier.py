@@ -9,25 +9,20 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
 from piper_ray.workloads.schemes.layers import TOKENS, graph_of
 from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
 from piper_ray.workloads.schemes.program import SchemeProgram
-from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 
 BORDERS = TensorPlacement(TOKENS), REPLICATED
 """Where the values between layers may lie: one of the two in a whole plan."""
 
+USUAL_IN_FLIGHT = (8.0,)
+
 _STEPS = 8
 """Limits of memory between the fastest scheme's and the least."""
-
-
-@dataclass(frozen=True)
-class PricedGraph:
-    """What schemes are of."""
-
-    graph: OperatorGraph
-    prices: SchemePrices
 
 
 @dataclass(frozen=True)
@@ -70,16 +65,26 @@ def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
 def schemes_of(
     of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> list[FoundScheme]:
-    """Of a layer on so many devices. tell: called with what was found so far."""
-    found: list[Scheme] = []
-    graph = of.graph
+    """Of a layer on so many devices. tell: called with what was found so far; what it raises ends the search."""
+    graph, key = of.graph, key_of(of, degree, in_flight)
+    found = read_schemes(key, of, degree)
+    if found is None:
+        found = undominated(list(_searched(of, degree, in_flight, tell)))
+        keep_schemes(key, found, of)
+    return [FoundScheme(name_of(one, graph), one) for one in found]
+
+
+def _searched(
+    of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> Iterator[Scheme]:
+    graph, count = of.graph, 0
     between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
     whole = any(graph.sizes.get(place.axis, 0) % degree for place in between)
     for border in (REPLICATED,) if whole else BORDERS:
         for scheme in within_limits(graph, degree, of.prices, border, in_flight):
-            found.append(scheme)
-            tell(f"{graph.name} at t = {degree}: {len(found)} schemes")
-    return [FoundScheme(name_of(one, graph), one) for one in undominated(found)]
+            count += 1
+            tell(f"{graph.name} at t = {degree}: {count} schemes")
+            yield scheme
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.graph import OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.prices import SchemePrices
+
+
+@dataclass(frozen=True)
+class PricedGraph:
+    """What schemes are of."""
+
+    graph: OperatorGraph
+    prices: SchemePrices
 
 
 @dataclass(frozen=True)
