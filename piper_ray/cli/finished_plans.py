@@ -26,6 +26,7 @@ from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
+from piper_ray.model.mode import FOUND
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
@@ -79,6 +80,7 @@ def verify(
                 typer.echo(to_text(found), nl=False)
             raise
     time_s = evaluation.time_per_sample_s
+    schemes = _checked_schemes(planned.plan_file, instance, plan, claims)
     if claims.made_otherwise(instance, valued_for, step) is None:
         for text in claims.contradicted_by(time_s):
             note(f"{planned.plan_file}: {text}")
@@ -101,6 +103,8 @@ def verify(
             print_simulation(screen, simulation)
         cost = cost_text(instance, time_s, evaluation.devices)
         print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
+        if schemes:
+            print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
             print_lines(screen, certified_text(certified, silent_on, time_s))
         if not valued_for.asynchronous:
@@ -108,6 +112,14 @@ def verify(
             print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))
     if silent_on:
         raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))
+
+
+def _checked_schemes(path: Path, instance: Instance, plan: Plan, claims: PlanClaims) -> list[str]:
+    if not any(FOUND in tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
+        return []
+    from piper_ray.workloads.schemes.check import require_schemes
+
+    return require_schemes(instance, plan, claims.schemes, path)
 
 
 def _valued(

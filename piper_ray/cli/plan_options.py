@@ -266,6 +266,10 @@ class PlanOfferOptions(EveryOfferOption):
         "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
         "--optimizer-on-host/--no-optimizer-on-host",
     )
+    schemes: bool = flag(
+        "Offer ways to divide layers that are found from their operators, too, as schemes finds them; no launch files "
+        "for plans that have such."
+    )
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ class PlanDemand:
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
     kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
     ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
-    kinds that are places of one GPU.
+    kinds that are places of one GPU. schemes: makes an estimate's workload with TMPCs found from operators, and calls
+    its second argument meanwhile; None: there are none of these.
     """
 
     model: ModelConfig
@@ -79,6 +80,7 @@ class PlanDemand:
     others: tuple[tuple[str, EstimateRequest], ...] = ()
     between_bytes_per_s: float | None = None
     sites: tuple[str, ...] = ()
+    schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
@@ -140,8 +142,8 @@ class PlanDemand:
         )
         return replace(self, request=replace(self.request, batch=batch))
 
-    def estimated(self, samples: int, batch: int | None = None) -> Estimate:
-        """With microbatches of so many samples. Raises UsageError."""
+    def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
+        """With microbatches of so many samples. check: may raise, to end it. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
@@ -149,13 +151,15 @@ class PlanDemand:
             made = joined(of_kind, self.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
+        if self.schemes is not None:
+            made = replace(made, instance=self.schemes(made, check))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
     @_uncollected()
-    def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
-        """By samples of a microbatch, and what is said of the sizes that are too large.
+    def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
+        """By samples of a microbatch, and what is said of the sizes that are too large. check: may raise, to end it.
 
         Raises UsageError where none can be made, InfeasibleError where the smallest one's layers need more memory than
         there is, as then all do.
@@ -163,7 +167,7 @@ class PlanDemand:
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
             try:
-                made = self.estimated(samples)
+                made = self.estimated(samples, check=check)
             except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
                 if not found:
                     raise

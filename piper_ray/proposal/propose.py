@@ -102,7 +102,7 @@ def _proposed(
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
     stop.offer(lambda: FoundPlans(demand, (), Cells((), {}, ()), 0.0, (), 0.0))
-    estimates, refused = demand.estimates()
+    estimates, refused = demand.estimates(stop.check)
     cells = cells_of(demand, estimates)
     refused += cells.refused
     for one in cells.refused:

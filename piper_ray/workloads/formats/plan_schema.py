@@ -61,6 +61,8 @@ class StageDocument(_Documented):
     """Whether each layer recomputes activations in the backward pass, in the order of ``nodes``; null: none does."""
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     """The first and the last rank of its devices, counted from 0 at the first stage; t neighbours are a replica."""
+    schemes: dict[str, dict[str, object]] | None = None
+    """TMPCs found from operators, in full, by the words of their ids: where each value lies and what moves."""
     figures: StageFigures | None = None
     """What the stage costs, as evaluate computes it."""
 

@@ -129,7 +129,18 @@ def read_surroundings(
         "schedule": read_schedule(schedule, chunks, group, paths.get("schedule", ""), faults),
         "model": read_trained_model(said.get("model"), "model", faults),
         "measured_threads": counts.get("measured_threads"),
+        "schemes": _read_schemes(said.get("schemes"), faults),
     }
+
+
+def _read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, object]]:
+    if value is not None and (
+        not isinstance(value, Mapping)
+        or not all(isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for x in value.values())
+    ):
+        faults.at("schemes", f"{shown(value)}; expected a table of schemes as piper-ray schemes writes them")
+        return {}
+    return value or {}
 
 
 def surroundings_of(instance: Instance) -> dict[str, object]:
@@ -153,6 +164,7 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
         "links": _inner_links(cluster) or None,
         "node_devices": None if cluster.kinds else cluster.node_devices,
         "between": cluster.between_bytes_per_s,
+        "schemes": instance.schemes or None,
     }
     return {what: value for what, value in found.items() if value is not None}
 
