@@ -8,8 +8,7 @@ from rich.console import Console
 
 from piper_ray.model.figures import size_text, time_text
 from piper_ray.report.terminal import Column, print_lines, print_table
-from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.schemes.document import EXACTNESS, digest_of
+from piper_ray.workloads.schemes.document import EXACTNESS, SchemesSubject, digest_of
 from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
 from piper_ray.workloads.schemes.scheme import Scheme
 
@@ -26,16 +25,15 @@ _COLUMNS = (
 )
 
 
-def print_schemes(target: Console, estimate: Estimate, kinds: Sequence[KindSchemes]) -> None:
+def print_schemes(target: Console, of: SchemesSubject, kinds: Sequence[KindSchemes]) -> None:
     """Times of a microbatch; a for each microbatch in flight, b the state, w what replicas reduce, on each device."""
-    print_lines(target, [f"Model     {estimate.architecture.name}; {estimate.architecture.sample}"])
-    print_lines(target, [f"GPU       {estimate.setting.gpu.name}"])
+    print_lines(target, [f"Model     {of.model}; {of.sample}", f"GPU       {of.gpu}"])
     for one in kinds:
         target.print()
         if one.refused:
-            print_lines(target, [f"{one.kind.name}, t = {one.degree}: none; {one.refused}"])
+            print_lines(target, [f"{one.name}, t = {one.degree}: none; {one.refused}"])
             continue
-        print_lines(target, [f"{one.kind.name}, t = {one.degree}"])
+        print_lines(target, [f"{one.name}, t = {one.degree}"])
         print_table(target, _COLUMNS, [_row(found) for found in one.found])
     if any(one.found for one in kinds):
         target.print()

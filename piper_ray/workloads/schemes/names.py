@@ -62,7 +62,7 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
         "context and expert parallelism, all-gather": (tokens, _Division(False, False, True)),
         "context and expert parallelism, all-to-all": (tokens, _Division(False, True, True)),
     }
-    tokens_divide = graph.sizes[TOKENS] % degree == 0
+    tokens_divide = graph.sizes.get(TOKENS, 1) % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
     has_ring = any(one.exchange == RING for of_step in options.values() for one in of_step)
