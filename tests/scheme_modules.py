@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 WIDTH, HEADS, TOKENS = 32, 4, 16
 
@@ -24,9 +24,10 @@ class Gpt(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         parts = self.qkv(self.before(x)).chunk(3, -1)
         q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
-        seen = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
-        return x + self.down(F.gelu(self.up(self.after(x))))
+        found: Tensor = x + self.down(functional.gelu(self.up(self.after(x))))
+        return found
 
 
 class Llama(nn.Module):
@@ -49,10 +50,13 @@ class Llama(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         read = self.norm(x)
         q, k, v = (of(read).view(x.shape[0], TOKENS, -1, 8).transpose(1, 2) for of in (self.q, self.k, self.v))
-        seen = F.scaled_dot_product_attention(self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True)
+        seen = functional.scaled_dot_product_attention(
+            self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True
+        )
         x = x + self.o(seen.transpose(1, 2).reshape(x.shape))
         read = self.norm2(x)
-        return x + self.down(F.silu(self.gate(read)) * self.up(read))
+        found: Tensor = x + self.down(functional.silu(self.gate(read)) * self.up(read))
+        return found
 
 
 class Experts(nn.Module):
@@ -65,7 +69,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shares = self.router(x).softmax(-1)
-        inner = F.gelu(torch.einsum("bsh,ehf->bsef", x, self.into))
+        inner = functional.gelu(torch.einsum("bsh,ehf->bsef", x, self.into))
         return x + torch.einsum("bsef,efh,bse->bsh", inner, self.out, shares)
 
 
@@ -80,7 +84,8 @@ class StateSpace(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.into(x)
         near = self.near(inner.transpose(1, 2))[..., :TOKENS].transpose(1, 2)
-        return x + self.out(torch.cumsum(F.silu(near), 1) * torch.sigmoid(inner))
+        found: Tensor = x + self.out(torch.cumsum(functional.silu(near), 1) * torch.sigmoid(inner))
+        return found
 
 
 class Vit(nn.Module):
@@ -105,9 +110,10 @@ class Unet(nn.Module):
         self.low, self.up = nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.Conv2d(32, 8, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        first = F.silu(self.norm(self.down(x)))
-        low = F.interpolate(F.relu(self.low(first)), scale_factor=2.0)
-        return x + self.up(torch.cat([first, low], 1))
+        first = functional.silu(self.norm(self.down(x)))
+        low = functional.interpolate(functional.relu(self.low(first)), scale_factor=2.0)
+        found: Tensor = x + self.up(torch.cat([first, low], 1))
+        return found
 
 
 class Cross(nn.Module):
@@ -120,8 +126,9 @@ class Cross(nn.Module):
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         k, v = self.kv(other).view(*other.shape[:2], 2, HEADS, -1).unbind(2)
         q = self.q(x).unflatten(-1, (HEADS, -1))
-        seen = F.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
-        return x + self.o(seen.transpose(1, 2).flatten(2))
+        seen = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+        found: Tensor = x + self.o(seen.transpose(1, 2).flatten(2))
+        return found
 
 
 class Language(nn.Module):
@@ -136,7 +143,7 @@ class Language(nn.Module):
         x = self.words(words)
         for block in self.blocks:
             x = block(x)
-        return F.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+        return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
 
 
 class Twice(nn.Module):

@@ -117,7 +117,7 @@ class _AxisTable:
 
 
 @dataclass
-class _Made:
+class _TracedValue:
     """What a node stands for. name: of its value. learned: whether it has a gradient; a constant else."""
 
     name: str
@@ -174,7 +174,7 @@ class _Trace:
 
     def __init__(self, name: str) -> None:
         self.name, self.axes = name, _AxisTable()
-        self.made: dict[fx.Node, _Made | list[_Made]] = {}
+        self.made: dict[fx.Node, _TracedValue | list[_TracedValue]] = {}
         self.values: dict[str, tuple[Axes, float, float, bool]] = {}
         self.steps: list[tuple[Step, TracedWork, tuple[int | None, ...]]] = []
         self.arriving: list[str] = []
@@ -193,7 +193,9 @@ class _Trace:
         elif node.op == "output":
             flat = [arg for arg in node.args[0] if isinstance(arg, fx.Node)]
             found = [self.made[arg] for arg in flat]
-            self.leaving = list(dict.fromkeys(one.name for one in found if isinstance(one, _Made) and one.learned))
+            self.leaving = list(
+                dict.fromkeys(one.name for one in found if isinstance(one, _TracedValue) and one.learned)
+            )
 
     def _given(self, node: Any, signature: Any) -> None:
         tensor = node.meta["val"]
@@ -216,13 +218,13 @@ class _Trace:
 
     def _value(
         self, name: str, axes: Axes, shape: tuple[int, ...], learned: bool, parameter: bool = False, of: Any = None
-    ) -> _Made:
+    ) -> _TracedValue:
         whole = isinstance(of, torch.Tensor) and not of.is_floating_point()
         size = math.prod(shape) * (of.element_size() if whole else _NUMBER_BYTES)
         self.values[name] = (axes, size, float(math.prod(shape)) if parameter else 0.0, learned)
-        return _Made(name, axes, shape, learned, parameter)
+        return _TracedValue(name, axes, shape, learned, parameter)
 
-    def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _Made:
+    def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _TracedValue:
         name = node.name if number is None else f"{node.name} {number}"
         learned = tensor.is_floating_point()
         return self._value(name, tuple(axes), tuple(tensor.shape), learned, of=tensor)
@@ -252,11 +254,11 @@ class _Trace:
         self,
         node: Any,
         family: OperatorFamily,
-        read: Sequence[_Made],
-        made: Sequence[_Made],
+        read: Sequence[_TracedValue],
+        made: Sequence[_TracedValue],
         *,
         along: Sequence[int | None] = (),
-        keeps: Sequence[_Made] = (),
+        keeps: Sequence[_TracedValue] = (),
         name: str = "",
         work: TracedWork | None = None,
     ) -> None:
@@ -269,7 +271,7 @@ class _Trace:
         if node not in self.made:
             self.made[node] = made[0] if len(made) == 1 else list(made)
 
-    def _opaque(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def _opaque(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         made = [
             self._new(node, self._fresh(node, x.shape), x, i if len(results) > 1 else None)
             for i, x in enumerate(results)
@@ -278,11 +280,11 @@ class _Trace:
         self._step(node, OperatorFamily.ROWS, read, made, along=along, keeps=read, work=TracedWork(opaque=operator))
         return True
 
-    def same(self, node: Any, _: str, read: list[_Made], __: list[Any]) -> bool:
+    def same(self, node: Any, _: str, read: list[_TracedValue], __: list[Any]) -> bool:
         self.made[node] = read[0]
         return True
 
-    def permuted(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def permuted(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         sides = list(range(len(read[0].axes)))
         if operator in ("transpose", "t", "swapaxes"):
             one, other = node.args[1:3] if operator != "t" else (0, 1)
@@ -290,10 +292,10 @@ class _Trace:
         else:
             sides = [side % len(sides) for side in node.args[1]]
         axes = tuple(read[0].axes[side] for side in sides)
-        self.made[node] = _Made(read[0].name, axes, tuple(results[0].shape), read[0].learned, read[0].parameter)
+        self.made[node] = _TracedValue(read[0].name, axes, tuple(results[0].shape), read[0].learned, read[0].parameter)
         return True
 
-    def reshaped(self, node: Any, _: str, read: list[_Made], results: list[Any]) -> bool:
+    def reshaped(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Groups of sides of as many numbers; of a group the axis is in its first side on both."""
         source, shape = read[0], tuple(results[0].shape)
         if math.prod(source.shape) != math.prod(shape):  # it is repeated along new sides
@@ -314,10 +316,10 @@ class _Trace:
             if theirs is not None and ours is not None:
                 axes[ours] = fresh = self.axes.new(shape[ours], f"{node.name} {ours}")
                 self.axes.join(source.axes[theirs], fresh)
-        self.made[node] = _Made(source.name, tuple(axes), shape, source.learned, source.parameter)
+        self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
         return True
 
-    def pointwise(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def pointwise(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         axes = self._fresh(node, results[0].shape)
         for one in read:
             for ours, theirs in zip(reversed(axes), reversed(one.axes), strict=False):
@@ -336,7 +338,7 @@ class _Trace:
         self._step(node, OperatorFamily.POINTWISE, tensors, made_of_it, keeps=made_of_it[1:] if linear else tensors)
         return True
 
-    def rows(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def rows(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Along one side, or the last ones of norms."""
         source = read[0]
         count = len(source.shape)
@@ -375,7 +377,7 @@ class _Trace:
         )
         return True
 
-    def cut(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Equal parts keep the axis of what is cut; of other parts that side has none."""
         source = read[0]
         place = 1 if operator in ("unbind", "select", "slice", "narrow") else 2
@@ -395,7 +397,7 @@ class _Trace:
         self._step(node, OperatorFamily.POINTWISE, [source], made, along=along)
         return True
 
-    def joined(self, node: Any, _: str, read: list[_Made], results: list[Any]) -> bool:
+    def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Behind each other."""
         axes = self._fresh(node, results[0].shape)
         for one in read:
@@ -404,7 +406,7 @@ class _Trace:
         self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
         return True
 
-    def product(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
         if operator == "addmm":
             read = [*read[1:], read[0]]
@@ -464,7 +466,7 @@ class _Trace:
             self.made[node] = made
         return True
 
-    def contracted(self, node: Any, operator: str, read: list[_Made], results: list[Any]) -> bool:
+    def contracted(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """An einsum, or a sum over sides."""
         if operator == "einsum":
             text = str(node.args[0]).replace(" ", "")
@@ -500,7 +502,7 @@ class _Trace:
         self._step(node, OperatorFamily.CONTRACTION, read[:1], [self._new(node, axes, results[0])])
         return True
 
-    def attention(self, node: Any, _: str, read: list[_Made], results: list[Any]) -> bool:
+    def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         q, k, v = read[:3]
         axes = self._fresh(node, results[0].shape)
         for one in (q, k, v):
@@ -524,7 +526,7 @@ class _Trace:
         )
         return True
 
-    def lookup(self, node: Any, _: str, read: list[_Made], results: list[Any]) -> bool:
+    def lookup(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         table, numbers = read[:2]
         made = self._new(node, (*numbers.axes, table.axes[-1]), results[0])
         self._step(
@@ -537,7 +539,7 @@ class _Trace:
         )
         return True
 
-    def loss(self, node: Any, _: str, read: list[_Made], __: list[Any]) -> bool:
+    def loss(self, node: Any, _: str, read: list[_TracedValue], __: list[Any]) -> bool:
         logits, targets = read[:2]
         if len(logits.shape) != 2 or targets.learned:
             return False
@@ -598,7 +600,7 @@ _NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
 """Families that read numbers of rows."""
 
 
-def _as_list(made: _Made | list[_Made]) -> list[_Made]:
+def _as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
     return made if isinstance(made, list) else [made]
 
 
@@ -639,7 +641,7 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
     return found
 
 
-_Rule = Callable[[_Trace, fx.Node, str, list[_Made], list[Any]], bool]
+_Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(_SAME, _Trace.same),
     **dict.fromkeys(("transpose", "t", "permute", "swapaxes"), _Trace.permuted),
