@@ -12,7 +12,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 
-PARAMETERS = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
+PARAMETERS = {"reserve": "reserve_bytes"}
 """The parameters of functions that estimate, by the command's options where these have other names."""
 
 
@@ -81,8 +81,8 @@ def estimate(
     domain: int | None = None,
     tokens: int | None = None,
     images: int | None = None,
-    microbatch: int | None = None,
-    batch: int | None = None,
+    microbatch_size: int | None = None,
+    global_batch: int | None = None,
     fused_attention: bool = True,
     precision: str = "bf16",
     software: str = "megatron-core",
@@ -110,7 +110,7 @@ def estimate(
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, of several nodes. hardware: the
     path of a TOML file over that table. tokens: the tokens of a sample, images: of a sample of a model that sees.
-    microbatch, batch: in samples. None: what the model's own training or the GPU's node has. precision: that of matrix
+    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision: that of matrix
     products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core", "nemo" or
     "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
@@ -148,8 +148,8 @@ def estimate(
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
         tokens=arguments.positive_or_none("tokens", tokens),
-        samples=arguments.positive_or_none("microbatch", microbatch),
-        batch=arguments.positive_or_none("batch", batch),
+        samples=arguments.positive_or_none("microbatch_size", microbatch_size),
+        batch=arguments.positive_or_none("global_batch", global_batch),
         fused=arguments.flag("fused_attention", fused_attention),
         software=text("software", software, "megatron-core"),
         offer=Offer(

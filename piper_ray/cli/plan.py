@@ -421,7 +421,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
-    theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
+    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
     return Theirs(layout, theirs, tuple(notes))
 

@@ -14,7 +14,7 @@ from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
-from piper_ray.model.schedule import ScheduleName, StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
@@ -24,7 +24,7 @@ from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.hardware import Hardware
 from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.refusals import may_be_on_host
-from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
 
 _EVERY_SIZE_TO = 16
@@ -108,6 +108,12 @@ class PlanDemand:
     def devices(self) -> int:
         """Of the whole cluster."""
         return sum(one.devices_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
+
+    def scheduled(self, name: ScheduleName) -> Schedule:
+        """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
+        exchanges run beside passes, so that these are of two microbatches."""
+        beside = self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
+        return Schedule(name, ahead=int(beside and name is ScheduleName.INTERLEAVED))
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""

@@ -45,7 +45,7 @@ class Planned:
     microbatch sizes, schedules and modes, the fastest first. by_precision: the best in each precision that was asked.
 
     >>> import piper_ray
-    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
+    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch_size=8, schedule="1f1b", zero=1)  # doctest: +SKIP
     >>> planned.plan, planned.figures.mfu  # doctest: +SKIP
     """
 
@@ -79,8 +79,8 @@ def plan(
     gpus_per_node: int | None = None,
     domain: int | None = None,
     runtime: str = "megatron",
-    batch: int | None = None,
-    microbatch: int | None = None,
+    global_batch: int | None = None,
+    microbatch_size: int | None = None,
     tokens: int | None = None,
     images: int | None = None,
     schedule: str | None = None,
@@ -115,7 +115,7 @@ def plan(
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
     model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: those
+    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no microbatch_size: those
     that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero:
     replicas that may share the optimizer's state; "all": however many a stage has (under torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
@@ -130,7 +130,7 @@ def plan(
     where no plan fits.
 
     >>> import piper_ray
-    >>> best = piper_ray.plan("bert-large", "A100-80", batch=64, microbatch=8, schedule="1f1b")
+    >>> best = piper_ray.plan("bert-large", "A100-80", global_batch=64, microbatch_size=8, schedule="1f1b")
     >>> best.figures.devices
     8
     """
@@ -158,8 +158,8 @@ def plan(
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
         tokens=arguments.positive_or_none("tokens", tokens),
-        samples=arguments.positive_or_none("microbatch", microbatch),
-        batch=arguments.positive_or_none("batch", batch),
+        samples=arguments.positive_or_none("microbatch_size", microbatch_size),
+        batch=arguments.positive_or_none("global_batch", global_batch),
         fused=arguments.flag("fused_attention", fused_attention),
         graphs=tuple(text_argument("cuda_graphs", one, "attn") for one in cuda_graphs),
         offer=Offer(

@@ -22,7 +22,7 @@ from piper_ray.workloads.estimate.doubt import load_doubt
 from tests.export_support import ROOT
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
 
-GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "batch": BATCH}
+GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "global_batch": BATCH}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_chunks_share_the_devices_that_are_told(config: Path) -> None:
         ({"train_tokens": 1e9, "price_per_hour": float("nan")}, "price_per_hour must be a number of at least 0"),
         ({"price_per_hour": 2.0}, "price_per_hour needs train_tokens"),
         ({"stop": "now"}, "stop must be a Stop"),
-        ({"microbatch": 3}, "^batch 16 is no multiple of the microbatch's 3 samples"),
+        ({"microbatch_size": 3}, "^global_batch 16 is no multiple of the microbatch's 3 samples"),
     ],
 )
 def test_what_makes_no_sense_is_said(config: Path, wrong: dict[str, object], word: str) -> None:
@@ -131,7 +131,7 @@ def test_all_options_of_the_command_are_there() -> None:
     left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
     left_out |= {"site", "between"}  # of clusters of several kinds, which the function does not take
-    names = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
+    names = {"reserve": "reserve_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
@@ -174,5 +174,5 @@ def test_what_the_runtime_cannot_run_is_refused_as_by_the_command(
 
 
 def test_a_precision_that_is_said_twice_is_planned_once(config: Path) -> None:
-    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision="bf16,bf16", microbatch=2, **GPUS)  # type: ignore[arg-type]
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision="bf16,bf16", microbatch_size=2, **GPUS)  # type: ignore[arg-type]
     assert list(best.by_precision) == ["bf16"]

@@ -127,6 +127,8 @@ class PlanDocument(StagesDocument, Header):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     step: StepTerms | None = None
     """The terms of a step, where they are not the usual ones."""
     status: Literal["optimal", "feasible"] | None = None
@@ -234,6 +236,8 @@ class AlternativeDocument(_Documented):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     devices: int
     """The number of devices that the plan uses."""
     fits: bool
@@ -295,6 +299,8 @@ class SolutionDocument(Header):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     step: StepTerms | None = None
     """The terms of a step, where they are not the usual ones."""
     status: Status

@@ -310,8 +310,8 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
 
     Of a document that is not ours the schedule alone is read: the other names may mean anything there.
     """
-    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
-    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
+    schedule_name, chunks, group, ahead = map(document.get, ("schedule", "chunks", "group", "ahead"))
+    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults, ahead)
     ours = str(document.get("schema", "")).startswith("piper-ray/")
     read = faults.model(_Claims, document, "") if ours else _Claims()
     if faults or read is None:
@@ -369,7 +369,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         infeasibility=read.infeasibility,
         stopped_by=read.stopped_by,
         blocks=read.blocks,
-        schedule=Schedule(read.schedule, read.chunks, read.group),
+        schedule=Schedule(read.schedule, read.chunks, read.group, read.ahead),
         step=read.step or StepTerms(),
     )
 

@@ -295,13 +295,15 @@ def _read_quantities(
     return found
 
 
-def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:
+def read_schedule(
+    name: object, chunks: object, group: object, path: str, faults: Faults, ahead: object = None
+) -> Schedule | None:
     """The schedule that a document names; None where it says nothing of one. path: where the name stands."""
     if name is None and chunks is None and group is None:
         return None
     try:
         arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
-        return Schedule(name, chunks, group)  # type: ignore[arg-type]  # it looks at all three
+        return Schedule(name, chunks, group, ahead or 0)  # type: ignore[arg-type]  # it looks at all of them
     except UsageError as error:
         faults.at(path, str(error))
         return None
