@@ -49,6 +49,9 @@ class SchemeOptions:
         default="8",
     )
     show: str | None = option("ID", "Show a scheme operator by operator; ID: the beginning of its id.")
+    picture: Path | None = option(
+        "FILE", "With --show, draw the scheme's operators with placements, as FILE.svg, .png or .pdf."
+    )
     out: Path | None = option(
         "FILE",
         "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
@@ -75,7 +78,7 @@ def schemes(
     those that runtimes have. MODEL may be a module of PyTorch, as model.py:factory, which is traced: its layers are
     found as profile finds them. No runtime here takes a scheme that is called new.
     """
-    from piper_ray.report.schemes import print_scheme, print_schemes
+    from piper_ray.report.schemes import draw_scheme, print_scheme, print_schemes
     from piper_ray.report.terminal import console
     from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, schemes_document
     from piper_ray.workloads.schemes.frontier import find_schemes
@@ -121,6 +124,10 @@ def schemes(
             raise UsageError(f"--show {asked.show}: no such scheme; expected the beginning of an id in the table")
         for one in shown:
             print_scheme(console(), one)
+        if asked.picture is not None:
+            (of,) = (one.priced for one in found if shown[0] in one.found)
+            assert of is not None
+            draw_scheme(shown[0], of, asked.picture)
     else:
         print_schemes(console(), subject, found)
     if interrupted:
@@ -145,6 +152,12 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
         refuse_unwritable("--out", asked.out)
         if asked.out.suffix.lower() == ".toml" and modelled.nodes is None:
             raise UsageError(f"--out {asked.out}: a workload is for a cluster; expected --nodes COUNT, too")
+    if asked.picture is not None:
+        if asked.show is None or asked.picture.suffix.lower() not in (".svg", ".png", ".pdf"):
+            raise UsageError(
+                f"--picture {asked.picture}: expected --show ID, and a path that ends in .svg, .png or .pdf"
+            )
+        refuse_unwritable("--picture", asked.picture)
     if asked.zero not in (None, "all"):
         raise UsageError(f"--zero {asked.zero}: expected all")
     if running.precision == "fp8":
