@@ -110,9 +110,9 @@ def estimate(
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, of several nodes. hardware: the
     path of a TOML file over that table. tokens: the tokens of a sample, images: of a sample of a model that sees.
-    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision: that of matrix
-    products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core", "nemo" or
-    "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
+    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision:
+    that of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as
+    "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
     shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);

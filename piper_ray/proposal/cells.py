@@ -154,7 +154,8 @@ class Cells:
             before = list(alike)
             first = before[0]
             instance = first.estimate.instance.replace(cluster=changed)
-            estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
+            estimate, kinds = replace(first.estimate, instance=instance), replace(first.setting.kinds, whole=instance)
+            settings = [replace(one.setting, kinds=kinds) for one in before]
             given = first.samples, first.schedule, estimate, first.restrictions, first.step
             now = Cell.of_each(settings, *given, on_host=first.on_host)
             if not roomier:

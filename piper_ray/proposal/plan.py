@@ -115,9 +115,10 @@ def plan(
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
     model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no microbatch_size: those
-    that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero:
-    replicas that may share the optimizer's state; "all": however many a stage has (under torch none do).
+    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
+    microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
+    the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
+    torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
     experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
     is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such

@@ -359,6 +359,10 @@ def _hands_out_heads(stack: Stack) -> bool:
     return stack.software.context is ContextExchange.ALL_TO_ALL
 
 
+_Sizes = tuple[tuple[float, ...], ...]
+"""Bytes for each layer before one, and for each layer behind it."""
+
+
 def _instance(
     architecture: Architecture,
     modes: dict[str, tuple[LayerMode, ...]],
@@ -373,21 +377,31 @@ def _instance(
     plain = {
         key: [(mode.devices, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()
     }
-    known: dict[tuple[object, ...], list[tuple[Sequence[float], ...]]] = {}
+    known: dict[tuple[object, ...], tuple[dict[_Sizes, int], list[int]]] = {}
     layers = []
     for index, node in enumerate(architecture.nodes):
         kind, sizes = node.kind, [tuple(side.values()) for side in tensors[index]]
         alike = kind.key, *sizes
         if alike not in known:
-            known[alike] = [
-                tuple([sync_bytes(size, mode.degree, mode, setting) for size in side] for side in sizes)
-                for mode in modes[kind.key]
-            ]
+            found: dict[_Sizes, int] = {}  # modes that hand on as much have tables in common
+            known[alike] = (
+                found,
+                [
+                    found.setdefault(
+                        tuple(tuple(sync_bytes(size, mode.degree, mode, setting) for size in side) for side in sizes),
+                        len(found),
+                    )
+                    for mode in modes[kind.key]
+                ],
+            )
         tmpcs: dict[int, list[Tmpc]] = {}
-        before, after = map(tuple, tensors[index])
-        for (t, tmpc), (arriving, leaving) in zip(plain[kind.key], known[alike], strict=True):
-            made = tmpc.between(dict(zip(before, arriving, strict=True)), dict(zip(after, leaving, strict=True)))
-            tmpcs.setdefault(t, []).append(made)
+        distinct, numbers = known[alike]
+        tables = [
+            [dict(zip(ends, side, strict=True)) for ends, side in zip(tensors[index], of_mode, strict=True)]
+            for of_mode in distinct
+        ]
+        for (t, tmpc), number in zip(plain[kind.key], numbers, strict=True):
+            tmpcs.setdefault(t, []).append(tmpc.between(*tables[number]))
         rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))
