@@ -12,7 +12,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 
-PARAMETERS = {"reserve": "reserve_bytes"}
+PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
 """The parameters of functions that estimate, by the command's options where these have other names."""
 
 
@@ -64,11 +64,9 @@ def recomputation_arguments(recompute: Iterable[str]) -> tuple[Recomputation, ..
     return tuple(parse_recomputation(text_argument("recompute", one, "core_attn,mlp")) for one in names)
 
 
-def reserve_argument(reserve_bytes: object) -> float | None:
-    """The bytes that are left free; None where nobody says. Raises UsageError."""
-    if reserve_bytes is None:
-        return None
-    return arguments.number_from("reserve_bytes", reserve_bytes, 0.0, "a number of bytes >= 0")
+def bytes_argument(name: str, value: object) -> float | None:
+    """None where nobody says. Raises UsageError."""
+    return None if value is None else arguments.number_from(name, value, 0.0, "a number of bytes >= 0")
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -167,7 +165,7 @@ def estimate(
         **running_arguments(precision, overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=arguments.flag("optimizer_on_host", optimizer_on_host),
-        reserve_bytes=reserve_argument(reserve_bytes),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

@@ -145,6 +145,7 @@ class _Question:
             software=trained.software or named.software,
             fused=not trained.unfused_attention,
             reserve_bytes=self.room.reserve_bytes,
+            host_memory_bytes=self.room.host_memory_bytes,
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )

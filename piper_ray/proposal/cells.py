@@ -312,8 +312,9 @@ class CellSearch:
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)
             simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
-            if simulation.step_s <= within_s:
-                self._take(Proposed(cell.samples, cell.priced, solution, solution.plan, simulation), cell)
+            found = Proposed(cell.samples, cell.priced, solution, solution.plan, simulation)
+            if simulation.step_s <= within_s and self._demand.hosts_hold(found):
+                self._take(found, cell)
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 

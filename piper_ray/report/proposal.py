@@ -28,7 +28,7 @@ from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Closing
-from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
@@ -36,7 +36,6 @@ from piper_ray.report.comparison import reasons
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
-from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.operators import LayerNode
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
@@ -124,7 +123,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
     )
     if best.on_host:
-        yield from _wrapped("host", _host_text(best))
+        yield from _wrapped("host", _host_text(proposal.demand, best))
     if proposal.demand.headroom.is_usual:
         share = proposal.demand.headroom.share
         over = f"{100.0 * share / (1.0 - share):.1f} %"
@@ -139,7 +138,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     yield from _wrapped("proof", proof_line(proposal))
 
 
-def _host_text(best: Proposed) -> str:
+def _host_text(demand: PlanDemand, best: Proposed) -> str:
     """What the optimizer's state in host memory takes there, and of a step."""
     nodes, gpu, stages = best.estimate.architecture.nodes, best.estimate.setting.gpu, best.plan.stages
     held = [
@@ -147,9 +146,10 @@ def _host_text(best: Proposed) -> str:
         for rank in best.simulation.ranks
     ]
     each, rate = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree, gpu.host_updates_per_s
-    node_bytes = HOST_BYTES * max(held) / each * gpu.gpus_per_node
+    node_bytes = best.host_bytes(demand.request.node_of(gpu))
     return (
-        f"the optimizer's state takes {held_text(node_bytes)} of a node's own memory, and its update "
+        f"the optimizer's state takes {held_text(node_bytes)} of the {held_text(demand.host_bytes)} of host memory of "
+        "the fullest node (--host-memory says another size), and its update "
         f"{time_text(max(held) / each / rate, 3)} of the step, at {rounded(rate / 1e6)} M parameters/s for each GPU: "
         "published rates differ by five times (host_updates of --hardware says yours; --no-optimizer-on-host does "
         "without)"
@@ -439,8 +439,8 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
 
 
 def _runs_as(one: Proposed, other: Proposed) -> bool:
-    """Whether the two have the same microbatches, stages and schedule."""
-    mine, theirs = ((x.samples, x.plan.stages, x.simulation.schedule) for x in (one, other))
+    """Whether the two have the same microbatches, stages, schedule and place of the optimizer's state."""
+    mine, theirs = ((x.samples, x.on_host, x.plan.stages, x.simulation.schedule) for x in (one, other))
     return mine == theirs
 
 
@@ -449,6 +449,12 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
     best, own = proposal.best, theirs.plan
     if not theirs.fits:
         return f"it does not fit: {theirs.plan.simulation.memory_violations[0]}"
+    if not proposal.demand.hosts_hold(own):
+        node_bytes = own.host_bytes(proposal.demand.request.node_of(own.estimate.setting.gpu))
+        there = held_text(proposal.demand.host_bytes)
+        return (
+            f"it does not fit: the optimizer's state takes {held_text(node_bytes)} of a node's {there} of host memory"
+        )
     if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
         return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):

@@ -268,7 +268,8 @@ class DegreeTables:
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """Of all layers together."""
         fixed = self.figures(data_parallel_degree)[:, FIGURE.fixed]
-        return sum(np.minimum.reduceat(fixed, self.option_start[:-1]).tolist())
+        found: float = sum(np.minimum.reduceat(fixed, self.option_start[:-1]).tolist())
+        return found
 
     def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
         """For a bound on a batch of so many microbatches a replica. sync_of_byte_s: of a rank's weights."""

@@ -64,6 +64,7 @@ class EstimateRequest:
     of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
     memory and updated there; None: it is not, and ``plan`` may choose. reserve_bytes: the bytes of each GPU
     for CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
+    host_memory_bytes: of a node's own memory, what the optimizer's state may take; None: all that such nodes have.
     calibration: what measurements say of the constants.
     """
 
@@ -86,7 +87,13 @@ class EstimateRequest:
     lora: int = 0
     optimizer_on_host: bool | None = None
     reserve_bytes: float | None = None
+    host_memory_bytes: float | None = None
     calibration: Calibration = UNCALIBRATED
+
+    def host_bytes_of(self, gpu: Gpu) -> float:
+        """Of a node's own memory, what the optimizer's state may take."""
+        usual = gpu.host_memory_bytes * self.node_of(gpu)
+        return usual if self.host_memory_bytes is None else self.host_memory_bytes
 
     def node_of(self, gpu: Gpu) -> int:
         """GPUs of a node."""
