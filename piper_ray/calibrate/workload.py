@@ -19,13 +19,13 @@ PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
 MODEL_WORDS = "the path of a config.json, an id of the hub, or the name of a known model, such as 'llama3-70b'"
 
 
-def shared_replicas(zero: object) -> int:
-    """``zero`` as offers have it. Raises UsageError."""
-    if zero == "all":
+def shared_replicas(value: object, name: str = "zero") -> int:
+    """``zero`` or ``fsdp`` as offers have it. Raises UsageError."""
+    if value == "all":
         return ALL_REPLICAS
-    if isinstance(zero, str):
-        raise UsageError(f"zero must be a whole number of at least 1, or 'all', not {arguments.shown(zero)}")
-    return arguments.positive("zero", zero)
+    if isinstance(value, str):
+        raise UsageError(f"{name} must be a whole number of at least 1, or 'all', not {arguments.shown(value)}")
+    return arguments.positive(name, value)
 
 
 def text_argument(name: str, value: str, example: str) -> str:
@@ -88,7 +88,7 @@ def estimate(
     dispatcher: str | None = None,
     zero: int | Literal["all"] = 1,
     zero_2: int = 1,
-    fsdp: int = 1,
+    fsdp: int | Literal["all"] = 1,
     context_parallel: Iterable[int] = (),
     context_exchange: str = "ring",
     expert_parallel: Iterable[int] = (),
@@ -113,14 +113,14 @@ def estimate(
     "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
-    shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
-    context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over, apart
-    from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over the
-    average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges that
-    are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the backward
-    pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what sequence
-    parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own: all TMPCs
-    have the optimizer's state in host memory, and parameters are updated there.
+    shared by so many replicas; zero="all", fsdp="all": by however many a stage has. context_parallel: degrees, such as
+    (2, 4); context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over,
+    apart from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over
+    the average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges
+    that are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the
+    backward pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what
+    sequence parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own:
+    all TMPCs have the optimizer's state in host memory, and parameters are updated there.
 
     reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
     allocator, in place of what is usual.
@@ -153,7 +153,7 @@ def estimate(
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
-            fsdp=arguments.positive("fsdp", fsdp),
+            fsdp=shared_replicas(fsdp, "fsdp"),
             offload=arguments.flag("offload", offload),
             contexts=tuple(sorted({1, *arguments.degrees("context_parallel", context_parallel)})),
             experts=arguments.degrees("expert_parallel", expert_parallel),

@@ -213,9 +213,9 @@ class EveryOfferOption(OfferOptions):
     fsdp: int = option(
         "SHARDS",
         "Offer sharding weights too (ZeRO-3, FSDP), which are gathered for each pass; in stages of more replicas, over "
-        "groups of so many (HSDP).",
+        "groups of so many (HSDP); over all replicas of a stage, however many it has: all.",
         default=1,
-        parse=parse_some_replicas,
+        parse=parse_replicas,
     )
     context_exchange: str = option(
         "NAME",

@@ -419,7 +419,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(layout, theirs, tuple(notes))
+    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

@@ -319,9 +319,11 @@ class CellSearch:
             raise StopSearch(solution.stopped_by)
 
     def _take(self, found: Proposed, cell: Cell) -> None:
+        others = [one for one in self.found if one is not cell.found]  # a cell that is gone through again has one plan
         cell.found = found
-        if not any(found.is_same(other) for other in self.found):
-            self.found = tuple(sorted((*self.found, found), key=preference))
+        if not any(found.is_same(other) for other in others):
+            others.append(found)
+        self.found = tuple(sorted(others, key=preference))
         self.ledger.offer(found, cell.text)
 
     def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:

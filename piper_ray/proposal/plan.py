@@ -92,7 +92,7 @@ def plan(
     dispatcher: str | None = None,
     zero: int | str = "all",
     zero_2: int = 1,
-    fsdp: int = 1,
+    fsdp: int | str = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
@@ -168,7 +168,7 @@ def plan(
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
-            fsdp=arguments.positive("fsdp", fsdp),
+            fsdp=shared_replicas(fsdp, "fsdp"),
             offload=arguments.flag("offload", offload),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),

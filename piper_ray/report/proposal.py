@@ -157,19 +157,29 @@ def _host_text(demand: PlanDemand, best: Proposed) -> str:
 
 
 def _tower_text(best: Proposed) -> str:
-    """Where a vision tower and its projector are, and what share of the work there is theirs."""
+    """Where a vision tower and its projector are, and what of the work and of the memory there is theirs."""
     nodes, ranks, tower_s, all_s = best.estimate.architecture.nodes, [], 0.0, 0.0
+    held_bytes: list[float] = []
     for rank, held in enumerate(best.simulation.ranks):
-        chosen = [one for place in held.stages for one in choices_made(best.instance, best.plan.stages[place])]
-        seeing_s = sum(tmpc.time_per_sample_s for layer, _, tmpc in chosen if _seeing(nodes[layer]))
+        seeing_s = seeing_bytes = whole_s = 0.0
+        for place, in_flight in zip(held.stages, held.in_flight, strict=True):
+            stage = best.plan.stages[place]
+            for layer, _, tmpc in choices_made(best.instance, stage):
+                whole_s += tmpc.time_per_sample_s
+                if _seeing(nodes[layer]):
+                    seeing_s += tmpc.time_per_sample_s
+                    shared_bytes = tmpc.shared_bytes / stage.data_parallel_degree
+                    seeing_bytes += tmpc.fixed_bytes + shared_bytes + in_flight * tmpc.activation_bytes
         if seeing_s > 0.0:
             ranks.append(rank)
-            tower_s, all_s = tower_s + seeing_s, all_s + sum(tmpc.time_per_sample_s for _, _, tmpc in chosen)
+            held_bytes.append(seeing_bytes)
+            tower_s, all_s = tower_s + seeing_s, all_s + whole_s
     parameters = sum(node.kind.parameters for node in nodes if _seeing(node))
     where = f"pipeline rank{'s' if len(ranks) > 1 else ''} {range_text(ranks)}"
     return (
         f"tower and projector ({rounded(parameters / 1e6)} M parameters, trained with the rest) are on {where}: "
-        f"{share_text(tower_s / all_s)} of the work there{_undivided_text(nodes)}"
+        f"{share_text(tower_s / all_s)} of the work there and {held_text(max(held_bytes))} of a GPU's memory"
+        f"{_undivided_text(nodes)}"
     )
 
 
@@ -447,9 +457,9 @@ def _runs_as(one: Proposed, other: Proposed) -> bool:
 def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
     """Why theirs is not the plan, in words."""
     best, own = proposal.best, theirs.plan
-    if not theirs.fits:
-        return f"it does not fit: {theirs.plan.simulation.memory_violations[0]}"
-    if not proposal.demand.hosts_hold(own):
+    if violations := own.simulation.memory_violations:
+        return f"it does not fit: {violations[0]}"
+    if not theirs.hosts_hold:
         node_bytes = own.host_bytes(proposal.demand.request.node_of(own.estimate.setting.gpu))
         there = held_text(proposal.demand.host_bytes)
         return (

@@ -168,6 +168,7 @@ def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch:
     assert len(once) == len(set(once)) < len(often)
     assert few.ledger.lower_s < many.ledger.lower_s <= many.ledger.upper_s <= few.ledger.upper_s
     assert many.ledger.lower_s >= many.ledger.upper_s * 0.99
+    assert len(many.found) <= sum(cell.found is not None for cell in many.cells)
 
 
 def test_no_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

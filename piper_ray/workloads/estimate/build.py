@@ -216,7 +216,9 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, domain)
     require_offered(architecture, request.offer)
-    offer = replace(request.offer, recomputations=offered_recomputations(architecture, stack, request.recomputations))
+    offer = replace(
+        request.offer.on(devices), recomputations=offered_recomputations(architecture, stack, request.recomputations)
+    )
     modes = {
         kind.key: tuple(
             mode
