@@ -240,8 +240,22 @@ def proof_line(proposal: FoundPlans) -> str:
         less = "even 0.01 % less"
     return (
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes {less} "
-        f"under this model: gap {gap_text(proposal.gap)}"
+        f"under this model: gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
+
+
+def _open_text(proposal: FoundPlans) -> str:
+    """Of a gap that is worth a word, which combinations it is of."""
+    near_s = proposal.best.step_s * (1.0 - _SMALL_GAP)
+    held = [cell for cell in proposal.cells.cells if cell.lower_s < near_s]
+    if not held:
+        return ""
+    schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
+    unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
+    why = (
+        f"{unsearched:,} of them were not searched" if unsearched else "their searches end after a fixed amount of work"
+    )
+    return f", left by {plural(len(held), 'combination')} under {schedules}: {why}"
 
 
 def unfinished_text(known: FoundPlans) -> str:
@@ -258,6 +272,9 @@ def gap_text(gap: float) -> str:
     """``0.41 %``; a gap that rounds to nothing is ``0 %``."""
     return "0 %" if gap < _NO_GAP else f"{100.0 * gap:.2g} %"
 
+
+_SMALL_GAP = 0.005
+"""As much as searches under schedules with chunks leave open."""
 
 _NONE_FASTER = "no plan that was found on more of them is faster"
 

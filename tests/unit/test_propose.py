@@ -23,7 +23,7 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
-from piper_ray.model.figures import time_text
+from piper_ray.model.figures import plural, time_text
 from piper_ray.model.headroom import Headroom
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
@@ -48,6 +48,7 @@ from piper_ray.report.proposal import (
     gap_text,
     held_text,
     print_plan,
+    proof_line,
     rounded,
     rounded_down,
     settling_lines,
@@ -377,6 +378,13 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     assert len(found.found) == 1
     assert found.gap > 0.01
     assert {cell.closing for cell in found.cells.cells} >= {Closing.LEFT_OPEN}
+    near_s = found.best.step_s * 0.995
+    held = [cell for cell in found.cells.cells if cell.lower_s < near_s]
+    unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
+    left = f"left by {plural(len(held), 'combination')} under 1f1b: {unsearched:,} of them were not searched"
+    assert proof_line(found).endswith(f"gap {gap_text(found.gap)}, {left}")
+    closed = replace(found, lower_s=found.best.step_s, cells=replace(found.cells, cells=()))
+    assert proof_line(closed).endswith("gap 0 %")
     assert list(what_would_help(proposal, stop)) == []
 
 
