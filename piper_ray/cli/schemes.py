@@ -44,8 +44,8 @@ class SchemeOptions:
     show: str | None = option("ID", "Show a scheme operator by operator; ID: the beginning of its id.")
     out: Path | None = option(
         "FILE",
-        "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC, which solve "
-        "takes (.toml; beside it .schemes.json has them in full).",
+        "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
+        "which solve takes (.toml).",
         "-o",
         "--out",
     )
@@ -75,7 +75,7 @@ def schemes(
     in_flight = _numbers("--in-flight", asked.in_flight, 4096)
     _refuse_mistakes(modelled, asked, running)
     estimate, degrees = _estimated(modelled, asked, trained, running)
-    kinds = [kind for kind in estimate.architecture.kinds if kind.recomputable]
+    kinds = estimate.architecture.kinds
     pairs = [(kind, degree) for kind in kinds for degree in degrees]
     known: list[KindSchemes] = []
 
@@ -94,8 +94,6 @@ def schemes(
         found = current().run(find)
     interrupted = current().number is not None
     if not interrupted and not any(one.found for one in found):
-        if not found:
-            raise UsageError(f"{estimate.architecture.name} has no repeated layers that schemes are found for")
         raise UsageError("\n".join(f"{one.kind.name}, t = {one.degree}: {one.refused}" for one in found))
     if asked.out is not None:
         _write(asked, estimate, found, complete=not interrupted)
@@ -178,12 +176,11 @@ def _write(asked: SchemeOptions, estimate: Estimate, found: list[Any], *, comple
     from piper_ray.workloads.schemes.tmpcs import with_schemes
 
     assert asked.out is not None
-    in_full = asked.out.with_suffix(".schemes.json") if asked.out.suffix.lower() == ".toml" else asked.out
-    write_atomically(in_full, to_text(schemes_document(estimate, found, __version__, complete)))
-    if in_full == asked.out:
+    if asked.out.suffix.lower() == ".json":
+        write_atomically(asked.out, to_text(schemes_document(estimate, found, __version__, complete)))
         return
     instance = with_schemes(estimate, found, zero=asked.zero is not None)
-    lines = [f"TMPCs whose ids have a word scheme-... were found from operators; {in_full.name} has them in full."]
+    lines = ["TMPCs whose ids have a word scheme-... were found from operators; [schemes] has them in full."]
     write_atomically(
         asked.out, workload_text(instance, lines if complete else [*lines, "Interrupted: not all layers."])
     )

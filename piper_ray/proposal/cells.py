@@ -43,10 +43,10 @@ _MORE = 3
 """So many times as much is for the one of the least bound, whenever all have had their turn."""
 
 LISTED = 5
-"""Plans of so many cells are proved to be the best ones."""
+"""Number of cells whose plans are proved to be the best ones."""
 
 RUNNERS_UP = 1.25
-"""Slower plans than so many times the best one are of no interest."""
+"""Plans slower than this factor of the best one are of no interest."""
 
 _GAP = 1e-4
 _CHUNKED_GAP = 0.005
@@ -339,7 +339,7 @@ class CellSearch:
                     within_s=sample_s,
                     threads=self._threads,
                 ),
-                schedule=cell.schedule,
+                schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
@@ -348,7 +348,7 @@ class CellSearch:
         sample_s = within_s / cell.microbatches
         offer = demand.request.offer
         if demand.runtime.sums_each_pass and (offer.sharded_over or offer.fsdp > 1):
-            under = Schedule.first_of(cell.schedule), demand.step
+            under = demand.scheduled(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)
 

@@ -15,7 +15,7 @@ from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
-from piper_ray.model.schedule import ScheduleName, StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
@@ -26,7 +26,7 @@ from piper_ray.workloads.estimate.hardware import Gpu, Hardware
 from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
-from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
 
 _EVERY_SIZE_TO = 16
@@ -65,7 +65,8 @@ class PlanDemand:
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
     kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
     ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
-    kinds that are places of one GPU.
+    kinds that are places of one GPU. schemes: makes an estimate's workload with TMPCs found from operators, and calls
+    its second argument meanwhile; None: there are none of these.
     """
 
     model: ModelConfig
@@ -81,6 +82,7 @@ class PlanDemand:
     others: tuple[tuple[str, EstimateRequest], ...] = ()
     between_bytes_per_s: float | None = None
     sites: tuple[str, ...] = ()
+    schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
@@ -109,6 +111,12 @@ class PlanDemand:
         """Of the whole cluster."""
         return sum(one.devices_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
+    def scheduled(self, name: ScheduleName) -> Schedule:
+        """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
+        exchanges run beside passes, so that these are of two microbatches."""
+        beside = self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
+        return Schedule(name, ahead=int(beside and name is ScheduleName.INTERLEAVED))
+
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
         return self.runtime.restricted(Restrictions(), instance, schedule, min(self.domain, instance.devices))
@@ -136,8 +144,8 @@ class PlanDemand:
         )
         return replace(self, request=replace(self.request, batch=batch))
 
-    def estimated(self, samples: int, batch: int | None = None) -> Estimate:
-        """With microbatches of so many samples. Raises UsageError."""
+    def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
+        """With microbatches of so many samples. check: may raise, to end it. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
@@ -145,13 +153,15 @@ class PlanDemand:
             made = joined(of_kind, self.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
+        if self.schemes is not None:
+            made = replace(made, instance=self.schemes(made, check))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
     @_uncollected()
-    def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
-        """By samples of a microbatch, and what is said of the sizes that are too large.
+    def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
+        """By samples of a microbatch, and what is said of the sizes that are too large. check: may raise, to end it.
 
         Raises UsageError where none can be made, InfeasibleError where the smallest one's layers need more memory than
         there is, as then all do.
@@ -159,7 +169,7 @@ class PlanDemand:
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
             try:
-                made = self.estimated(samples)
+                made = self.estimated(samples, check=check)
             except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
                 if not found:
                     raise

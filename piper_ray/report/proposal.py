@@ -33,6 +33,7 @@ from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
+from piper_ray.report.simulated import early_receives_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
@@ -48,10 +49,10 @@ _WIDTH = 100
 _LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
 
 _SAME = 5e-4
-"""Relative. What changes a step by less is told as no change."""
+"""Relative. A smaller change of a step is shown as none."""
 
 _NO_GAP = 5e-5
-"""Smaller gaps are told as none."""
+"""Smaller gaps are shown as 0."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,9 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
             f"{share_text(share)} of each GPU stays free, as 1 in 10 of these peaks was over its estimate by {over} or "
             "more; --headroom 0 plans with all",
         )
+    receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
+    if receives:
+        yield from _wrapped("receives", receives)
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
@@ -358,7 +362,7 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
 
 
 _MEASURED = 3
-"""Of plans that estimates do not tell apart: measuring so many of them leaves 0 to 1.2 % to gain."""
+"""Where intervals cover several plans, measuring this many of them leaves 0 to 1.2 % to gain."""
 
 
 def settling_lines(proposal: FoundPlans) -> list[str]:
@@ -369,7 +373,9 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     if close < 2 or proposal.demand.others:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
-    return [f"estimates do not tell {close} of these apart: measure the first {count}, --candidates {count} -o DIR"]
+    return [
+        f"{close} of these are within the interval of the first: measure the first {count}, --candidates {count} -o DIR"
+    ]
 
 
 def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
@@ -441,7 +447,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
             if one.found.step_s >= best.step_s * (1.0 - _SAME):
                 yield f"{step}, no faster"
             else:
-                yield f"{step}: not chosen, as it changes training (--precision {one.precision})"
+                yield f"{step}: not chosen, because it changes the training (--precision {one.precision})"
         elif one.found.batch != best.batch:
             uses = f"uses {'all ' if not one.found.idle_devices else ''}{one.found.devices:,} GPUs"
             gain = one.samples_per_s * best.step_s / best.batch - 1.0

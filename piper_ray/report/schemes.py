@@ -79,5 +79,5 @@ def print_scheme(target: Console, found: FoundScheme) -> None:
 def _flow_lines(scheme: Scheme) -> Iterator[str]:
     yield "kept      " + ", ".join(f"{name} ({place.text})" for name, place in scheme.kept)
     for move in scheme.moves:
-        what = "gradient of " if move.when in ("gradient", "part") else ""
+        what = "gradient of " if move.when in ("gradient", "part", "weight") else ""
         yield f"{move.when:<9} {what}{move.value}: {move.source.text} -> {move.target.text}"

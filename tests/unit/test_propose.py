@@ -254,7 +254,10 @@ def test_the_screen_fits_and_says_each_change_with_its_sign(proposal: FoundPlans
     assert f"with 8 % less memory: {change}" in lines
     assert "with links of twice the rate: the same" in lines
     assert "with 25 % more memory: no plan fits" in lines
-    assert f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, as it changes training (--precision fp8)" in lines
+    assert (
+        f"in fp8 {time_text(faster.step_s, 3)} a step: not chosen, because it changes the training (--precision fp8)"
+        in lines
+    )
     assert f"in fp16 {time_text(best.step_s, 3)} a step, no faster" in lines
     words = layout_words(best)
     assert f"layout    {words.text}" in lines
@@ -271,7 +274,7 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
     assert close >= 3
-    told = f"estimates do not tell {close} of these apart: measure the first 3, --candidates 3 -o DIR"
+    told = f"{close} of these are within the interval of the first: measure the first 3, --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()
     assert settling_lines(replace(proposal, found=(best,))) == []
     least, most = (

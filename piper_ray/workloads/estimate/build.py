@@ -63,7 +63,7 @@ class EstimateRequest:
     software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
     of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
     memory and updated there; None: it is not, and ``plan`` may choose. reserve_bytes: the bytes of each GPU
-    for CUDA's context, communicators and what is stuck in the allocator; None: as ``Runtime.reserve_bytes`` says.
+    for CUDA's context, communicators and the allocator's fragments; None: as ``Runtime.reserve_bytes`` says.
     host_memory_bytes: of a node's own memory, what the optimizer's state may take; None: all that such nodes have.
     calibration: what measurements say of the constants.
     """

@@ -64,7 +64,7 @@ def _surroundings(instance: Instance) -> Iterator[str]:
         + _in_words(links[-1].bandwidth_bytes_per_s, "/s"),
         "links": f"[{', '.join(inner)}]",
     }
-    tables: dict[str, list[str]] = {"": [], "cluster": [], "batch": [], "model": []}
+    tables: dict[str, list[str]] = {"": [], "cluster": [], "batch": [], "model": [], "schemes": []}
     for what, value in said.items():
         table, _, key = PATHS[what].rpartition(".")
         if isinstance(value, Mapping):

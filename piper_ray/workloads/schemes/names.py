@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, TensorPlacement
-from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, TOKENS
-from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, OTHER_TOKENS, TOKENS
+from piper_ray.workloads.schemes.rules import RING, Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
 NEW = "new"
@@ -39,11 +39,13 @@ class _Division:
             own = self.experts and not (ends and self.sent and border.axis)
         else:
             own = self.products
-        of_tensor = next((one for one in options if one.axis not in ("", TOKENS, EXPERT_INNER)), None)
+        of_tensor = next((one for one in options if one.axis not in ("", TOKENS, OTHER_TOKENS, EXPERT_INNER)), None)
         if own and of_tensor:
             return of_tensor
-        along = [one for one in options if one.axis == border.axis]
-        return next((one for one in along if bool(one.exchange) == self.ring), along[0])
+        along = [one for one in options if border.axis and one.axis in (TOKENS, OTHER_TOKENS)] or options[:1]
+        if not along[0].axis and border.axis and of_tensor:  # a scan, which tokens do not divide
+            return of_tensor
+        return next((one for one in along if (one.exchange == RING) == self.ring), along[0])
 
 
 def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[TensorPlacement, Mapping[str, str]]]:
@@ -63,7 +65,7 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
     tokens_divide = graph.sizes[TOKENS] % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
-    has_ring = any(one.exchange for of_step in options.values() for one in of_step)
+    has_ring = any(one.exchange == RING for of_step in options.values() for one in of_step)
     for name, (border, division) in known.items():
         if (border.axis and not tokens_divide) or (division.ring and not has_ring):
             continue
@@ -86,6 +88,6 @@ def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
         return found
     if all(name.startswith(_CHEAP) for name in scheme.again):
         return f"{found}, selective recomputation"
-    if {name for name, _ in scheme.kept} <= {graph.arriving}:
+    if {name for name, _ in scheme.kept} <= {*graph.arriving}:
         return f"{found}, full recomputation"
     return f"{found}, own recomputation"

@@ -25,7 +25,7 @@ from piper_ray.workloads.estimate.roofline import (
 from piper_ray.workloads.estimate.synchronisation import Reduced
 from piper_ray.workloads.schemes.graph import Step, TensorPlacement, Value
 from piper_ray.workloads.schemes.layers import EXPERTS, TOKENS, KindGraph
-from piper_ray.workloads.schemes.rules import Strategy
+from piper_ray.workloads.schemes.rules import RING, Strategy
 
 
 class PassPhase(Enum):
@@ -103,7 +103,7 @@ class EstimatedPrices:
         routed = [each_s * count for count in expert_launches(operator, kind, mode)]
         routing = routing_host_s(stack) if operator.name == "router" else (0.0, 0.0)
         forward, backward = (of(operator, kind, mode, stack) / stack.efficiency for of in (forward_s, backward_s))
-        ring = self._ring_s(operator) if strategy.exchange else (0.0, 0.0)
+        ring = self._ring_s(operator) if strategy.exchange == RING else (0.0, 0.0)
         return StepPrice(
             forward + ring[0],
             backward + ring[1],

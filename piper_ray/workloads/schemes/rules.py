@@ -8,17 +8,17 @@ placements that the rule says. ``adjoint`` gives the backward pass, so that a ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 
-RING = "ring"
+RING, SUMS = "ring", "sums"
 
 
 @dataclass(frozen=True)
 class Strategy:
     """axis: of which each device takes its part; "" for none. placements: of each input and output. exchange: RING
-    where keys and values go around meanwhile."""
+    where keys and values go around meanwhile; SUMS where sums of rows are added up."""
 
     axis: str
     placements: Mapping[str, TensorPlacement]
@@ -41,7 +41,7 @@ class Strategy:
         """``heads``, ``tokens around a ring``, ``partial sums`` or ``whole``."""
         if not self.axis:
             return "partial sums" if PARTIAL in self.placements.values() else "whole"
-        return self.axis + (" around a ring" if self.exchange else "")
+        return self.axis + (" around a ring" if self.exchange == RING else "")
 
 
 def strategies(step: Step, graph: OperatorGraph, degree: int) -> tuple[Strategy, ...]:
@@ -120,10 +120,37 @@ def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
             yield Strategy(around.axis, around.placements, RING)
 
 
+def _lookup(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
+    """y[i] = W[n[i]] = sum over j of (1 if n[i] = j else 0) W[j]. Each number i by itself, with all of the table; or
+    each device looks up what its rows j have, and y is the sum of what the devices have, as sums may be split."""
+    numbers, table = step.inputs
+    for axis in _axes(step, graph):
+        if axis in graph.values[numbers].axes:
+            yield _along(axis, step, graph)
+        elif axis in graph.values[table].axes and axis not in graph.values[step.outputs[0]].axes:
+            yield _along(axis, step, graph, missing=PARTIAL)
+
+
+def _loss(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
+    """l[i] = log sum over j of exp(x[i, j]) - x[i, n[i]]. Each row i by itself; or each device takes its j, and the
+    devices add up their sums, numbers of one row each, before the logarithm: then all have l, and dx[i, j] is of j."""
+    rows = graph.values[step.outputs[0]].axes
+    for strategy in _pointwise(replace(step, inputs=step.inputs[:1], outputs=()), graph):
+        others = (*step.inputs[1:], *step.outputs)
+        place = TensorPlacement(strategy.axis) if strategy.axis in rows else REPLICATED
+        yield replace(
+            strategy,
+            placements={**strategy.placements, **dict.fromkeys(others, place)},
+            exchange="" if place.axis else SUMS,
+        )
+
+
 _RULES: Mapping[OperatorFamily, Callable[[Step, OperatorGraph], Iterator[Strategy]]] = {
     OperatorFamily.CONTRACTION: _contraction,
     OperatorFamily.SUM: _sum,
     OperatorFamily.POINTWISE: _pointwise,
     OperatorFamily.ROWS: _rows,
     OperatorFamily.ATTENTION: _attention,
+    OperatorFamily.LOOKUP: _lookup,
+    OperatorFamily.LOSS: _loss,
 }
