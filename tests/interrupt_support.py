@@ -56,7 +56,8 @@ def started(
     if ignored is not None:
         setup = f"signal.signal({ignored.value}, signal.SIG_IGN)\n{setup}"
     program = AS_IN_A_TERMINAL + _PROGRAM.format(setup=setup)
-    command = [sys.executable, "-c", program, *(str(argument) for argument in arguments)]
+    rows = ["--verbose"] if arguments[0] == "solve" else []  # which tests wait for
+    command = [sys.executable, "-c", program, *(str(argument) for argument in arguments), *rows]
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -334,6 +334,10 @@ def torchtitan(folder: Path, blocks: int) -> object:
         )
         found["schedule"] = type(schedule).__name__
         found["microbatches"] = schedule._n_microbatches
+        if given.pipeline_parallel_schedule_csv:
+            rows = (folder / "schedule.csv").read_text().splitlines()
+            read = schedule.pipeline_order_with_comms
+            assert [",".join(map(str, read[rank])) for rank in range(ranks)] == rows
         torch.distributed.destroy_process_group()
     return found
 
@@ -524,6 +528,10 @@ def torch_pipelining(folder: Path, blocks: int) -> object:  # noqa: ARG001
         model.to(kind)
         schedule, parts = pipeline.build(model, torch.device("cpu"), pipeline.mesh("cpu"), loss, x, x)
         built[rank] = [type(schedule).__name__, len(parts)]
+        ours = schedule._pipeline._schedule
+        lists = dict(ours.pipeline_order_with_comms)
+        ours._load_csv(str(folder / "schedule.csv"), format="compute_comms")
+        assert ours.pipeline_order_with_comms == lists
         torch.distributed.destroy_process_group()
     return {"stage_of_rank": {str(stage): rank for stage, rank in mapping.items()}, "built": built}
 

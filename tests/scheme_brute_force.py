@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from piper_ray.workloads.estimate.costs import idle_s
 from piper_ray.workloads.schemes.graph import PARTIAL, OperatorGraph, TensorPlacement, Value
@@ -17,10 +18,17 @@ Paid = tuple[float, float, float, float]
 
 
 def least_s(
-    graph: OperatorGraph, degree: int, prices: SchemePrices, border: TensorPlacement, limit: tuple[float, float]
+    graph: OperatorGraph,
+    degree: int,
+    prices: SchemePrices,
+    border: TensorPlacement,
+    limit: tuple[float, float],
+    below_s: float = float("inf"),
 ) -> float:
-    """The least time within a limit: microbatches in flight, and bytes; infinite if nothing is within it."""
+    """The least time within a limit: microbatches in flight, and bytes; infinite if nothing within it takes less than
+    ``below_s``."""
     twin = _Twin(graph, degree, prices, border, limit)
+    twin.best = below_s
     return min(twin.times(), default=float("inf"))
 
 
@@ -39,19 +47,27 @@ class _Twin:
         self.known: dict[tuple[object, ...], list[Paid]] = {}
 
     def times(self) -> Iterator[float]:
-        names = [step.name for step in self.graph.steps]
-        options = [strategies(step, self.graph, self.degree) for step in self.graph.steps]
-        for forward in itertools.product(*options):
-            for backward in itertools.product(*options):
-                pairs = dict(zip(names, forward, strict=True)), dict(zip(names, backward, strict=True))
-                for again in itertools.product(*([None, *of] for of in options)):
-                    done = {name: one for name, one in zip(names, again, strict=True) if one is not None}
-                    steps_s = self._steps(*pairs, done)
-                    if self._pass_s(*steps_s) >= self.best:
-                        continue
-                    found = self._least(*pairs, done, steps_s)
-                    self.best = min(self.best, found)
-                    yield found
+        """Each step's choices in turn; where the steps so far, and the rest at their least, take too long, no more of
+        these."""
+        yield from self._from(0, ({}, {}, {}))
+
+    def _from(
+        self, number: int, made: tuple[dict[str, Strategy], dict[str, Strategy], dict[str, Strategy]]
+    ) -> Iterator[float]:
+        if self._pass_s(*self._steps(*made)) >= self.best:
+            return
+        if number == len(self.graph.steps):
+            found = self._least(*made, self._steps(*made))
+            if found < self.best:
+                self.best = found
+                yield found
+            return
+        step = self.graph.steps[number]
+        options = strategies(step, self.graph, self.degree)
+        for forward, backward, again in itertools.product(options, options, [None, *options]):
+            redone = {step.name: again} if again else {}
+            chosen = {**made[0], step.name: forward}, {**made[1], step.name: backward}, {**made[2], **redone}
+            yield from self._from(number + 1, chosen)
 
     def _pass_s(self, forward: tuple[float, float], backward: tuple[float, float]) -> float:
         return sum(device_s + idle_s(device_s, host_s) for device_s, host_s in (forward, backward))
@@ -60,9 +76,14 @@ class _Twin:
         """Of both passes the seconds of the GPU and of the host, without moves."""
         there, back = [0.0, 0.0], [0.0, 0.0]
         for step in self.graph.steps:
-            first, second = (self.prices.step(step, of[step.name]) for of in (forward, backward))
-            assert first is not None
-            assert second is not None
+            known = step.name in forward
+            options = [self.prices.step(step, one) for one in strategies(step, self.graph, self.degree)]
+            first, second = (self.prices.step(step, of[step.name]) if known else None for of in (forward, backward))
+            first = first or min((x for x in options if x), key=lambda x: x.forward_s)
+            second = second or min((x for x in options if x), key=lambda x: x.backward_s)
+            if not known:  # the least of both
+                first = replace(first, forward_host_s=min(x.forward_host_s for x in options if x))
+                second = replace(second, backward_host_s=min(x.backward_host_s for x in options if x))
             there = [there[0] + first.forward_s, there[1] + first.forward_host_s]
             back = [back[0] + second.backward_s, back[1] + second.backward_host_s]
             if step.name in again:
@@ -103,8 +124,8 @@ class _Twin:
         read_back = {
             backward[step.name].placements[value.name] for step in graph.steps if value.name in step.backward_reads
         } | {again[step.name].placements[value.name] for step in readers if step.name in again}
-        if value.name == graph.leaving:
-            read |= {self.border}
+        if value.name in graph.leaving:
+            read |= {graph.at_border(value.name, self.border)}
         for laid in places if value.parameters else (None,):
             if value.parameters:
                 of_gradient_s = self._weight_s(value, backward[readers[0].name].adjoint(value.name), laid)
@@ -112,7 +133,7 @@ class _Twin:
                 of_gradient_s = self._gradient_s(value, backward), 0.0
             source = laid if made is None else forward[made.name].placements[value.name]
             if made is None and not value.parameters:
-                source = self.border
+                source = graph.at_border(value.name, self.border)
             assert source is not None
             remade = {again[made.name].placements[value.name]} if made is not None and made.name in again else set()
             for kept in [()] if value.parameters else _subsets(places):
@@ -155,9 +176,10 @@ class _Twin:
     def _gradient_s(self, value: Value, backward: Choice) -> float | None:
         graph = self.graph
         parts = [backward[step.name].adjoint(value.name) for step in graph.consumers[value.name]]
-        parts += [self.border] if value.name == graph.leaving else []
+        border = graph.at_border(value.name, self.border)
+        parts += [border] if value.name in graph.leaving else []
         made = next((step for step in graph.steps if value.name in step.outputs), None)
-        needed = self.border if made is None else backward[made.name].adjoint(value.name)
+        needed = border if made is None else backward[made.name].adjoint(value.name)
         sums = parts if len(parts) == 1 else (*graph.placements(value.name, self.degree), PARTIAL)
         totals = []
         for place in sums:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
-from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.rules import RING, SUMS, Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -56,6 +56,7 @@ class Numbers:
     """The arithmetic of a graph's steps on whatever shards there are."""
 
     graph: OperatorGraph
+    lengths: Mapping[str, int]
 
     def _axes(self, name: str) -> tuple[str, ...]:
         return self.graph.values[name].axes
@@ -73,7 +74,43 @@ class Numbers:
         kept = [axis for axis in axes if axis in own]
         return np.transpose(summed, [kept.index(axis) for axis in own])
 
-    def forward(self, step: Step, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _chosen(self, numbers: Array, count: int, rank: int, axis: str) -> Array:
+        """Ones where a number is that of one of the ``count`` rows that a rank has of all."""
+        first = rank * count if count < self.lengths[axis] else 0
+        return np.asarray(numbers[:, None] == first + np.arange(count)[None, :], float)
+
+    def forward_on(
+        self, step: Step, each: Sequence[Mapping[str, Array]], strategy: Strategy | None = None
+    ) -> list[dict[str, Array]]:
+        """On all ranks; those that share rows of logits add up their sums."""
+        if step.family is not OperatorFamily.LOSS:
+            return [self.forward(step, inputs, rank) for rank, inputs in enumerate(each)]
+        logits, ones = self._logits(step, each)
+        sums = np.array([np.exp(x).sum(1) for x in logits])
+        own = np.array([(x * chosen).sum(1) for x, chosen in zip(logits, ones, strict=True)])
+        if strategy is not None and strategy.exchange == SUMS:
+            sums, own = (np.broadcast_to(x.sum(0), x.shape) for x in (sums, own))
+        return [{step.outputs[0]: np.log(x) - y} for x, y in zip(sums, own, strict=True)]
+
+    def _logits(self, step: Step, each: Sequence[Mapping[str, Array]]) -> tuple[Ranks, Ranks]:
+        x, n = step.inputs
+        logits = [inputs[x] for inputs in each]
+        return logits, [self._chosen(one[n], one[x].shape[1], rank, "V") for rank, one in enumerate(each)]
+
+    def backward_on(
+        self, step: Step, each: Sequence[Mapping[str, Array]], gradients: Ranks | None, strategy: Strategy | None = None
+    ) -> list[dict[str, Array]]:
+        """The same backwards; the gradient of a loss is 1 for each token."""
+        if step.family is not OperatorFamily.LOSS:
+            assert gradients is not None
+            return [self.backward(step, one, gradients[rank], rank) for rank, one in enumerate(each)]
+        logits, ones = self._logits(step, each)
+        sums = np.array([np.exp(x).sum(1) for x in logits])
+        sums = sums.sum(0, keepdims=True).repeat(len(each), 0) if strategy and strategy.exchange == SUMS else sums
+        x = step.inputs[0]
+        return [{x: np.exp(a) / s[:, None] - c} for a, s, c in zip(logits, sums, ones, strict=True)]
+
+    def forward(self, step: Step, inputs: Mapping[str, Array], rank: int = 0) -> dict[str, Array]:
         axes = self._axes(step.outputs[0])
         spread = [self._broadcast(name, inputs[name], axes) for name in step.inputs if step.family in _ALIKE]
         if step.family is OperatorFamily.CONTRACTION:
@@ -88,6 +125,9 @@ class Numbers:
             return {step.outputs[0]: np.tanh(reduce(np.multiply, spread))}
         if step.family is OperatorFamily.ROWS:
             return {step.outputs[0]: _softmax(reduce(np.add, spread), self._along(step))}
+        if step.family is OperatorFamily.LOOKUP:
+            numbers, rows = inputs[step.inputs[0]], inputs[step.inputs[1]]
+            return {step.outputs[0]: self._chosen(numbers, rows.shape[0], rank, "V") @ rows}
         q, k, v = (inputs[name] for name in step.inputs)
         scores = np.einsum("sad,zad->saz", q, k)
         return {step.outputs[0]: np.einsum("saz,zad->sad", _softmax(scores, (2,)), v)}
@@ -95,8 +135,12 @@ class Numbers:
     def _along(self, step: Step) -> tuple[int, ...]:
         return tuple(k for k, axis in enumerate(self._axes(step.outputs[0])) if axis in step.along)
 
-    def backward(self, step: Step, inputs: Mapping[str, Array], gradient: Array) -> dict[str, Array]:
+    def backward(self, step: Step, inputs: Mapping[str, Array], gradient: Array, rank: int = 0) -> dict[str, Array]:
         axes = self._axes(step.outputs[0])
+        if step.family is OperatorFamily.LOOKUP:
+            numbers, table = step.inputs
+            count = inputs[table].shape[0]
+            return {table: self._chosen(inputs[numbers], count, rank, "V").T @ gradient}
         if step.family is OperatorFamily.CONTRACTION:
             found = {}
             for name in step.inputs:
@@ -151,17 +195,18 @@ class OneProcess:
 
     graph: OperatorGraph
     values: dict[str, Array]
-    gradient: Array
+    lengths: Mapping[str, int]
     gradients: dict[str, Array] = field(default_factory=dict)
 
     def run(self) -> None:
-        numbers = Numbers(self.graph)
+        numbers = Numbers(self.graph, self.lengths)
         for step in self.graph.steps:
-            self.values.update(numbers.forward(step, self.values))
-        self.gradients = {self.graph.leaving: self.gradient}
+            self.values.update(numbers.forward_on(step, [self.values])[0])
+        self.gradients = {name: np.cos(self.values[name]) for name in self.graph.leaving}
         for step in reversed(self.graph.steps):
-            found = numbers.backward(step, self.values, self.gradients[step.outputs[0]])
-            for name, array in found.items():
+            of = self.gradients.get(step.outputs[0])
+            found = numbers.backward_on(step, [self.values], None if of is None else [of])
+            for name, array in found[0].items():
                 self.gradients[name] = self.gradients.get(name, 0.0) + array
 
 
@@ -187,21 +232,24 @@ class SimulatedRanks:
     def _gathered(self, strategy: Strategy, names: Sequence[str], there: Mapping[str, Ranks]) -> dict[str, Ranks]:
         """Keys and values that have gone around a ring."""
         found = {name: there[name] for name in names}
-        for name in names[1:] if strategy.exchange else ():
+        for name in names[1:] if strategy.exchange == RING else ():
             found[name] = self._moved(name, strategy.placements[name], REPLICATED, there[name])
         return found
 
     def _step(self, step: Step, strategy: Strategy, there: Mapping[str, Ranks]) -> dict[str, Ranks]:
         inputs = self._gathered(strategy, step.inputs, there)
-        numbers, count = Numbers(self.graph), self.scheme.degree
-        each = [numbers.forward(step, {name: inputs[name][rank] for name in step.inputs}) for rank in range(count)]
-        return {name: [of_rank[name] for of_rank in each] for name in step.outputs}
+        numbers, count = Numbers(self.graph, self.lengths), self.scheme.degree
+        each = [{name: inputs[name][rank] for name in step.inputs} for rank in range(count)]
+        made = numbers.forward_on(step, each, strategy)
+        return {name: [of_rank[name] for of_rank in made] for name in step.outputs}
 
-    def run(self, arriving: Array, weights: Mapping[str, Array], gradient: Array) -> None:
+    def run(self, full: Mapping[str, Array], gradients: Mapping[str, Array]) -> None:
+        """full: what arrives, what is given, and weights."""
         graph, scheme = self.graph, self.scheme
         count = scheme.degree
-        full = {graph.arriving: arriving, **weights}
-        laid = {graph.arriving: scheme.border, **scheme.weights}
+        weights = {weight.name for weight in graph.weights}
+        laid = {name: graph.at_border(name, scheme.border) for name in graph.arriving}
+        laid |= {**dict.fromkeys(graph.given, REPLICATED), **scheme.weights}
         for name, placement in laid.items():
             made = placed(full[name], graph.values[name].axes, placement, count, self.random)
             self._make(name, placement, made)
@@ -222,13 +270,14 @@ class SimulatedRanks:
                 there = {name: self._needed(name, strategy.placements[name]) for name in step.inputs}
                 for name, made in self._step(step, strategy, there).items():
                     self.supply[name, strategy.placements[name]] = made
-        axes = graph.values[graph.leaving].axes
-        parts: dict[str, list[tuple[TensorPlacement, Ranks]]] = {
-            graph.leaving: [(scheme.border, placed(gradient, axes, scheme.border, count, self.random))]
-        }
+        parts: dict[str, list[tuple[TensorPlacement, Ranks]]] = {}
+        for name in graph.leaving:
+            place = graph.at_border(name, scheme.border)
+            parts[name] = [(place, placed(gradients[name], graph.values[name].axes, place, count, self.random))]
         for step in reversed(graph.steps):
             self._go_back(step, self._strategy(step, how[step.name].backward), parts)
-        self._gather(graph.arriving, parts[graph.arriving])
+        for name in graph.arriving:
+            self._gather(name, parts[name])
 
     def _make(self, name: str, placement: TensorPlacement, made: Ranks) -> None:
         self.there[name, placement] = made
@@ -260,23 +309,22 @@ class SimulatedRanks:
 
     def _go_back(self, step: Step, strategy: Strategy, parts: dict[str, list[tuple[TensorPlacement, Ranks]]]) -> None:
         (made,) = step.outputs
-        self._gather(made, parts[made])
-        gradient = self.gradients[made, strategy.adjoint(made)]
+        gradient = None
+        if self.graph.values[made].has_gradient:
+            self._gather(made, parts[made])
+            gradient = self.gradients[made, strategy.adjoint(made)]
         read = {name: self._needed(name, strategy.placements[name]) for name in step.backward_reads}
-        inputs = self._gathered(strategy, step.inputs, read) if read else {}
-        if not read:  # a sum, for which shapes are enough
-            for name in step.inputs:
+        inputs = self._gathered(strategy, [*read], read) if len(read) > 1 else dict(read)
+        for name in step.inputs:  # of a sum, and of the table of a lookup, shapes are enough
+            if name not in inputs:
                 noughts = np.zeros(shape_of(self.graph, name, self.lengths))
                 axes, place = self.graph.values[name].axes, strategy.placements[name]
                 inputs[name] = placed(noughts, axes, place, self.scheme.degree, self.random)
-        numbers = Numbers(self.graph)
-        each = [
-            numbers.backward(step, {name: inputs[name][rank] for name in step.inputs}, gradient[rank])
-            for rank in range(self.scheme.degree)
-        ]
-        for name in step.inputs:
+        each = [{name: inputs[name][rank] for name in step.inputs} for rank in range(self.scheme.degree)]
+        each = Numbers(self.graph, self.lengths).backward_on(step, each, gradient, strategy)
+        for name in each[0]:
             ranks, placement = [of_rank[name] for of_rank in each], strategy.adjoint(name)
-            if strategy.exchange and name != step.inputs[0]:
+            if strategy.exchange == RING and name != step.inputs[0]:
                 ranks = self._moved(name, PARTIAL, placement, ranks)
             if self.graph.values[name].parameters:
                 self.gradients[name, placement] = ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -11,8 +11,8 @@ from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Ste
 from piper_ray.workloads.schemes.prices import PassPhase, StepPrice, WeightBytes
 from piper_ray.workloads.schemes.rules import Strategy
 
-LENGTHS = {"s": 4, "h": 3, "a": 4, "d": 2, "f": 8, "E": 4}
-SIZES = {"s": 4, "a": 4, "f": 8, "E": 4}
+LENGTHS = {"s": 4, "h": 3, "a": 4, "d": 2, "f": 8, "E": 4, "V": 6, "z": 2}
+SIZES = {"s": 4, "a": 4, "f": 8, "E": 4, "V": 6, "z": 2}
 
 
 @cache
@@ -59,7 +59,36 @@ def made(lengths: dict[str, int], steps: tuple[Step, ...], axes: dict[str, str],
     for name, letters in axes.items():
         count = float(np.prod([lengths[axis] for axis in letters]))
         values[name] = Value(name, tuple(letters), 2.0 * count, count if name in weights.split() else 0.0)
-    return OperatorGraph("small", values, steps, "x", steps[-1].outputs[0], SIZES)
+    return OperatorGraph("small", values, steps, ("x",), steps[-1].outputs[:1], SIZES)
+
+
+def words_layer() -> OperatorGraph:
+    """Words looked up, a scan over them, and their loss: nothing arrives or leaves."""
+    steps = (
+        Step("look up", OperatorFamily.LOOKUP, ("n", "T"), ("x",), (), ("n",)),
+        Step("in", OperatorFamily.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W")),
+        Step("scan", OperatorFamily.ROWS, ("u",), ("v",), ("s",), ("u",)),
+        Step("logits", OperatorFamily.CONTRACTION, ("v", "V"), ("y",), (), ("v", "V")),
+        Step("loss", OperatorFamily.LOSS, ("y", "n"), ("l",), (), ("y", "n")),
+    )
+    axes = {"n": "s", "T": "Vh", "x": "sh", "W": "ha", "u": "sa", "v": "sa", "V": "aV", "y": "sV", "l": "s"}
+    graph = made(LENGTHS, steps, axes, "T W V")
+    values = {name: replace(value, has_gradient=name not in "nl") for name, value in graph.values.items()}
+    return replace(graph, values=values, arriving=(), leaving=())
+
+
+def crossing_layer() -> OperatorGraph:
+    """Attention of what arrives to other tokens, which arrive, too."""
+    product = OperatorFamily.CONTRACTION
+    steps = (
+        Step("to q", product, ("x", "Q"), ("q",), (), ("x", "Q")),
+        Step("to k", product, ("c", "K"), ("k",), (), ("c", "K")),
+        Step("to v", product, ("c", "L"), ("v",), (), ("c", "L")),
+        Step("core", OperatorFamily.ATTENTION, ("q", "k", "v"), ("o",), ("s",), ("q", "k", "v")),
+        Step("out", product, ("o", "P"), ("y",), (), ("o", "P")),
+    )
+    axes = {"x": "sh", "c": "zh", "q": "sad", "k": "zad", "v": "zad", "o": "sad", "y": "sh", "P": "adh"}
+    return replace(made(LENGTHS, steps, axes | dict.fromkeys("QKL", "had"), "Q K L P"), arriving=("x", "c"))
 
 
 def attention_layer() -> OperatorGraph:

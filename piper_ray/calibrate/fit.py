@@ -38,13 +38,13 @@ _CLEAR = 2.0
 """Standard deviations of a factor's logarithm from which on it is fitted."""
 
 _FEW = 4
-"""Up to so many measurements, one that is an outlier among layouts would decide."""
+"""With up to this many measurements one outlier among layouts would decide."""
 
 _STEP = 0.05
 _LARGEST_STEP = 0.5
 _ROUNDS = 8
 _FAR = 6.0
-"""A measurement so many times longer or shorter than its estimate is one of something else."""
+"""A measurement that differs from its estimate by more than this factor is of something else."""
 
 _Vector = npt.NDArray[np.float64]
 

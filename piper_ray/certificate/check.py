@@ -58,7 +58,7 @@ _FEW_ROWS = 100_000
 """Of a certificate, which are read whatever the workload is."""
 
 _BYTES_OF_DOWNSET = 96
-"""And so many for each way of running a stage: what the check keeps of one."""
+"""Further bytes for each mode of a stage that the check keeps."""
 
 _AT_ONCE = 64
 """Tails of a call: a stop is looked at between two."""

@@ -20,8 +20,8 @@ from piper_ray.model.errors import CertificateRefused, LimitError
 from piper_ray.model.instance import Instance, Tensor, Tmpc
 
 MARGIN_S = 5e-11
-"""Relative. What stages may take in the check is more by that than the bound: far more than sums of so many figures are
-rounded by, and less than the solver's own margin."""
+"""Relative. What stages may take in the check is more by that than the bound: far more than the
+rounding of such sums, and less than the solver's own margin."""
 
 MARGIN_BYTES = 2.5e-10
 """The same of memory."""

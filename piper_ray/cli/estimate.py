@@ -87,7 +87,7 @@ class ModelOptions:
     calibrate: Path | None = option(
         "FILE",
         "Measured steps of runs in their layouts, or a profiled workload of this model: fit the few constants that "
-        "these tell apart, and say what changed.",
+        "these determine, and print what changed.",
     )
 
     @property
@@ -165,18 +165,18 @@ class OfferOptions:
 
     zero: int = option(
         "SHARDS",
-        "Offer sharding the optimizer's state (ZeRO-1) over so many replicas, in stages of as many or more; over "
-        "however many a stage has: all; 1: not.",
+        "Offer sharding the optimizer's state (ZeRO-1) over this many replicas, in stages that have as many; all: over "
+        "all replicas of a stage; 1: no sharding.",
         default=1,
         parse=parse_replicas,
     )
     context_parallel: str | None = option(
         "DEGREES",
-        "Offer context parallelism, as 1,2,4: so many groups of t GPUs share a sequence. A plan's t counts the GPUs of "
-        "all of them.",
+        "Degrees of context parallelism to offer, as 1,2,4: this many groups of t GPUs share a sequence. A plan's t "
+        "counts the GPUs of all groups.",
     )
     expert_parallel: str | None = option(
-        "DEGREES", "Offer spreading experts over so many GPUs of a stage, as 8,16, apart from t."
+        "DEGREES", "Degrees of expert parallelism to offer, as 8,16, independent of t."
     )
     expert_tensor: int = option("COUNT", "GPUs that share an expert.", "--expert-tensor-parallel", default=1, min=1)
 
@@ -212,10 +212,10 @@ class EveryOfferOption(OfferOptions):
     )
     fsdp: int = option(
         "SHARDS",
-        "Offer sharding weights too (ZeRO-3, FSDP), which are gathered for each pass; in stages of more replicas, over "
-        "groups of so many (HSDP).",
+        "Offer sharding weights too (ZeRO-3, FSDP) over this many replicas; stages of more replicas have several such "
+        "groups (HSDP); all: over all replicas of a stage. Each pass gathers the weights.",
         default=1,
-        parse=parse_some_replicas,
+        parse=parse_replicas,
     )
     context_exchange: str = option(
         "NAME",
@@ -266,10 +266,10 @@ class RunningOptions:
 
     panel: ClassVar[str] = "Software"
 
-    precision: str = option("NAME", "Of matrix products: bf16, fp16 or fp8.", default="bf16")
+    precision: str = option("NAME", "Precision of matrix products: bf16, fp16 or fp8.", default="bf16")
     overlaps: Any = option(
         "NAMES",
-        "Exchanges that are told to hide beside passes, beyond what the software does by default: tensor, experts, "
+        "Exchanges that overlap with passes, beyond those that the software overlaps by default: tensor, experts, "
         "context, or several, as tensor,experts.",
         "--overlap",
         default="",
@@ -314,14 +314,14 @@ class TrainingOptions:
     )
     lora: int = option(
         "RANK",
-        "Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        "Train adapters of this rank for every matrix of the layers (LoRA); 0 trains the model itself.",
         default=0,
         min=0,
     )
     reserve_bytes: float | None = option(
         "SIZE",
-        "Leave so much of each GPU free, as 5GiB, for CUDA's context, communicators and what is stuck in the "
-        "allocator, in place of what is usual.",
+        "Leave this much of each GPU free, as 5GiB, for CUDA's context, communicators and the allocator's fragments, "
+        "in place of what is usual.",
         parse=parse_size,
     )
 

@@ -85,7 +85,7 @@ class LayoutOptions:
         "K", "With full recomputation: the first K layers of each stage.", "--recompute-num-layers", min=1
     )
     sequence_parallel: bool | None = flag(
-        "Sequence parallelism beside tensor parallelism.", "--sequence-parallel", default=None
+        "Sequence parallelism together with tensor parallelism.", "--sequence-parallel", default=None
     )
     optimizer_shards: int | None = option("COUNT", "Replicas that share the optimizer's state.", min=1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from piper_ray.cli.values import parse_time
 from piper_ray.evaluate import Evaluation, evaluate, evaluation_of
 from piper_ray.model.constraints import SameDegreesByKind
 from piper_ray.model.errors import CertificateRefused, InvalidPlan, UsageError
+from piper_ray.model.mode import FOUND
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.workloads.formats.load import plan_claims
 from piper_ray.workloads.formats.plans import PlanClaims
@@ -79,6 +80,7 @@ def verify(
                 typer.echo(to_text(found), nl=False)
             raise
     time_s = evaluation.time_per_sample_s
+    schemes = _checked_schemes(planned.plan_file, instance, plan, claims)
     if claims.made_otherwise(instance, valued_for, step) is None:
         for text in claims.contradicted_by(time_s):
             note(f"{planned.plan_file}: {text}")
@@ -101,6 +103,8 @@ def verify(
             print_simulation(screen, simulation)
         cost = cost_text(instance, time_s, evaluation.devices)
         print_lines(screen, ["", f"valid: {cost}", speed_line(instance.batch, time_s)])
+        if schemes:
+            print_lines(screen, [f"schemes: {', '.join(schemes)} hold by the rule table, at the prices they state"])
         if certified is not None:
             print_lines(screen, certified_text(certified, silent_on, time_s))
         if not valued_for.asynchronous:
@@ -108,6 +112,14 @@ def verify(
             print_lines(screen, (f"note: {text}: no runtime runs such a plan under a flush" for text in uneven))
     if silent_on:
         raise CertificateRefused("\n  ".join([f"{certificate}: says nothing of {planned.plan_file}:", *silent_on]))
+
+
+def _checked_schemes(path: Path, instance: Instance, plan: Plan, claims: PlanClaims) -> list[str]:
+    if not any(FOUND in tmpc_id for stage in plan.stages for tmpc_id in stage.tmpc_ids.values()):
+        return []
+    from piper_ray.workloads.schemes.check import require_schemes
+
+    return require_schemes(instance, plan, claims.schemes, path)
 
 
 def _valued(
@@ -157,9 +169,9 @@ class SimulateOptions:
     transfers: Transfers = option(
         "HOW",
         "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on while it sends and receives. one-stream: so, but all that a rank sends and receives goes "
-        "one after the other in torch's order, as on NCCL. just-in-time: the same in the order of export --to torch "
-        "and run.",
+        "stage computes on while it sends and receives. one-stream: as in-passes, and receives that torch posts early "
+        "hold up what comes after them on the one stream that NCCL has for a rank; run and the lists that export "
+        "writes for torch and torchtitan post them in time, which takes as long as in-passes.",
         default=Transfers.IN_PASSES,
     )
     keep: str = option(
@@ -182,8 +194,8 @@ class SimulateOptions:
         """What is asked for; without a name that which the plan is for, with the chunks and the group asked for."""
         if self.schedule is not None:
             return Schedule(self.schedule, self.chunks, self.group)
-        chunks, group = self.chunks, self.group
-        return Schedule(own.name, own.chunks if chunks is None else chunks, own.group if group is None else group)
+        chunks = own.chunks if self.chunks is None else self.chunks
+        return replace(own, chunks=chunks, group=own.group if self.group is None else self.group)
 
     def options(self, step: StepTerms) -> SimulationOptions:
         """Raises UsageError for figures that make no sense."""
@@ -275,7 +287,7 @@ def compare(
 def _compared(
     instance: Instance,
     plan_files: list[Path],
-    read: list[tuple[Plan, PlanClaims]],
+    read: list[tuple[Plan, PlanClaims, Transfers]],
     names: list[str],
     charged: StepOptions,
     progress: Working,
@@ -283,27 +295,27 @@ def _compared(
     from piper_ray.report.comparison import ComparedPlan
 
     found = []
-    _, first = read[0]
-    for done, (name, plan_file, (plan, claims)) in enumerate(zip(names, plan_files, read, strict=True)):
+    _, first, _ = read[0]
+    for done, (name, plan_file, (plan, claims, transfers)) in enumerate(zip(names, plan_files, read, strict=True)):
         progress(done, len(names), name)
         schedule = Schedule.first_of(claims.schedule, instance.schedule)
-        step = charged.terms(first.step_under(schedule))
+        options = replace(SimulationOptions.of(charged.terms(first.step_under(schedule))), transfers=transfers)
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
-            simulation = piper_ray.simulate(instance, plan, schedule, options=SimulationOptions.of(step))
+            simulation = piper_ray.simulate(instance, plan, schedule, options=options)
         found.append(ComparedPlan(name, plan, simulation))
     return found
 
 
-def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims]:
+def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims, Transfers]:
     """A plan that is written down, or that of a launch: files in JSON without a launch's settings are plans."""
     if not path.exists() or (path.suffix.lower() == ".json" and not _is_launch(path)):
-        return piper_ray.load_plan(path, instance), plan_claims(path)
+        return piper_ray.load_plan(path, instance), plan_claims(path), Transfers.IN_PASSES
     from piper_ray.export.launched import import_launched
 
     found = import_launched(instance, str(path), asked=launched.asked())
     for text in found.notes:
         note(f"{path}: {text}")
-    return found.plan, PlanClaims(found.schedule)
+    return found.plan, PlanClaims(found.schedule), found.transfers
 
 
 def _is_launch(path: Path) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from piper_ray import StepTerms
     from piper_ray.planners.alternatives import Alternatives
     from piper_ray.planners.apart import KindsApart
+    from piper_ray.simulate.result import Simulation
 
 _Found = TypeVar("_Found")
 
@@ -68,15 +69,15 @@ class RuntimeOptions(NodeOption):
 
 
 _FREE_GAP = 5e-4
-"""How exactly the plan without the runtime's rules is looked for: what they cost is told to a tenth of a per cent."""
+"""Gap of the plan without the runtime's rules: what the rules cost is shown to a tenth of a per cent."""
 
 _FREE_LEAST_PASSES = 2_500_000_000
 """The passes that the search of the free plan may simulate at least under a schedule with chunks; it may simulate as
 many as that of the runtime's own plan, where these are more."""
 
 _FREE_TIMES, _FREE_LEAST_S = 4.0, 20.0
-"""Unless the user gave a limit, it ends after so many times as long as the runtime's own plan took, and no earlier than
-after so many seconds."""
+"""Unless the user gave a limit, it ends after this multiple of the time that the runtime's own plan took, and no
+earlier than after this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,15 @@ class RuntimeSolve:
                 "lower_bound_s": free.lower_bound_s if math.isfinite(free.lower_bound_s) else None,
             },
         }
+
+    def receives_lines(self, instance: Instance, solution: Solution, simulation: Simulation | None) -> list[str]:
+        """What receives that the runtime posts early would cost, in a line; none where that is nothing."""
+        from piper_ray.report.simulated import early_receives_text
+
+        if simulation is None or solution.plan is None or not self.runtime.one_stream:
+            return []
+        text = early_receives_text(instance, solution.plan, simulation)
+        return [f"receives: {text}"] if text else []
 
     def rank_lines(self, instance: Instance, solution: Solution) -> list[str]:
         """The lines that say where each rank of the plan is."""

@@ -29,7 +29,7 @@ from piper_ray.model.stop import Stop, StopSearch
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 ANSWER_WITHIN_S = 0.8
-"""Work that was asked to stop has so long to answer by itself."""
+"""Time that work which was asked to stop has to answer."""
 
 _NOTHING_WITHIN_S = 0.3
 """The same, as long as it has nothing to answer with."""

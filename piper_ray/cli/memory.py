@@ -32,8 +32,8 @@ class LaidModelOptions:
     gpu: str | None = option("NAME", "The GPU that it is to fit on, such as H100-SXM.")
     gpus: int | None = option("COUNT", "GPUs in all, where LAYOUT does not say how many replicas there are.", min=1)
     tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
-    batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", "--global-batch", min=1)
-    microbatch: int | None = option("SAMPLES", "Samples of a microbatch.", "--microbatch-size", min=1)
+    global_batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", min=1)
+    microbatch_size: int | None = option("SAMPLES", "Samples of a microbatch.", min=1)
     precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if nobody says.")
     software: str | None = option(
         "NAME", "The generation of training software, as estimate has it; megatron-core if nobody says."
@@ -57,7 +57,8 @@ def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
 
     model = read_config(sys.stdin.read(), "stdin") if laid.model == str(STDIN) else read_model(laid.model)
     source, ranks = source_of(laid.layout)
-    beside = {name: getattr(laid, name) for name in ("tokens", "batch", "microbatch", "precision", "software")}
+    names = "tokens", "global_batch", "microbatch_size", "precision", "software"
+    beside = {name: getattr(laid, name) for name in names}
     table = load_hardware(laid.hardware, note)
     found = memory_of_layout(model, source, table, laid.gpu, {**beside, "gpus": laid.gpus or ranks})
     if told_as.json:

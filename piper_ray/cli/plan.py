@@ -29,6 +29,7 @@ from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
 from piper_ray.model.headroom import NO_HEADROOM
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
@@ -94,6 +95,8 @@ class _Question:
             raise UsageError(
                 f"{several[0]}: a table is for one kind of GPU, not for a cluster of several; give one value"
             )
+        if self.offered.schemes and (self.kinds or "fp8" in self.running.precisions):
+            raise UsageError("--schemes: of one kind of GPU, in bf16 or fp16")
         if len(several) > 1:
             raise UsageError(f"{several[0]} and {several[1]}: give several of one of them")
         if self.is_table and len(self.running.precisions) > 1:
@@ -104,6 +107,7 @@ class _Question:
         from piper_ray.proposal.demand import FurtherKinds, PlanDemand
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
+        from piper_ray.workloads.schemes.tmpcs import offering_schemes
 
         named, kinds = RUNTIMES[self.trained.runtime], self.kinds
         named.require_kinds([*kinds])
@@ -124,6 +128,7 @@ class _Question:
             self.charged.terms(),
             headroom=headroom,
             further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
+            schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
         )
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
@@ -144,6 +149,7 @@ class _Question:
             software=trained.software or named.software,
             fused=not trained.unfused_attention,
             reserve_bytes=self.room.reserve_bytes,
+            host_memory_bytes=self.room.host_memory_bytes,
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
@@ -415,9 +421,9 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
-    theirs = priced(found, estimate, samples, imported.plan, imported.schedule)
+    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(layout, theirs, tuple(notes))
+    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

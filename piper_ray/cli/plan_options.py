@@ -121,13 +121,13 @@ class WrittenOptions:
     verbose: bool = flag("Show on stderr what was tried, and how each combination was closed.")
     candidates: int = option(
         "K",
-        "Write the best K plans that differ in what a launch is told, as jobs to measure, to DIR/1 to DIR/K.",
+        "Write the best K plans whose launch files differ, as jobs to measure, to DIR/1 to DIR/K.",
         default=1,
         min=1,
         max=20,
     )
     against: str | None = option(
-        "FILE", "A launch file, or an exported folder, whose layout is to be held against the plan."
+        "FILE", "A launch file, or an exported folder, whose layout is compared with the plan."
     )
     spare: int = option(
         "N", "Also plan for up to N nodes fewer, and say what moving from one plan to the next takes.", default=0, min=0
@@ -189,12 +189,14 @@ class TrainedOptions:
     )
     lora: int = option(
         "RANK",
-        "Train adapters of that rank beside every matrix of the layers (LoRA); 0 trains the model itself.",
+        "Train adapters of this rank for every matrix of the layers (LoRA); 0 trains the model itself.",
         default=0,
         min=0,
     )
     unfused_attention: bool = flag("Attention that keeps its scores, as before FlashAttention.")
-    train_tokens: int | None = option("COUNT", "Of the whole training, as 15T, to say its days.", parse=parse_count)
+    train_tokens: int | None = option(
+        "COUNT", "Tokens of the whole training, as 15T, to show its days.", parse=parse_count
+    )
     price: Any = option(
         "MONEY",
         "What one GPU costs for one hour, in any currency, as 2.5: with --train-tokens the cost of the whole training "
@@ -234,8 +236,14 @@ class MemoryRoomOptions:
     )
     reserve_bytes: float | None = option(
         "SIZE",
-        "Leave so much of each GPU for CUDA's context, communicators and what is stuck in the allocator, as 5GiB, in "
+        "Leave this much of each GPU for CUDA's context, communicators and the allocator's fragments, as 5GiB, in "
         "place of what is usual.",
+        parse=parse_size,
+    )
+    host_memory_bytes: float | None = option(
+        "SIZE",
+        "What the optimizer's state may take of a node's own memory, as 1TB; if left out, all that nodes of that GPU "
+        "usually have: 1.8 TB with 8 H100, 1 TB with 8 A100 (host_memory of --hardware).",
         parse=parse_size,
     )
 
@@ -248,8 +256,8 @@ class PlanOfferOptions(EveryOfferOption):
 
     zero: int = option(
         "SHARDS",
-        "Offer sharding the optimizer's state (ZeRO-1) over so many replicas, in stages of as many or more; over "
-        "however many a stage has: all; 1: not.",
+        "Offer sharding the optimizer's state (ZeRO-1) over this many replicas, in stages that have as many; all: over "
+        "all replicas of a stage; 1: no sharding.",
         default="all",  # read as an option's text is, and shown in the help
         parse=parse_replicas,
     )
@@ -264,6 +272,10 @@ class PlanOfferOptions(EveryOfferOption):
         "out, where plans are faster so, or do not fit otherwise, and the runtime can.",
         "--optimizer-on-host/--no-optimizer-on-host",
     )
+    schemes: bool = flag(
+        "Offer ways to divide layers that are found from their operators, too, as schemes finds them; no launch files "
+        "for plans that have such."
+    )
 
 
 @dataclass(frozen=True)
@@ -274,7 +286,8 @@ class PlanRunningOptions(RunningOptions):
 
     precision: Any = option(
         "NAMES",
-        "Of matrix products: bf16, fp16 or fp8; of several, as bf16,fp8, the fastest is planned and all are told.",
+        "Precision of matrix products: bf16, fp16 or fp8; of several, as bf16,fp8, the fastest is planned and all are "
+        "listed.",
         default="bf16",
         parse=partial(several, parse_precision),
     )
@@ -287,6 +300,6 @@ class PlanRunningOptions(RunningOptions):
 
 @dataclass(frozen=True)
 class PlanStepOptions(StepOptions):
-    """What a step takes beside its passes."""
+    """What a step takes besides its passes."""
 
     panel: ClassVar[str] = "Step"

@@ -115,6 +115,7 @@ class PlanOutput:
         "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
         "among these, and say which is faster."
     )
+    verbose: bool = flag("Show each step of the search as it comes.")
 
 
 @dataclass(frozen=True)
@@ -264,7 +265,7 @@ def solve(
     if heritage is not None:
         solution = left_solution(heritage, checkpoint)
     else:
-        with SolverLog(screen, options.time_limit_s) as log:
+        with SolverLog(screen, options.time_limit_s, verbose=written.verbose) as log:
             log.begin(instance)
             log.line(schedule_line(Schedule.of(asked), most_chunks(asked)))
 
@@ -302,6 +303,10 @@ def solve(
     if out is not None:  # first: stdout may be a pipe that nobody reads at the moment
         with unwritten.noted():
             _write_plan(out, instance, solution, evaluation)
+    screen.print()
+    print_outcome(screen, instance, solution)
+    if simulation is not None:
+        print_simulated(screen, instance, solution, simulation)
     if not json and solution.plan is not None:
         screen.print()
         if evaluation is not None:
@@ -311,14 +316,11 @@ def solve(
         if simulation is not None and not simulation.schedule.asynchronous:
             screen.print()
             print_simulation(screen, simulation)
-    screen.print()
-    print_outcome(screen, instance, solution)
-    if simulation is not None:
-        print_simulated(screen, instance, solution, simulation)
     more: dict[str, object] = {}
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:
         free = own_runtime.without_rules(instance, solution, options)
+        print_lines(screen, own_runtime.receives_lines(instance, solution, simulation))
         print_lines(screen, [own_runtime.cost_text(solution, free), *own_runtime.rank_lines(instance, solution)])
         more["runtime"] = own_runtime.document(solution, free)
     if wanted.plans > 1 and not in_haste:

@@ -29,7 +29,7 @@ from piper_ray.model.errors import ClusterError, PiperRayError
 OPTION = "--supervise"
 
 DEATHS = 5
-"""After so many deaths in a row with nothing new in the checkpoint there is no more hope."""
+"""Deaths in a row, with nothing new in the checkpoint, after which it gives up."""
 
 PAUSES_S = tuple(min(2.0**death, 60.0) for death in range(DEATHS - 1))
 """Between a child's death and the next start, for each death in a row; after one more the supervisor gives up."""

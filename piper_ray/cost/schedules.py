@@ -28,7 +28,7 @@ def chunk_schedules(given: Schedule | ScheduleName | str) -> tuple[Schedule, ...
     usual = Schedule.of(given)
     if not usual.chunks_are_open:
         return (usual,)
-    return tuple(Schedule(usual.name, chunks, usual.group) for chunks in range(1, MOST_CHUNKS + 1))
+    return tuple(Schedule(usual.name, chunks, usual.group, usual.ahead) for chunks in range(1, MOST_CHUNKS + 1))
 
 
 def degree_choices(

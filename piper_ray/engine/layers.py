@@ -38,7 +38,7 @@ LISTED = 50_000
 """Downsets that are listed of a graph whose own could not be counted: well under a second's."""
 
 _UNEXPLAINED = Infeasibility("no plan fits (the search for the memory that would do was stopped)", None)
-_NONE_FITS = Infeasibility("no plan fits (the graph is too wide to tell the memory that would do)", None)
+_NONE_FITS = Infeasibility("no plan fits (the graph is too wide to find how much memory would be enough)", None)
 
 
 def solve_layers(request: SolveRequest, prepared: Preparation | None = None) -> Solution:

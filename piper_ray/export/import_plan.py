@@ -25,6 +25,7 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
+from piper_ray.simulate.run import Transfers
 from piper_ray.workloads.formats.documents import advice
 
 FORMS = (
@@ -36,11 +37,13 @@ FORMS = (
 
 @dataclass(frozen=True)
 class Imported:
-    """A plan with the schedule that it runs under. notes: what it does not hold of the layout, a sentence each."""
+    """A plan with the schedule that it runs under. notes: what it does not hold of the layout, a sentence each.
+    transfers: how its stages hand over."""
 
     plan: Plan
     schedule: Schedule
     notes: tuple[str, ...] = ()
+    transfers: Transfers = Transfers.IN_PASSES
 
 
 def import_plan(
@@ -68,7 +71,7 @@ def read_layout(instance: Instance, source: Source, asked: Asked = THE_ONE) -> R
     """What a layout says of a model, whatever devices and batch the instance has. Raises UsageError or InputError."""
     document = document_of(source.text.strip())
     if isinstance(document, Mapping) and is_stage_document(document):
-        raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate tells its memory")
+        raise UsageError("a plan with the TMPC of each module holds for its own workload: simulate shows its memory")
     return _read(source, document, pieces_of(instance), instance, RunAs(), asked)
 
 
@@ -141,7 +144,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
     if (left := instance.devices - d * t * ranks) > 0:
         notes.append(f"{left} of the workload's {instance.devices} devices are left over")
-    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes))
+    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes), read.transfers)
 
 
 def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:

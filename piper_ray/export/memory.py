@@ -33,11 +33,11 @@ _ANY_GPU = "H100-SXM"
 _FILLED = 4
 """Microbatches of a replica for each pipeline rank, where nobody says a batch: no more than these are in flight."""
 
-_SAID = {"gpus": "gpus", "tokens": "seq", "microbatch": "microbatch", "batch": "global_batch"}
-"""What a run calls the parameters."""
+_SAID = {"tokens": "seq", "microbatch_size": "microbatch"}
+"""What a run calls parameters, where it has other names."""
 
 
-@arguments.named_as_parameters({"global-batch": "batch", "microbatch-size": "microbatch"})
+@arguments.named_as_parameters({})
 def memory(
     model: str | os.PathLike[str],
     layout: str,
@@ -45,8 +45,8 @@ def memory(
     gpu: str | None = None,
     gpus: int | None = None,
     tokens: int | None = None,
-    microbatch: int | None = None,
-    batch: int | None = None,
+    microbatch_size: int | None = None,
+    global_batch: int | None = None,
     precision: str | None = None,
     software: str | None = None,
     hardware: str | os.PathLike[str] | None = None,
@@ -56,8 +56,8 @@ def memory(
     model: a known name, an id of the hub, or the path of a config.json. layout: words such as "tp=4,pp=8,dp=2", or the
     text of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's configuration. gpu: the
     table's name of the GPU that it is to fit on. gpus: in all, where the layout does not say how many replicas there
-    are. tokens: of a sample; microbatch, batch: in samples. precision, software: as ``estimate`` has them. What nobody
-    says is assumed, and ``assumed`` of the answer lists it.
+    are. tokens: of a sample; microbatch_size, global_batch: in samples. precision, software: as ``estimate`` has them.
+    What nobody says is assumed, and ``assumed`` of the answer lists it.
 
     Raises UsageError for what makes no sense, InputError for a file or a layout that is not sound.
 
@@ -67,7 +67,7 @@ def memory(
     '74.0 GiB of each GPU'
     """
     arguments.of_kind("layout", layout, str, "a text, such as 'tp=4,pp=8,dp=2'")
-    counts = {"gpus": gpus, "tokens": tokens, "microbatch": microbatch, "batch": batch}
+    counts = {"gpus": gpus, "tokens": tokens, "microbatch_size": microbatch_size, "global_batch": global_batch}
     given = {name: arguments.positive_or_none(name, value) for name, value in counts.items()}
     beside = {**given, "precision": precision, "software": software}
     table = load_hardware(None if hardware is None else os.fspath(hardware))

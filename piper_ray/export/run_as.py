@@ -10,6 +10,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.simulate.run import Transfers
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,15 @@ AS_IT_SAYS = RunAs()
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each."""
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how its
+    stages hand over."""
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs
     notes: tuple[str, ...] = ()
     source: str = ""
     batch: Mapping[str, object] = field(default_factory=dict)
+    transfers: Transfers = Transfers.IN_PASSES
 
 
 def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> None:

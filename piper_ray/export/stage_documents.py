@@ -1,5 +1,5 @@
 """Plans that name each stage's modules by path: for no runtime in particular (YAML), and for
-torch.distributed.pipelining, with the schedule's list of passes and a script that runs both; and read back.
+torch.distributed.pipelining, with the schedule's list of actions and a script that runs both; and read back.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
 from pydantic import Field
 
 from piper_ray.export.files import Export, json_text, noted, rendered, yaml_text
@@ -24,6 +25,9 @@ from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.run.exported_files import LISTS, STAGES
 from piper_ray.run.job import pass_lists
+from piper_ray.run.lists import torch_lists
+from piper_ray.simulate.actions import ActionKind
+from piper_ray.simulate.run import simulate
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.faults import Faults
 from piper_ray.workloads.formats.fields import Count, Open
@@ -226,7 +230,11 @@ _MOST_PASSES = 5_000_000
 
 
 def actions_csv(job: ExportJob) -> str:
-    """``0F0,0F1,1F0,...``: stage, kind of pass, microbatch. Raises UsageError for lists of too many passes."""
+    """``0F0,0SEND_F0,0F1,...``: stage, action, microbatch, as torch's ``_load_csv`` reads "compute_comms".
+
+    Receives are posted when their data are made, by the plan's times: on NCCL all that a rank sends and receives is on
+    one stream, and where torch posts them itself they hold up others. Raises UsageError for lists of too many passes.
+    """
     passes = 3 * job.microbatches * len(job.plan.stages)
     if passes > _MOST_PASSES:
         raise UsageError(
@@ -234,8 +242,10 @@ def actions_csv(job: ExportJob) -> str:
             "fewer microbatches, or a larger data-parallel degree"
         )
     lists = pass_lists(job.schedule, job.pipeline_ranks, job.microbatches)
-    lines = (",".join(f"{stage}{kind.name}{k}" for kind, stage, k in passes) for passes in lists)
-    return "\n".join(lines) + "\n"
+    timeline = simulate(job.instance, job.plan, job.schedule).timeline
+    seconds = np.zeros((len(job.plan.stages), len(ActionKind)))
+    seconds[timeline.stage, timeline.kind] = timeline.end_s - timeline.start_s
+    return "".join(f"{','.join(own)}\n" for own in torch_lists(lists, seconds))
 
 
 def export_torch(job: ExportJob) -> Export:

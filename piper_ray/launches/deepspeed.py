@@ -96,7 +96,9 @@ def with_older_names(options: Mapping[str, object]) -> dict[str, object]:
     # Without checkpoint_activations this one decides how activations are kept, and not whether they are.
     found.pop("deepspeed_activation_checkpointing", None)
     layers, checkpoints = found.pop("checkpoint_num_layers", "1"), found.pop("checkpoint_activations", None)
-    if checkpoints is True:
-        usual = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": layers}
+    layers = found.pop("activations_checkpoint_num_layers", layers)
+    method = found.pop("activations_checkpoint_method", "uniform" if checkpoints is True else None)
+    if method is not None:
+        usual = {"recompute_granularity": "full", "recompute_method": method, "recompute_num_layers": layers}
         found = usual | found
     return found

@@ -60,7 +60,7 @@ def _of_python(source: Source, asked: Asked) -> Launch:
     read = read_python(source.text, source.path, asked.recipe, _is_launch)
     if is_titan(read.document):
         return titan_launch(read.document, None, read.notes)
-    settings = flat(read.document)
+    settings = {name: value for name, value in flat(read.document).items() if not name.startswith("_")}  # its own state
     model = read.document.get("model")
     arguments = model.get("arguments") if isinstance(model, Mapping) else None
     name = arguments[0] if isinstance(arguments, list) and arguments and isinstance(arguments[0], str) else None

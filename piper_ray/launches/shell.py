@@ -28,6 +28,7 @@ _GOES_ON = re.compile(r"\\\s*\Z")
 
 _MOST_STATEMENTS = 20_000
 _MOST_NESTED = 12
+_QUEUES = ("sbatch", "srun", "qsub", "bsub")
 _SHELLS = ("bash", "sh", "/bin/bash", "/bin/sh", "/usr/bin/bash")
 _PRINTING = frozenset(
     ["echo", "printf", "mkdir", "cd", "pip", "pip3", "rm", "cp", "mv", "ls", "tee", "cat", "sed", "grep", "kill"]
@@ -76,6 +77,7 @@ class _Script:
 
     def run_text(self, text: str, depth: int, line: int | None = None) -> None:
         """line: to tell of all its commands, if it stands within another text."""
+        self.words.outside.uses_yq |= re.search(r"\$\(\s*yq\b", text) is not None
         parser = Parser(Language(tree_sitter_bash.language()))
         tree = parser.parse(text.encode())
         if tree.root_node.has_error:
@@ -320,9 +322,11 @@ class _Script:
             self._file(words[1], words[2:], depth, line)
         elif name.endswith(".sh"):
             self._file(name, words[1:], depth, line)
+        elif name in _QUEUES and (script := next((at for at, word in enumerate(words) if _is_script(word)), 0)):
+            self._file(words[script], words[script + 1 :], depth, line)
         elif (inner := _of_shell(words)) is not None:
             self.run_text(inner, depth + 1, line)
-        elif document is not None and (name in _SHELLS or name in ("sbatch", "srun")):
+        elif document is not None and (name in _SHELLS or name in _QUEUES):
             self.run_text(document, depth + 1, line)
         elif name not in _PRINTING:
             self.commands.append(ShellCommand(tuple(words), line, self.is_certain))
@@ -362,6 +366,11 @@ def _plainer(text: str) -> str:
     """The script without what the parser does not know: placeholders, a line that goes on at the end, ``&>>``."""
     text = _PLACEHOLDER.sub(lambda found: unseen(found[0]), text)
     return _GOES_ON.sub("\n", text).replace("&>>", "&>")
+
+
+def _is_script(word: str) -> bool:
+    """Whether it names a script that a queue is given, and not one of its options."""
+    return word.endswith((".sh", ".slurm", ".sbatch")) and not word.startswith("-")
 
 
 def _of_shell(words: Sequence[str]) -> str | None:

@@ -195,12 +195,18 @@ _OPTION = re.compile(r"(?<![\w-])(?<!estimate )(?<!solve )--([a-z][a-z0-9]*(?:-[
 """But those of another command, which stand behind its name."""
 
 
+_RENAMED = {"batch": "global_batch", "microbatch": "microbatch_size"}
+"""Parameters by their former names."""
+
+_UNEXPECTED = re.compile(r"unexpected keyword argument '(\w+)'")
+
+
 @contextmanager
 def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
     """A context for functions that share their work with a command: complaints name the command's options, and these
-    are named as parameters. UsageError and LimitError are raised anew.
+    are named as parameters. UsageError and LimitError are raised anew, and TypeError for a parameter's former name.
 
-    others: parameters by options that have another name, such as ``{"global-batch": "batch"}``.
+    others: parameters by options that have another name, such as ``{"reserve": "reserve_bytes"}``.
     """
     try:
         yield
@@ -209,3 +215,8 @@ def named_as_parameters(others: Mapping[str, str]) -> Iterator[None]:
             raise
         text = _OPTION.sub(lambda found: others.get(found[1], found[1].replace("-", "_")), str(error))
         raise type(error)(text) from error.__cause__
+    except TypeError as error:
+        former = _UNEXPECTED.search(str(error))
+        if former is None or former[1] not in _RENAMED:
+            raise
+        raise TypeError(f"{error}; did you mean {_RENAMED[former[1]]!r}?") from None

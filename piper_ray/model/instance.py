@@ -153,10 +153,12 @@ class Tmpc:
 
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
         """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
-        found = object.__new__(Tmpc)  # nothing else needs a look again
-        values = vars(found)
-        values.update(vars(self))
-        values["forward_sync_bytes"], values["backward_sync_bytes"] = forward_sync_bytes, backward_sync_bytes
+        return self.changed(forward_sync_bytes=forward_sync_bytes, backward_sync_bytes=backward_sync_bytes)
+
+    def changed(self, **fields: object) -> Tmpc:
+        """The same with other values of these fields, each as an instance has it: none is looked at again."""
+        found = object.__new__(Tmpc)
+        vars(found).update(vars(self), **fields)
         return found
 
     def _complete_times(self) -> None:
@@ -260,7 +262,8 @@ class Instance:
     plans are to run under; None: nobody says. ``solve`` then takes Piper's. model: which model is trained, and how;
     None: nobody says. No plan depends on it; launch files do. notes: what its reader assumed or changed, or holds for a
     slip, a sentence each; no matter of what a plan costs. measured_threads: the CPU threads of each process when its
-    times were measured; None where they were not measured on a CPU. devices: K. microbatches: N, in a batch.
+    times were measured; None where they were not measured on a CPU. schemes: TMPCs that were found from operators, in
+    full, by the words of their ids (``workloads.schemes``). devices: K. microbatches: N, in a batch.
     memory_bytes: M, of each device. bandwidth_bytes_per_s: B, from a device to the outside. These four stand for a
     cluster with one link and a batch of which no more is known; beside ``cluster`` and ``batch`` they take the place of
     the figures there.
@@ -281,6 +284,7 @@ class Instance:
     schedule: Schedule | None = None
     model: TrainedModel | None = None
     measured_threads: int | None = None
+    schemes: Mapping[str, Mapping[str, object]] = field(default_factory=dict, compare=False)
 
     def __init__(
         self,
@@ -299,6 +303,7 @@ class Instance:
         schedule: Schedule | str | None = None,
         model: TrainedModel | None = None,
         measured_threads: int | None = None,
+        schemes: Mapping[str, Mapping[str, object]] | None = None,
     ) -> None:
         figures = {
             "devices": devices,
@@ -316,6 +321,7 @@ class Instance:
             batch = dataclasses.replace(batch, microbatches=microbatches)
         values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
         values |= {"schedule": _named_schedule(schedule), "model": model, "measured_threads": measured_threads}
+        values["schemes"] = schemes or {}
         for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
             object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")

@@ -150,6 +150,9 @@ FOUND = "scheme-"
 """What the word of an id begins with that stands for a scheme found from a layer's operators; all that it says of how
 the layer is divided is in that scheme."""
 
+OF_RUNTIMES = ("tensor parallelism", "tensor and sequence parallelism", "context parallelism, ring")
+"""Names of schemes that modes say in full, so that runtimes can have them."""
+
 _ESTIMATED = "-estimated"
 """What follows a word of a measured TMPC whose figures were divided and not measured at that degree."""
 

@@ -43,8 +43,8 @@ class SolveOptions:
     """The search stops after so long with the best plan so far; null: no limit. What is found until then depends on the
     machine."""
     passes_limit: int | None = None
-    """A search under a schedule with chunks stops after so many simulated passes, of some 2 ns each, and what counts as
-    such, with the best plan so far: the same one on every machine; null: no limit."""
+    """A search under a schedule with chunks stops after this many simulated passes, of some 2 ns each, and what
+    counts as such, with the best plan so far: the same one on every machine; null: no limit."""
     threads: int | None = None
     """Worker threads; null: one per core available."""
     memory_limit_bytes: float | None = None

@@ -61,7 +61,8 @@ class Schedule:
     chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others,
     and searches for plans of the former two try others too.
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
-    None: the least that the number of microbatches allows.
+    None: the least that the number of microbatches allows. ahead: forward passes that interleaved's warm-up has on each
+    rank beyond the usual ones: 1 in Megatron where experts' exchanges run beside passes of other microbatches.
 
     >>> Schedule(ScheduleName("interleaved"), chunks=4).v
     4
@@ -70,6 +71,7 @@ class Schedule:
     name: ScheduleName
     chunks: int | None = None
     group: int | None = None
+    ahead: int = 0
     chunks_are_open: bool = field(default=False, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -84,14 +86,23 @@ class Schedule:
         group = None if self.group is None else arguments.positive("group", self.group)
         if group is not None and name not in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
             raise UsageError(f"schedule {name.value} has no groups of microbatches; interleaved and zb-h1 have")
+        (ahead,) = arguments.whole_numbers("ahead", [self.ahead])
+        if ahead < 0 or (ahead and name is not ScheduleName.INTERLEAVED):
+            raise UsageError(f"ahead must be 0, or more for interleaved alone, not {ahead} for {name.value}")
         are_open = self.chunks is None and name in _OPEN_CHUNKS
-        for of, value in (("name", name), ("chunks", chunks), ("group", group), ("chunks_are_open", are_open)):
+        for of, value in (
+            ("name", name),
+            ("chunks", chunks),
+            ("group", group),
+            ("ahead", ahead),
+            ("chunks_are_open", are_open),
+        ):
             object.__setattr__(self, of, value)
 
     @property
     def settled(self) -> Schedule:
         """The schedule with its usual number of chunks, where that was open."""
-        return Schedule(self.name, self.chunks, self.group) if self.chunks_are_open else self
+        return Schedule(self.name, self.chunks, self.group, self.ahead) if self.chunks_are_open else self
 
     @property
     def v(self) -> int:
@@ -122,9 +133,11 @@ class Schedule:
         return _ASSUMPTIONS[self.name]
 
     def to_dict(self) -> dict[str, object]:
-        """The schedule as documents have it: ``schedule``, ``chunks``, and ``group`` where one was asked for."""
-        group = {} if self.group is None else {"group": self.group}
-        return {"schedule": self.name.value, "chunks": self.v, **group}
+        """The schedule as documents have it: ``schedule``, ``chunks``, and ``group`` and ``ahead`` where they are not
+        the usual ones."""
+        group: dict[str, object] = {} if self.group is None else {"group": self.group}
+        ahead = {"ahead": self.ahead} if self.ahead else {}
+        return {"schedule": self.name.value, "chunks": self.v, **group, **ahead}
 
     @classmethod
     def first_of(cls, *given: Schedule | ScheduleName | str | None) -> Schedule:

@@ -9,23 +9,24 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.propose import FoundPlans
-from piper_ray.simulate.run import SimulationOptions, simulate
+from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
 from piper_ray.workloads.estimate.build import Estimate
 
 
 @dataclass(frozen=True)
 class Theirs:
     """A plan of people's own, priced. name: of its file. plan: with the best plan's solution, as nothing is proved of
-    it. notes: what of the layout it does not hold."""
+    it. notes: what of the layout it does not hold. hosts_hold: whether nodes' own memory holds what it has there."""
 
     name: str
     plan: Proposed
     notes: tuple[str, ...]
+    hosts_hold: bool = True
 
     @property
     def fits(self) -> bool:
-        """Whether it keeps within the devices' memory."""
-        return not self.plan.simulation.memory_violations
+        """Whether it keeps within the memory of devices and nodes."""
+        return self.hosts_hold and not self.plan.simulation.memory_violations
 
 
 def demand_of(
@@ -49,8 +50,11 @@ def demand_of(
     return replace(demand, request=request)
 
 
-def priced(proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule) -> Proposed:
-    """Their plan under the model of the estimate, on GPUs with all their memory."""
+def priced(
+    proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule, transfers: Transfers
+) -> Proposed:
+    """Their plan under the model of the estimate, on GPUs with all their memory. transfers: of their launch."""
     instance: Instance = estimate.instance
-    simulation = simulate(instance, plan, schedule, options=SimulationOptions.of(proposal.demand.step))
+    options = replace(SimulationOptions.of(proposal.demand.step), transfers=transfers)
+    simulation = simulate(instance, plan, schedule, options=options)
     return replace(proposal.best, samples=samples, estimate=estimate, plan=plan, simulation=simulation)

@@ -43,10 +43,10 @@ _MORE = 3
 """So many times as much is for the one of the least bound, whenever all have had their turn."""
 
 LISTED = 5
-"""Plans of so many cells are proved to be the best ones."""
+"""Number of cells whose plans are proved to be the best ones."""
 
 RUNNERS_UP = 1.25
-"""Slower plans than so many times the best one are of no interest."""
+"""Plans slower than this factor of the best one are of no interest."""
 
 _GAP = 1e-4
 _CHUNKED_GAP = 0.005
@@ -154,7 +154,8 @@ class Cells:
             before = list(alike)
             first = before[0]
             instance = first.estimate.instance.replace(cluster=changed)
-            estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
+            estimate, kinds = replace(first.estimate, instance=instance), replace(first.setting.kinds, whole=instance)
+            settings = [replace(one.setting, kinds=kinds) for one in before]
             given = first.samples, first.schedule, estimate, first.restrictions, first.step
             now = Cell.of_each(settings, *given, on_host=first.on_host)
             if not roomier:
@@ -311,15 +312,18 @@ class CellSearch:
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)
             simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
-            if simulation.step_s <= within_s:
-                self._take(Proposed(cell.samples, cell.priced, solution, solution.plan, simulation), cell)
+            found = Proposed(cell.samples, cell.priced, solution, solution.plan, simulation)
+            if simulation.step_s <= within_s and self._demand.hosts_hold(found):
+                self._take(found, cell)
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 
     def _take(self, found: Proposed, cell: Cell) -> None:
+        others = [one for one in self.found if one is not cell.found]  # a cell that is gone through again has one plan
         cell.found = found
-        if not any(found.is_same(other) for other in self.found):
-            self.found = tuple(sorted((*self.found, found), key=preference))
+        if not any(found.is_same(other) for other in others):
+            others.append(found)
+        self.found = tuple(sorted(others, key=preference))
         self.ledger.offer(found, cell.text)
 
     def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:
@@ -335,7 +339,7 @@ class CellSearch:
                     within_s=sample_s,
                     threads=self._threads,
                 ),
-                schedule=cell.schedule,
+                schedule=demand.scheduled(cell.schedule),
                 listener=self._watch,
                 step=demand.step,
                 stop=self._stop.part(),
@@ -344,7 +348,7 @@ class CellSearch:
         sample_s = within_s / cell.microbatches
         offer = demand.request.offer
         if demand.runtime.sums_each_pass and (offer.sharded_over or offer.fsdp > 1):
-            under = Schedule.first_of(cell.schedule), demand.step
+            under = demand.scheduled(cell.schedule), demand.step
             return solve_each_pass(cell.setting, cell.restrictions, under, solved, sample_s)
         return solved((), None if sample_s == math.inf else sample_s)
 

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.errors import InfeasibleError, UsageError
@@ -14,17 +15,18 @@ from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
-from piper_ray.model.schedule import ScheduleName, StepTerms
+from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined
-from piper_ray.workloads.estimate.refusals import may_be_on_host
-from piper_ray.workloads.estimate.software import Stack
+from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
+from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
 
 _EVERY_SIZE_TO = 16
@@ -72,7 +74,9 @@ class PlanDemand:
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
-    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``.
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: makes
+    an estimate's workload with TMPCs found from operators, and calls its second argument meanwhile; None: there are
+    none of these.
     """
 
     model: ModelConfig
@@ -86,6 +90,7 @@ class PlanDemand:
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
     further: FurtherKinds | None = None
+    schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
@@ -117,6 +122,12 @@ class PlanDemand:
         """Of the whole cluster."""
         return sum(one.devices_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
+    def scheduled(self, name: ScheduleName) -> Schedule:
+        """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
+        exchanges run beside passes, so that these are of two microbatches."""
+        beside = self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
+        return Schedule(name, ahead=int(beside and name is ScheduleName.INTERLEAVED))
+
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
         return self.runtime.restricted(Restrictions(), instance, schedule, min(self.domain, instance.devices))
@@ -144,8 +155,8 @@ class PlanDemand:
         )
         return replace(self, request=replace(self.request, batch=batch))
 
-    def estimated(self, samples: int, batch: int | None = None) -> Estimate:
-        """With microbatches of so many samples. Raises UsageError."""
+    def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
+        """With microbatches of so many samples. check: may raise, to end it. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
@@ -153,13 +164,15 @@ class PlanDemand:
             made = joined(of_kind, None if self.further is None else self.further.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
+        if self.schemes is not None:
+            made = replace(made, instance=self.schemes(made, check))
         instance = made.instance.replace(cluster=made.instance.cluster.with_memory(self.planned_bytes))
         check_instance(instance)  # once, not with each plan that is simulated
         return replace(made, instance=instance)
 
     @_uncollected()
-    def estimates(self) -> tuple[dict[int, Estimate], list[str]]:
-        """By samples of a microbatch, and what is said of the sizes that are too large.
+    def estimates(self, check: Callable[[], None] = lambda: None) -> tuple[dict[int, Estimate], list[str]]:
+        """By samples of a microbatch, and what is said of the sizes that are too large. check: may raise, to end it.
 
         Raises UsageError where none can be made, InfeasibleError where the smallest one's layers need more memory than
         there is, as then all do.
@@ -167,7 +180,7 @@ class PlanDemand:
         found: dict[int, Estimate] = {}
         for samples in self.microbatch_sizes():
             try:
-                made = self.estimated(samples)
+                made = self.estimated(samples, check=check)
             except UsageError as error:  # as for microbatches that are too large; the smallest one tells of all else
                 if not found:
                     raise
@@ -180,11 +193,30 @@ class PlanDemand:
             found[samples] = made
         return found, []
 
-    @property
+    @cached_property
     def tries_host(self) -> bool:
         """Whether plans with the optimizer's state in host memory are sought besides."""
-        may_be = may_be_on_host(self.runtime, self.request, self.hardware.training)
-        return self.request.optimizer_on_host is None and may_be
+        if self.request.optimizer_on_host is not None:
+            return False
+        if not may_be_on_host(self.runtime, self.request, self.hardware.training):
+            return False
+        return self.further is not None or host_excess(self.model, self._gpu, self.request) is None
+
+    @property
+    def _gpu(self) -> Gpu:
+        """Of the first kind."""
+        return self.hardware.gpu(self.gpu) if self.stack is None else self.stack.gpu
+
+    @property
+    def host_bytes(self) -> float:
+        """Of a node's own memory, what the optimizer's state may take; of several kinds of the one with the least."""
+        if self.stack is not None:
+            return self.request.host_bytes_of(self._gpu)
+        return min(one.host_bytes_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
+
+    def hosts_hold(self, one: Proposed) -> bool:
+        """Whether nodes have the memory for what a plan has of the optimizer's state there."""
+        return one.host_bytes(self.request.node_of(self._gpu)) <= self.host_bytes
 
     @property
     def nothing_fits(self) -> str:
@@ -263,6 +295,19 @@ class Proposed:
     def on_host(self) -> bool:
         """Whether the optimizer's state is in host memory."""
         return self.instance.model is not None and self.instance.model.optimizer_on_host
+
+    def host_bytes(self, gpus_per_node: int) -> float:
+        """What the optimizer's state takes of the fullest node's own memory; 0 where it is on GPUs. Ranks follow each
+        other on the nodes."""
+        if not self.on_host:
+            return 0.0
+        nodes, of_gpus = self.estimate.architecture.nodes, list[float]()
+        for rank in self.simulation.ranks:
+            stages = [self.plan.stages[place] for place in rank.stages]
+            held = sum(nodes[layer].kind.parameters for stage in stages for layer in stage.layers)
+            gpus = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree
+            of_gpus += [HOST_BYTES * held / gpus] * gpus
+        return max(sum(of_gpus[first : first + gpus_per_node]) for first in range(0, len(of_gpus), gpus_per_node))
 
     @property
     def idle_devices(self) -> int:

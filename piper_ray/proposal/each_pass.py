@@ -22,7 +22,7 @@ from piper_ray.model.schedule import Schedule, StepTerms
 from piper_ray.model.solution import Solution, Status
 
 Solve = Callable[[tuple[Constraint, ...], float | None], Solution]
-"""Under further constraints, within so many seconds a sample."""
+"""Under further constraints, within a given time of a sample."""
 
 
 def counts_on_one_sum(instance: Instance, plan: Plan) -> bool:

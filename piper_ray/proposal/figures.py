@@ -22,7 +22,7 @@ class Figures:
     tokens_per_s: None where a sample has no tokens. days, cost: of the training asked about, None where nothing was.
 
     >>> import piper_ray
-    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
+    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch_size=8, schedule="1f1b", zero=1)  # doctest: +SKIP
     >>> planned.figures.tokens_per_s  # doctest: +SKIP
     """
 

@@ -11,8 +11,8 @@ from typing import Any
 from piper_ray.calibrate.workload import (
     MODEL_WORDS,
     PARAMETERS,
+    bytes_argument,
     recomputation_arguments,
-    reserve_argument,
     running_arguments,
     shared_replicas,
     text_argument,
@@ -46,7 +46,7 @@ class Planned:
     microbatch sizes, schedules and modes, the fastest first. by_precision: the best in each precision that was asked.
 
     >>> import piper_ray
-    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch=8, schedule="1f1b", zero=1)  # doctest: +SKIP
+    >>> planned = piper_ray.plan("bert-large", "A100-80", microbatch_size=8, schedule="1f1b", zero=1)  # doctest: +SKIP
     >>> planned.plan, planned.figures.mfu  # doctest: +SKIP
     """
 
@@ -82,8 +82,8 @@ def plan(
     site: Mapping[str, int] | None = None,
     between: str | float | None = None,
     runtime: str = "megatron",
-    batch: int | None = None,
-    microbatch: int | None = None,
+    global_batch: int | None = None,
+    microbatch_size: int | None = None,
     tokens: int | None = None,
     images: int | None = None,
     schedule: str | None = None,
@@ -95,7 +95,7 @@ def plan(
     dispatcher: str | None = None,
     zero: int | str = "all",
     zero_2: int = 1,
-    fsdp: int = 1,
+    fsdp: int | str = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
@@ -108,6 +108,7 @@ def plan(
     lora: int | None = None,
     headroom: str | float | None = None,
     reserve_bytes: float | None = None,
+    host_memory_bytes: float | None = None,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -120,22 +121,24 @@ def plan(
     model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for several
     kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites. between:
     what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". batch, microbatch: in samples; no microbatch: those
-    that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero:
-    replicas that may share the optimizer's state; "all": however many a stage has (under torch none do).
+    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
+    microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
+    the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
+    torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
     experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
     is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such
     as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
     one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
-    None: where they are faster so. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training
-    and of one GPU, for days and cost.
+    None: where they are faster so. host_memory_bytes: what it may take of a node's own memory; None: all that such
+    nodes usually have. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one
+    GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
 
     >>> import piper_ray
-    >>> best = piper_ray.plan("bert-large", "A100-80", batch=64, microbatch=8, schedule="1f1b")
+    >>> best = piper_ray.plan("bert-large", "A100-80", global_batch=64, microbatch_size=8, schedule="1f1b")
     >>> best.figures.devices
     8
     """
@@ -164,14 +167,14 @@ def plan(
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
         tokens=arguments.positive_or_none("tokens", tokens),
-        samples=arguments.positive_or_none("microbatch", microbatch),
-        batch=arguments.positive_or_none("batch", batch),
+        samples=arguments.positive_or_none("microbatch_size", microbatch_size),
+        batch=arguments.positive_or_none("global_batch", global_batch),
         fused=arguments.flag("fused_attention", fused_attention),
         graphs=tuple(text_argument("cuda_graphs", one, "attn") for one in cuda_graphs),
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
-            fsdp=arguments.positive("fsdp", fsdp),
+            fsdp=shared_replicas(fsdp, "fsdp"),
             offload=arguments.flag("offload", offload),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),
@@ -180,7 +183,8 @@ def plan(
         **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=None if optimizer_on_host is None else arguments.flag("optimizer_on_host", optimizer_on_host),
-        reserve_bytes=reserve_argument(reserve_bytes),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
+        host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
     refuse_what_cannot_run(named, asked, table)
     named.require_kinds([*kinds])

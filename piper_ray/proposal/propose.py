@@ -21,10 +21,10 @@ _HELP_PASSES = 300_000_000
 """That a search on another cluster may simulate of plans with chunks."""
 
 _BATCH_GAIN = 1.01
-"""By so much more another batch has to train a second to be told of."""
+"""Relative gain in samples per second from which another batch is shown."""
 
 _HELP_NEAR = 5e-4
-"""What it may be from the best plan, relative: a change is told to a tenth of a per cent."""
+"""Allowed relative gap: changes are shown to a tenth of a per cent."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _proposed(
     began_s = time.perf_counter()
     demand = demand.with_batch(tell)
     stop.offer(lambda: FoundPlans(demand, (), Cells((), {}, ()), 0.0, (), 0.0))
-    estimates, refused = demand.estimates()
+    estimates, refused = demand.estimates(stop.check)
     cells = cells_of(demand, estimates)
     refused += cells.refused
     for one in cells.refused:
@@ -140,7 +140,7 @@ def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate])
         moved = replace(one, estimate=of_size).on(of_size.instance, demand.step)
     except PiperRayError:
         return None
-    return None if moved.simulation.memory_violations else moved
+    return None if moved.simulation.memory_violations or not demand.hosts_hold(moved) else moved
 
 
 def what_would_help(

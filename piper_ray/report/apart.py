@@ -9,7 +9,7 @@ from piper_ray.model.solution import Solution
 from piper_ray.planners.apart import KindsApart
 
 _SAME = 5e-4
-"""Relative: less is told as no difference."""
+"""Relative: a smaller difference is shown as none."""
 
 
 def apart_lines(apart: KindsApart | None, solution: Solution, microbatches: int) -> Iterator[str]:

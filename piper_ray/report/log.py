@@ -1,4 +1,4 @@
-"""The solver's log: a row for each answer, and on a terminal a live line for the evaluation under way."""
+"""The solver's log: notes, a row for each answer if these are wanted, and on a terminal a live line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ _USUAL_ORIGINS = ("evaluation", "search")
 class SolverLog(LiveLog):
     """A listener that prints to ``console``; a context manager, so that the live line is always taken down.
 
-    time_limit_s: the limit of the solve; the live line says how much of it is left.
+    time_limit_s: the limit of the solve; the live line says how much of it is left. verbose: print steps and rows too.
 
     Each row is a line of its own as soon as it is known, so that the log can be followed through a pipe.
     """
 
-    def __init__(self, console: Console, time_limit_s: float | None = None) -> None:
+    def __init__(self, console: Console, time_limit_s: float | None = None, *, verbose: bool = True) -> None:
         super().__init__(console)
+        self._verbose = verbose
         self._time_limit_s = time_limit_s
         self._gap: float | None = None
         self._advance: events.EvaluationAdvanced | events.DegreesAdvanced | None = None
@@ -59,7 +60,7 @@ class SolverLog(LiveLog):
             self._part, self._part_is_named = event, False
             self._part_began_s = self._shown_s if event.number > 1 else 0.0
         elif isinstance(event, events.StepFinished):
-            if self._part.number == 1:  # those of further parts are of no interest any more
+            if self._verbose and self._part.number == 1:  # those of further parts are of no interest any more
                 self.line(f"{event.step:<12}  {event.seconds:8.2f} s  {event.note}".rstrip())
         elif isinstance(event, (events.EvaluationAdvanced, events.DegreesAdvanced)):
             self._advance = event
@@ -78,12 +79,14 @@ class SolverLog(LiveLog):
             self._row("*", time_text(event.time_per_sample_s), answer, event.bounds)
 
     def _row(self, mark: str, threshold: str, answer: str, bounds: events.Bounds) -> None:
+        self._gap = bounds.gap
+        if not self._verbose:
+            return
         self._begin_rows(_HEAD)
         if not self._part_is_named:
             self._part_is_named = True
             self.line(f"{'-':>4}  {self._part.what}")
         self._shown_s = self._part_began_s + bounds.elapsed_s
-        self._gap = bounds.gap
         upper = "-" if bounds.upper_s is None else time_text(bounds.upper_s)
         gap = "-" if bounds.gap is None else percent_text(bounds.gap)
         self.line(

@@ -16,6 +16,8 @@ from piper_ray.workloads.measure.session import Profile, device_name
 
 _WIDE_SPREAD = 0.2
 
+BARE = "drawn anew for each kind of layer, as the whole model takes more than half of the memory"
+
 
 def kinds_of(layers: Sequence[Measured]) -> list[list[int]]:
     """Numbers of the layers of each signature, in the order in which they come first."""
@@ -34,6 +36,7 @@ def file_text(result: Profile, command: str) -> str:
         device=device_text(result),
         command=command,
         parameters=_parameters_text(result),
+        bare=BARE,
         table="\n".join(_table(result)),
     )
     return workload_text(result.instance, header.splitlines())
@@ -58,6 +61,8 @@ def summary_lines(result: Profile) -> list[str]:
         f"Passes    {time_text(total_s, 4)} forward and backward of a microbatch, spread {time_text(spread_s, 3)}",
         f"Cluster   K = {instance.devices:,}, N = {instance.microbatches:,}, {memory} a device, {rate}/s",
     ]
+    if result.is_bare:
+        lines.append(f"Weights   {BARE}")
     first = [result.layers[numbers[0]] for numbers in kinds]
     wide = [x.layer.path for x in first if x.figures.plain.spread_s > _WIDE_SPREAD * x.figures.plain.total_s]
     if wide:

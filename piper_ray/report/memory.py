@@ -128,8 +128,8 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
     least, most = (size_text(size_bytes, 3) for size_bytes in found.likely_bytes)
     yield f"measured: {least} to {most}, {memory_doubt(software_named(found.software)).words}"
     yield (
-        f"beside what is allocated: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
-        f"{size_text(fullest.communicators_bytes, 3)}, stuck in the allocator {size_text(fullest.stuck_bytes, 3)}; "
+        f"outside what is allocated: CUDA's context {size_text(fullest.context_bytes, 3)}, communicators "
+        f"{size_text(fullest.communicators_bytes, 3)}, fragments of the allocator {size_text(fullest.stuck_bytes, 3)}; "
         f"nvidia-smi shows {size_text(_shown_bytes(found, fullest))}"
     )
     if found.device_bytes is not None:

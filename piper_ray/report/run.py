@@ -102,6 +102,8 @@ def summary_lines(run: Run) -> list[str]:
         if share is not None:
             lines.append(f"  of it the optimizer's {time_text(share, 4)}, which the promise leaves out")
     lines.append(f"loss {run.losses[0]:.6g} in the first step, {run.losses[-1]:.6g} in the last of {len(run.losses)}")
+    if run.is_bare:
+        lines.append("weights were drawn anew on each rank, as the whole model takes more than half of the memory")
     if job.schedule.asynchronous:
         held = ", ".join(str(rank.versions) for rank in run.ranks)
         lines.append(f"versions of the weights on each rank, at most: {held}")

@@ -129,7 +129,7 @@ def _unkept_text(simulation: Simulation, slower: float) -> str:
 
 
 def print_outcome(console: Console, instance: Instance, solution: Solution) -> None:
-    """The status with what is proved: the last lines of a solve."""
+    """The status with what is proved: the first lines of an answer."""
     print_lines(console, _outcome_lines(instance, solution))
 
 

@@ -110,7 +110,7 @@ class LiveLog(ABC):
         self._console = console
         self._live: Live | None = None
         self._ended = False
-        """What work that was given up has to tell comes too late."""
+        """Work that was given up reports too late."""
 
     @abstractmethod
     def live_line(self) -> Text:

@@ -28,7 +28,7 @@ from piper_ray.workloads.measure.passes import clock_of
 _CPU = torch.device("cpu")
 
 Optimizing = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-"""Makes the optimizer of so many parameters."""
+"""Makes the optimizer of given parameters."""
 
 
 class VersionedWeights:

@@ -13,7 +13,9 @@ from torch.utils import _pytree as pytree
 from piper_ray.model.errors import Fault, InputError, UsageError
 from piper_ray.run.stages import input_name
 from piper_ray.workloads.measure.factory import Declared, Factory, Inputs, TrainableModel
+from piper_ray.workloads.measure.meta import filled
 
+_CPU = torch.device("cpu")
 _NO_TENSORS = "without tensors"
 
 
@@ -46,7 +48,9 @@ class Data:
 
     def __init__(self, factory: Factory, model: TrainableModel, declared: Sequence[Declared], microbatch: int) -> None:
         self._factory, self._declared, self._size = factory, declared, microbatch
-        self._example, self._further = model.inputs, model.further  # and not the model, most of which is let go
+        # And not the model, most of which is let go. Inputs of a model without numbers have none either.
+        self._example = pytree.tree_map_only(torch.Tensor, lambda one: filled(one, _CPU), model.inputs)
+        self._further = model.further
         self._steps = 0
         self._form = _form(model.inputs)
 

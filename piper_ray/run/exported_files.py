@@ -10,7 +10,9 @@ from typing import Literal
 from pydantic import Field
 
 from piper_ray.model.errors import InputError
+from piper_ray.model.figures import printable
 from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas
+from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind
 from piper_ray.workloads.formats.documents import parse_json, read_text, refuse
 from piper_ray.workloads.formats.faults import Faults
@@ -62,24 +64,32 @@ def read_folder(folder: Path) -> PipelinePlan:
         [number for number, stage in enumerate(read.stages) if stage.pipeline_rank == place]
         for place in range(read.pipeline_ranks)
     ]
-    passes = _passes(folder / LISTS, held, read.microbatches)
-    return PipelinePlan(tuple(stages), passes, read.data_parallel_degree, Replicas.DDP, read.weight_type)
+    passes, texts = _passes(folder / LISTS, held, read.microbatches)
+    return PipelinePlan(tuple(stages), passes, texts, read.data_parallel_degree, Replicas.DDP, read.weight_type)
 
 
-def _passes(path: Path, held: Sequence[Sequence[int]], microbatches: int) -> tuple[tuple[Pass, ...], ...]:
-    """The lists of all ranks. held: the stages of each. Raises InputError unless they have each pass once."""
+def _passes(
+    path: Path, held: Sequence[Sequence[int]], microbatches: int
+) -> tuple[tuple[tuple[Pass, ...], ...], tuple[tuple[str, ...], ...]]:
+    """The lists of all ranks, without and with what stands between passes. held: the stages of each.
+
+    Raises InputError unless they have each pass once, and between them what torch has.
+    """
     rows = read_text(str(path)).splitlines()
     if len(rows) != len(held):
         refuse(str(path), "", f"{len(rows)} lines; expected one for each of {len(held)} ranks of a pipeline")
-    lists = []
-    for place, (row, stages) in enumerate(zip(rows, held, strict=True)):
-        found = [_PASS.fullmatch(text.strip()) for text in row.split(",")]
+    lists, texts = list[tuple[Pass, ...]](), [tuple(text.strip() for text in row.split(",")) for row in rows]
+    for place, (row, stages) in enumerate(zip(texts, held, strict=True)):
+        found = [_PASS.fullmatch(text) for text in row]
         passes = [(ActionKind[one[2]], int(one[1]), int(one[3])) for one in found if one is not None]
-        if len(passes) < len(found):
-            refuse(str(path), f"line {place + 1}", "not a list of passes, such as 0F0,0F1,0B0,0B1")
         expected = [(stage, k) for stage in stages for k in range(microbatches)]
         if any(sorted((stage, k) for kind, stage, k in passes if kind in kinds) != expected for kinds in _WHOLE):
             what = f"not each pass of stages {', '.join(map(str, stages))} for {microbatches} microbatches once"
             refuse(str(path), f"line {place + 1}", f"{what}; expected the list that was exported")
         lists.append(tuple(passes))
-    return tuple(lists)
+    for place, (row, own) in enumerate(zip(texts, torch_lists(lists), strict=True)):
+        if sorted(row) != sorted(own):
+            odd = printable(min(set(row) ^ set(own), default="an action twice"))
+            what = f"{odd} is missing or too much; expected the list that was exported, with sends and receives"
+            refuse(str(path), f"line {place + 1}", what)
+    return tuple(lists), tuple(texts)

@@ -18,6 +18,7 @@ from piper_ray.model.cores import share_of_cores
 from piper_ray.model.errors import PiperRayError, UsageError
 from piper_ray.model.figures import plural, time_text
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.run.lists import torch_lists
 from piper_ray.run.stream import PassStream
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.steady import rule_in_flight
@@ -198,13 +199,14 @@ def pass_lists(schedule: Schedule, places: int, microbatches: int) -> tuple[tupl
 class PipelinePlan:
     """What torch's pipelines need to know of a plan, whoever made it: a job, or an exported folder.
 
-    stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order.
-    replicas: d. sharing: how replicas share their work. weight_type: PyTorch's name of the weights' type; empty where
-    nobody says.
+    stages: the layers of each, front to back. passes: for each place (rank of one pipeline) its list, in order. lists:
+    the same with all that torch does between them. replicas: d. sharing: how replicas share their work. weight_type:
+    PyTorch's name of the weights' type; empty where nobody says.
     """
 
     stages: tuple[tuple[LayerJob, ...], ...]
     passes: tuple[tuple[Pass, ...], ...]
+    lists: tuple[tuple[str, ...], ...]
     replicas: int
     sharing: Replicas
     weight_type: str = ""
@@ -213,7 +215,7 @@ class PipelinePlan:
     def of(cls, job: Job) -> PipelinePlan:
         """Raises UsageError where the schedule cannot run so many microbatches on so many ranks."""
         passes = pass_lists(job.schedule, job.places, job.microbatches_of_replica)
-        return cls(job.stages, passes, job.replicas, job.sharing)
+        return cls(job.stages, passes, torch_lists(passes), job.replicas, job.sharing)
 
     @property
     def places(self) -> int:
@@ -402,7 +404,8 @@ class Run:
     that the ranks' figures are of: one of median length. promised_s: the time of a step by the plan's document or its
     simulation; None: nobody promised anything. simulation: that of the plan, where its instance is at hand. threads:
     the threads of each rank. measured_threads: those that the plan's times were measured with, None where nobody says.
-    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began.
+    load: the load of the machine, as ``os.getloadavg`` has it, before the ranks began. is_bare: the machine does not
+    hold the whole model, whose stages got weights of their own.
 
     >>> import piper_ray
     >>> measured = piper_ray.run("models.py:small_gpt", "plan.json")  # doctest: +SKIP
@@ -420,6 +423,7 @@ class Run:
     simulation: Simulation | None = None
     measured_threads: int | None = None
     load: float | None = None
+    is_bare: bool = False
 
     @property
     def step_s(self) -> float:

@@ -7,14 +7,14 @@ stages stay as they are: replicas begin alike, and their gradients are summed af
 
 All schedules go as a table of passes through torch's pipeline runtime, and not by torch's classes of their names: the
 lists are then those that were planned and simulated, m < p included, and 1F1B is not hit by what torch 2.13 does to it
-(its own list lacks a forward pass on the last rank). The runtime checks the table, and adds what is sent and received.
+(its own list lacks a forward pass on the last rank). The table also says where ranks send and receive (``lists``).
 """
 
 from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
+from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.nn.parallel import DistributedDataParallel
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.data import PassInputs
-from piper_ray.run.job import LayerJob, Pass, PipelinePlan, Replicas, Stretch
+from piper_ray.run.job import LayerJob, PipelinePlan, Replicas, Stretch
 from piper_ray.run.stages import Border, StageModule, borders_of, cuts_of, untouched
 from piper_ray.simulate.actions import ActionKind
-from piper_ray.simulate.communication import Handing, in_time
 from piper_ray.workloads.measure.factory import Inputs, TrainableModel
 from piper_ray.workloads.measure.graph import TracedModel, traced_model
 from piper_ray.workloads.measure.passes import Clock, clock_of
@@ -125,52 +124,13 @@ class TimedStage(PipelineStage):
         return result
 
 
-_TORCH = {
-    ActionKind.F: _ComputationType.FORWARD,
-    ActionKind.B: _ComputationType.FULL_BACKWARD,
-    ActionKind.I: _ComputationType.BACKWARD_INPUT,
-    ActionKind.W: _ComputationType.BACKWARD_WEIGHT,
-}
-
-
-def torch_table(lists: Iterable[Iterable[Pass]]) -> dict[int, list[_Action | None]]:
-    """For each place its actions, as ``_load_csv`` would read them from a file."""
-    return {place: [_Action(stage, _TORCH[kind], k) for kind, stage, k in passes] for place, passes in enumerate(lists)}
-
-
-_HANDED = {
-    (True, True): _ComputationType.SEND_F,
-    (False, True): _ComputationType.RECV_F,
-    (True, False): _ComputationType.SEND_B,
-    (False, False): _ComputationType.RECV_B,
-}
-
-
-def handed_over(actions: Sequence[_Action], handed: Sequence[Handing | None]) -> list[_Action]:
-    """A rank's list with its sends and receives in another order. handed: where they stand between the passes."""
-    others = iter([one for one in actions if one.computation_type not in _HANDED.values()])
-    found: list[_Action] = []
-    for one in handed:
-        if one is not None:
-            kind = _HANDED[one.is_sent, one.is_forward]
-            found.append(_Action(one.stage, kind, one.microbatch))
-            continue
-        for action in others:  # what stands before a pass, such as the gathering of weights, and the pass
-            found.append(action)
-            if action.computation_type in _TORCH.values():
-                break
-    return [*found, *others]
-
-
 class TableSchedule(_PipelineScheduleRuntime):
     """Microbatches are handed in one by one, as each has its own inputs; gradients are the mean over them."""
 
     def __init__(self, plan: PipelinePlan, stages: Sequence[TimedStage], loss: Callable[..., torch.Tensor]) -> None:
         super().__init__(list(stages), plan.microbatches, loss_fn=loss, scale_grads=True)
-        self._prepare_schedule_with_comms(torch_table(plan.passes))
-        # On NCCL all that a rank hands over is on one stream: torch posts receives early, and they hold up others.
-        for place, handed in enumerate(in_time(plan.passes)):
-            self.pipeline_order_with_comms[place] = handed_over(self.pipeline_order_with_comms[place], handed)
+        actions = {place: [*map(_Action.from_str, own)] for place, own in enumerate(plan.lists)}
+        self._prepare_schedule_with_comms(actions, format="compute_comms")
 
     def run(self, inputs: Sequence[Mapping[str, torch.Tensor]], targets: Sequence[object]) -> list[torch.Tensor]:
         """Works through a batch. inputs: the inputs of each microbatch. targets: what the loss gets beside the output.

@@ -39,8 +39,10 @@ from piper_ray.model.errors import ClusterError, Fault, InputError, LimitError, 
 from piper_ray.run.asynchronous import AsynchronousStage
 from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
+from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
+from piper_ray.workloads.measure.meta import room_bytes
 
 
 class _AllocatedBytes:
@@ -116,7 +118,6 @@ def peak_memory(device: torch.device) -> _AllocatedBytes | _LiveBytes:
 
 
 _CPU = torch.device("cpu")
-_optimizer = partial(torch.optim.AdamW, lr=1e-4)
 _FOLLOWED = 2
 """The steps during which memory is followed; the optimizer's state is made in the first."""
 
@@ -127,12 +128,14 @@ Progress = Callable[[int], None]
 class RankTraining:
     """A rank's part of a job: its pipeline, and the microbatches that the job's factory gives.
 
-    Its data are the same on every rank. Raises InputError and UsageError for a model that the plan does not fit."""
+    Its data are the same on every rank. is_bare: the whole model was traced without numbers, and stages have some of
+    their own. Raises InputError and UsageError for a model that the plan does not fit."""
 
     def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
         factory = find_factory(job.model, dict(job.arguments))
         declared = [parse_input(text) for text in job.inputs]
-        model = factory.build(job.microbatch, _CPU, declared)
+        model = factory.build_within(job.microbatch, _CPU, declared, room_bytes(device, job.ranks))
+        self.is_bare = any(one.is_meta for one in model.module.parameters())
         self._job, self._replica = job, mesh.get_local_rank("dp")
         self._data = Data(factory, model, declared, job.microbatch)
         self.pipeline = Pipeline(job.model, PipelinePlan.of(job), model, model.inputs, mesh, device)
@@ -171,7 +174,7 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
     training = RankTraining(job, mesh, device)
     torch.manual_seed(dist.get_rank())
     parameters = training.pipeline.parameters()
-    optimizer = _optimizer(parameters) if parameters else None
+    optimizer = optimizer_of(parameters) if parameters else None
     memory = peak_memory(device)
     with memory:
         for module in training.pipeline.modules.values():
@@ -184,7 +187,8 @@ def train(job: Job, device: torch.device, progress: Progress) -> Run | None:
         progress(done)
         steps.append(_step(training, optimizer))
     progress(job.steps_before + job.steps)
-    return _gathered(job, device, steps, memory.peak_bytes, border_bytes=training.pipeline.border_bytes)
+    found = _gathered(job, device, steps, memory.peak_bytes, border_bytes=training.pipeline.border_bytes)
+    return found and replace(found, is_bare=training.is_bare)
 
 
 def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Run | None:
@@ -192,7 +196,7 @@ def _train_without_end(job: Job, device: torch.device, progress: Progress) -> Ru
     factory = find_factory(job.model, dict(job.arguments))
     declared = [parse_input(text) for text in job.inputs]
     model = factory.build(job.microbatch, _CPU, declared)
-    stage = AsynchronousStage(job, model, Data(factory, model, declared, job.microbatch), _optimizer)
+    stage = AsynchronousStage(job, model, Data(factory, model, declared, job.microbatch), optimizer_of)
     torch.manual_seed(dist.get_rank())
     ends: list[Callable[[], float]] = [stage.recorder.clock()]
     memory = peak_memory(device)
@@ -359,7 +363,7 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
     if _is_late(cause):
         # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
         of_rank = f"{name}: told in {error}, made there or in an earlier pass of this rank"
-        return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 tells where")]))
+        return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 
 

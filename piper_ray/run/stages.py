@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.node import map_aggregate
 from torch.utils.checkpoint import checkpoint
 
 from piper_ray.model.errors import Fault, InputError
 from piper_ray.run.job import LayerJob
 from piper_ray.workloads.measure.factory import place_of, words_of
 from piper_ray.workloads.measure.graph import TensorSource, TracedLayer, TracedModel
+from piper_ray.workloads.measure.meta import materialise, move_graph
 
 
 @dataclass(frozen=True)
@@ -193,10 +193,13 @@ class StageModule(nn.Module):
         return tuple(self._sent(_found(source, there, inputs)) for source in self.cut.sent)
 
     def on(self, device: torch.device) -> StageModule:
-        """The same module on another device than that on which it was traced: the layers' graphs name that device."""
-        if device.type != "cpu":
+        """The same module on another device than that on which it was traced: the layers' graphs name that device. What
+        was traced without numbers gets some."""
+        is_bare = any(one.is_meta for one in [*self.parameters(), *self.buffers()])
+        materialise(self, device)
+        if is_bare or device.type != "cpu":
             for layer in self.layers:
-                _move(layer, device)
+                move_graph(layer, device)
         return self.to(device)
 
     def _sent(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -218,20 +221,6 @@ def _found(
     source: TensorSource, there: Mapping[TensorSource, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> torch.Tensor:
     return inputs[input_name(source.output)] if source.layer is None else there[source]
-
-
-def _move(layer: Any, device: torch.device) -> None:
-    def moved(argument: Any) -> Any:
-        return device if isinstance(argument, torch.device) else argument
-
-    for node in layer.graph.nodes:
-        node.args, node.kwargs = map_aggregate(node.args, moved), map_aggregate(node.kwargs, moved)
-        if node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            held = getattr(layer.get_submodule(owner), name)
-            if isinstance(held, torch.Tensor) and not isinstance(held, nn.Parameter):
-                setattr(layer.get_submodule(owner), name, held.to(device))
-    layer.recompile()
 
 
 class _Border(torch.autograd.Function):

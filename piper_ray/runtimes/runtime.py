@@ -66,8 +66,10 @@ class Runtime:
     one pipeline rank gradients are reduced in the backward pass of every microbatch, and what is shared out is all of a
     weight's state; with several ranks once a batch. shares_state: whether its launch shares out the optimizer's state.
     state_on_host: whether its launch can have the optimizer's state in host memory, and update parameters there.
-    chain: it hands each layer what the one before it makes, and nothing else. no_more_sharing: why no plan shares
-    gradients or weights, where ``setting`` has none.
+    chain: it hands each layer what the one before it makes, and nothing else. one_stream: all that a rank sends and
+    receives goes in the order of one stream, in which its own lists post receives early. passes_ahead: with experts'
+    exchanges beside passes its interleaved schedule has a forward pass more before its first backward pass.
+    no_more_sharing: why no plan shares gradients or weights, where ``setting`` has none.
     """
 
     name: RuntimeName
@@ -84,6 +86,8 @@ class Runtime:
     rank_order: str = "tp-cp-ep-dp-pp"
     letters: bool = False
     chain: bool = False
+    one_stream: bool = False
+    passes_ahead: bool = False
     context_exchanges: tuple[str, ...] = ("ring",)
     software: str = "megatron-core"
     sums_each_pass: bool = False
@@ -212,6 +216,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     # groups of microbatches hold p at least and m at most. finalize_model_grads sums gradients of a tied embedding
     # over the first and last rank; MoELayer refuses to train on t > 1 without sequence parallelism. Its
     # HybridDeviceOptimizer has fp32 weights and moments in host memory, beside a distributed optimizer.
+    # get_pp_rank_microbatches counts one more in the warm-up with overlap_moe_expert_parallel_comm.
     RuntimeName.MEGATRON: Runtime(
         RuntimeName.MEGATRON,
         "Megatron",
@@ -228,6 +233,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         letters=True,
         context_exchanges=_OF_TRANSFORMER_ENGINE,
         state_on_host=True,
+        passes_ahead=True,
     ),
     # torchtitan 0.3: one ActivationCheckpointing policy wraps all blocks of a model. What its sequence parallelism
     # gathers autograd keeps; weights are gathered for each pass where fsdp_reshard_after_forward says so. The config of
@@ -252,9 +258,11 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         context_exchanges=("all-gather",),
         software="fsdp",
         sums_each_pass=True,
+        one_stream=True,
     ),
     # torch.distributed.pipelining 2.13: any modules, any list of actions; a checkpoint around each layer that needs it.
-    # Stages that share a weight would train it apart.
+    # Stages that share a weight would train it apart. _add_send_recv posts a receive behind the pass that its sender's
+    # turn comes after, and NCCL has one stream for a rank's transfers.
     RuntimeName.TORCH: Runtime(
         RuntimeName.TORCH,
         "torch.distributed.pipelining",
@@ -266,6 +274,7 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         rank_order="dp-pp",
         software="fsdp",
         shares_state=False,
+        one_stream=True,
     ),
     # DeepSpeed 0.19: TrainSchedule is 1F1B; activation_checkpoint_interval is one for all layers; ZeRO-1 beside it.
     # PipelineModule.forward hands each layer the result of the one before it.

@@ -47,8 +47,9 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
         return [_looped_bfs(m, v) for _ in range(p)]
     if name in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
         group = group_size(p, m, schedule.group)
-        form = _interleaved if name is ScheduleName.INTERLEAVED else _zero_bubble
-        return [form(p, r, m, v, group) for r in range(p)]
+        if name is ScheduleName.INTERLEAVED:
+            return [_interleaved(p, r, m, v, group, schedule.ahead) for r in range(p)]
+        return [_zero_bubble(p, r, m, v, group) for r in range(p)]
     if name is ScheduleName.ZB_V:
         return [_zb_v(p, r, m) for r in range(p)]
     if name is ScheduleName.DUALPIPE_V:
@@ -116,9 +117,9 @@ def _looped_bfs(m: int, v: int) -> Actions:
     )
 
 
-def _interleaved(p: int, r: int, m: int, v: int, group: int) -> Actions:
+def _interleaved(p: int, r: int, m: int, v: int, group: int, further: int) -> Actions:
     forward, backward = _grouped_order(m, v, group)
-    ahead = min((v - 1) * group + 2 * (p - 1 - r), m * v)
+    ahead = min((v - 1) * group + 2 * (p - 1 - r) + further, m * v)
     actions = np.zeros((2 * m * v, 3), np.int64)
     actions[ahead:, 0] = ActionKind.B
     actions[ahead : 2 * m * v - ahead : 2, 0] = ActionKind.F

@@ -42,7 +42,7 @@ from piper_ray.simulate.timeline import (
 )
 
 _ONE_IN_TURN = frozenset({ScheduleName.TWO_BW, ScheduleName.PIPEDREAM, ScheduleName.ONE_F_ONE_B})
-"""Schedules of one backward, one forward pass in turn, which keep so many microbatches in flight as they are told."""
+"""Schedules of one backward and one forward pass in turn, with a given number of microbatches in flight."""
 
 _OF_REPLICA = {ScheduleName.GPIPE: gpipe}
 """The passes of a replica of its own microbatches, under the other schedules of ``UNEVEN``."""
@@ -77,7 +77,7 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
     scene = _scene(instance, plan, schedule, options)
     if options.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
         raise UsageError(f"vertical sync: schedule {schedule.name.value} has one version in all stages anyway")
-    if schedule.asynchronous and options.transfers.on_one_stream:
+    if schedule.asynchronous and options.transfers is Transfers.ONE_STREAM:
         raise UsageError(f"transfers on one stream: no runtime that has one runs schedule {schedule.name.value}")
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
 
@@ -122,7 +122,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     forward_s = np.array([stage.forward_s for stage in figures])
     input_s = np.array([stage.input_s for stage in figures])
     weight_s = np.array([stage.weight_s for stage in figures])
-    charged = np.array(charged_s(stages, placed.places, rate)) * (options.transfers is Transfers.IN_PASSES)
+    charged = np.array(charged_s(stages, placed.places, rate)) * (options.transfers is not Transfers.BESIDE)
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
@@ -132,7 +132,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         stages,
         placed,
         PassSeconds(compute_s, communication_s),
-        hops(stages, placed.places, rate, overlapped=options.transfers is not Transfers.IN_PASSES),
+        hops(stages, placed.places, rate, overlapped=options.transfers is Transfers.BESIDE),
         all_reduce_s,
         tuple(cluster.of_kind(kind).memory_bytes for kind in kinds),
         instance.microbatches,

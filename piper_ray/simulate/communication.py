@@ -23,6 +23,9 @@ from piper_ray.simulate.kernels.events import (
     simulate_one_stream,
 )
 
+Lists = Sequence[Sequence[tuple[ActionKind, int, int]]]
+"""Of each rank its passes in order: kind, stage, microbatch."""
+
 
 class HandedOver(NamedTuple):
     """What ranks hand over. sender, receiver: int64[transfers], actions. sender_rank, receiver_rank: their ranks, which
@@ -42,6 +45,11 @@ class Handing(NamedTuple):
     is_forward: bool
     stage: int
     microbatch: int
+
+    @property
+    def text(self) -> str:
+        """As torch's lists have it: ``3SEND_F0``."""
+        return f"{self.stage}{'SEND' if self.is_sent else 'RECV'}_{'F' if self.is_forward else 'B'}{self.microbatch}"
 
 
 _USUAL_S = (1.0, 2.0, 1.0, 1.0)
@@ -85,22 +93,20 @@ def transfers_of(program: Program) -> HandedOver:
     return HandedOver(sent, received, of_rank[sent], of_rank[received], np.concatenate(seconds))
 
 
-def posted_in_time(program: Program, transfers: HandedOver, end_s: Floats, turn: Integers) -> Posted:
+def posted_in_time(program: Program, transfers: HandedOver) -> Posted:
     """Each transfer where its data are made, on both ranks: a receive stands behind the passes that have ended by then.
 
-    end_s: float64[actions], where transfers hold each other up as little as they can. turn: int64[actions], a number
-    that is higher for what waits for another. All ranks have one order, so none waits for itself.
+    So transfers that take no time of their own hold up nothing. All ranks have one order, so none waits for itself.
     """
+    turn = torch_turns(program, transfers)
     place = np.empty(len(turn), np.int64)
-    place[np.lexsort((turn, end_s))] = np.arange(len(turn))
+    place[np.lexsort((turn, simulate_events(program).end_s))] = np.arange(len(turn))
     return _merged(program, transfers, 2 * place, 2 * place[transfers.sender] + 1)
 
 
-def posted_by_torch(program: Program, transfers: HandedOver, turn: Integers) -> Posted:
-    """torch's own order: passes of all ranks in turns, and behind each its send and, on the other rank, its receive.
-
-    turn: int64[actions], the order in which torch's ``_add_send_recv`` takes them.
-    """
+def posted_by_torch(program: Program, transfers: HandedOver) -> Posted:
+    """torch's own order: passes of all ranks in turns, and behind each its send and, on the other rank, its receive."""
+    turn = torch_turns(program, transfers)
     return _merged(program, transfers, 2 * turn, 2 * turn[transfers.sender] + 1)
 
 
@@ -139,8 +145,8 @@ def torch_turns(program: Program, transfers: HandedOver) -> Integers:
     return turn
 
 
-def program_of_lists(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> Program:
-    """Each rank's passes (kind, stage, microbatch) with usual times: what a plan says where nobody has measured it."""
+def program_of_lists(lists: Lists, seconds: Floats | None = None) -> Program:
+    """Each rank's passes with their times. seconds: float64[stages, 4], by kind; None: usual ones."""
     passes = [one for own in lists for one in own]
     kind, stage, microbatch = (np.array(column, np.int64) for column in zip(*passes, strict=True))
     stages = int(stage.max()) + 1
@@ -150,16 +156,17 @@ def program_of_lists(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> 
     hops = np.arange(stages - 1)
     free = np.zeros(stages - 1)
     first = np.concatenate([[0], np.cumsum([len(own) for own in lists])]).astype(np.int64)
-    duration_s, ones = np.array(_USUAL_S)[kind], np.ones(stages, np.int64)
-    count = int(microbatch.max()) + 1
+    duration_s = np.array(_USUAL_S)[kind] if seconds is None else seconds[stage, kind]
+    count, ones = int(microbatch.max()) + 1, np.ones(stages, np.int64)
     return Program(first, kind, stage, microbatch, duration_s, rank_of, ones, count, hops, hops + 1, free, free, 0.0)
 
 
-def in_time(lists: Sequence[Sequence[tuple[ActionKind, int, int]]]) -> list[list[Handing | None]]:
-    """Each rank's list with its sends and receives just in time; None stands for its next pass."""
-    program = program_of_lists(lists)
+def in_time(lists: Lists, seconds: Floats | None = None) -> list[list[Handing | None]]:
+    """Each rank's list with its sends and receives just in time; None stands for its next pass. seconds: see
+    ``program_of_lists``."""
+    program = program_of_lists(lists, seconds)
     transfers = transfers_of(program)
-    posted = posted_in_time(program, transfers, simulate_events(program).end_s, torch_turns(program, transfers))
+    posted = posted_in_time(program, transfers)
     found = []
     for rank in range(len(lists)):
         items = posted.item[posted.first[rank] : posted.first[rank + 1]].tolist()
@@ -174,14 +181,8 @@ def _handing(program: Program, transfers: HandedOver, transfer: int, rank: int) 
     return Handing(is_sent, program.kind[sender] == ActionKind.F, stage, int(program.microbatch[sender]))
 
 
-def on_one_stream(program: Program, beside: Events, *, just_in_time: bool) -> Events:
-    """What happens where all that a rank sends and receives is on one stream. beside: where it is not."""
-    transfers = transfers_of(program)
-    turn = torch_turns(program, transfers)
-    if just_in_time:
-        posted = posted_in_time(program, transfers, beside.end_s, turn)
-    else:
-        posted = posted_by_torch(program, transfers, turn)
+def on_one_stream(program: Program, transfers: HandedOver, posted: Posted) -> Events:
+    """What happens where all that a rank sends and receives is on one stream, in the order of the lists."""
     order = np.argsort(transfers.receiver, kind="stable")
     needs = np.concatenate([[0], np.cumsum(np.bincount(transfers.receiver, minlength=len(program.kind)))])
     lists = OneStream(

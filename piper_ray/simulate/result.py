@@ -14,7 +14,7 @@ from piper_ray.simulate.stages import StageLoad
 from piper_ray.simulate.timeline import MemorySteps, Timeline, Versions, memory_steps
 
 PROMISE_KEPT = 1.0 + 1e-6
-"""A step of so many times the promised one still keeps the promise."""
+"""A step within this factor of the promised one keeps the promise."""
 
 
 _MEMORY_TOLERANCE = 1e-9

@@ -33,9 +33,10 @@ class InFlightRule(str, Enum):
 
 class Transfers(str, Enum):
     """How stages hand over. IN_PASSES: as Piper charges it, in the passes of both. BESIDE: beside the passes, one
-    after the other on each rank's way out, and only who waits for them loses time. ONE_STREAM: beside them, all that a
-    rank sends and receives on one stream in torch's order, as torch.distributed.pipelining does on NCCL. JUST_IN_TIME:
-    the same with each receive where its data are made, as ``run`` and exports to torch have it.
+    after the other on each rank's way out, and only who waits for them loses time. ONE_STREAM: as IN_PASSES, and all
+    that a rank sends and receives goes in the order of one stream, as torch.distributed.pipelining has it on NCCL:
+    a receive that is posted early holds up what comes after it. Exports to torch and torchtitan post each receive where
+    its data are made, which holds up nothing and takes as long as IN_PASSES.
 
     >>> SimulationOptions(transfers="one-stream").transfers
     <Transfers.ONE_STREAM: 'one-stream'>
@@ -44,12 +45,6 @@ class Transfers(str, Enum):
     IN_PASSES = "in-passes"
     BESIDE = "beside"
     ONE_STREAM = "one-stream"
-    JUST_IN_TIME = "just-in-time"
-
-    @property
-    def on_one_stream(self) -> bool:
-        """Whether transfers wait for each other on both ranks."""
-        return self in (Transfers.ONE_STREAM, Transfers.JUST_IN_TIME)
 
 
 @dataclass(frozen=True)

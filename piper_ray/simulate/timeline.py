@@ -15,7 +15,7 @@ import numpy.typing as npt
 from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.schedule import Schedule
 from piper_ray.simulate.actions import ActionKind, Actions
-from piper_ray.simulate.communication import on_one_stream
+from piper_ray.simulate.communication import on_one_stream, posted_by_torch, transfers_of
 from piper_ray.simulate.kernels.events import Events, Floats, Integers, Program, simulate_events
 from piper_ray.simulate.run import Transfers
 from piper_ray.simulate.stages import Hop, StageLoad
@@ -138,8 +138,9 @@ def run_program(
 ) -> Timeline:
     """communication_s: float64[stages, 4], see ``PassSeconds``. Raises UsageError if the lists wait for each other."""
     events: Events = simulate_events(program)
-    if transfers.on_one_stream and events.run == len(program.kind):
-        events = on_one_stream(program, events, just_in_time=transfers is Transfers.JUST_IN_TIME)
+    if transfers is Transfers.ONE_STREAM and events.run == len(program.kind):
+        handed_over = transfers_of(program)
+        events = on_one_stream(program, handed_over, posted_by_torch(program, handed_over))
     if events.run < len(program.kind):
         raise UsageError(_stuck_text(placed, program, events))
     return Timeline(

@@ -48,7 +48,7 @@ from piper_ray.version import __version__
 
 KEPT = 8
 KEPT_BYTES = 100e6
-"""The most bytes of all that are kept beside the one in use."""
+"""The most bytes that are kept in addition to the one in use."""
 
 
 class Lattices:

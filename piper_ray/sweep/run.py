@@ -45,7 +45,7 @@ _LEAST_PLAN_S = 30.0
 """The least time expected of plans, which differ a hundredfold within a kind."""
 
 _MOST_DEATHS = 25
-"""After so many deaths of workers in a row, with no batch answered in between, it is the cluster and not the points."""
+"""Deaths of workers in a row, with no answer in between, after which the cluster is at fault and not the points."""
 
 _FIRST_ANSWERS_S = 10.0
 """The wait for machines to say what they run; after that the others begin."""

@@ -66,7 +66,7 @@ def main() -> None:
 def warm_kernels(points: list[PlanPoint]) -> None:
     """The kernels of all that the points ask for are on disk, where all machines find them."""
     for runtime in sorted({point.trained_by for point in points}):
-        piper_ray.plan("bert-large", "H100-SXM", batch=64, microbatch=4, runtime=runtime)
+        piper_ray.plan("bert-large", "H100-SXM", global_batch=64, microbatch_size=4, runtime=runtime)
 
 
 def studied(cluster: Machines, sweep: Path, storage: Path) -> StudyRun:

@@ -90,16 +90,16 @@ def _pipelining(tell: Tell) -> Findings:
         )
     about = [
         (
-            "On 4 GPUs of one server of cluster A (fig. 14). Model parallel: the best straight pipeline with one "
-            "minibatch in it at a time. Hybrid: PipeDream's configuration, so. `+`: how many times as fast it is "
-            "with as many minibatches in flight as PipeDream keeps."
+            "On 4 GPUs of one server of cluster A (fig. 14). `model parallel` is the best straight pipeline with one "
+            "minibatch in it at a time, `hybrid` is PipeDream's configuration with one. Each `pipelining` column says "
+            "how many times as fast it is with as many minibatches in flight as PipeDream keeps."
         ),
         (
-            "The paper measured 2 and more for pipelining on model parallelism, up to 1.8 on hybrids, and 14.9 "
-            "(VGG-16), 6.5 (AlexNet) and 2.6 (GNMT) for all of it. Simulated pipelines gain more on GNMT, as there "
-            "is no stall in them, and less on VGG-16 and AlexNet: no plan on 4 GPUs takes less than a quarter of "
-            "the passes' time, 166 ms of VGG-16, which is 4.9 times as fast. What is beyond that was lost by model "
-            "parallelism elsewhere, in transfers for instance."
+            "The paper measured a factor of 2 or more for pipelining with model parallelism, up to 1.8 for hybrids, "
+            "and 14.9 (VGG-16), 6.5 (AlexNet) and 2.6 (GNMT) in all. Simulated pipelines gain more for GNMT, since "
+            "they have no stalls. They gain less for VGG-16 and AlexNet: no plan on 4 GPUs takes less than a quarter "
+            "of the passes' time, which for VGG-16 is 166 ms, 4.9 times as fast. Measured model parallelism must have "
+            "lost the rest elsewhere, in transfers for instance."
         ),
     ]
     return Findings(rows, about, {}, shown)
@@ -139,13 +139,13 @@ def _against_gpipe(tell: Tell) -> Findings:
     ]
     about = [
         (
-            "GNMT-16 on 16 GPUs, both on the best straight pipeline (section 5.4): GPipe with as many minibatches "
-            "between two flushes as there are stages, and with the most whose activations fit into 16 GB. `slower "
-            "by`: of the throughput."
+            "GNMT-16 on 16 GPUs, both on the best straight pipeline (section 5.4). GPipe runs as many minibatches "
+            "between two flushes as there are stages, and as many as fit into 16 GB. `slower by` is the loss of "
+            "throughput."
         ),
         (
-            "With m minibatches and p stages that are alike GPipe would be idle for (p - 1) / (m + p - 1) of the "
-            "time, 48 % at m = p = 16. It is measured slower still. How many minibatches fit was not published."
+            "With m minibatches and p equal stages GPipe is idle for (p - 1) / (m + p - 1) of the time, which is 48 % "
+            "at m = p = 16. The paper measured more. It does not say how many minibatches fit."
         ),
     ]
     return Findings(rows, about, {}, shown)
@@ -197,17 +197,17 @@ def _memory_and_bytes(tell: Tell) -> Findings:
     ]
     about = [
         (
-            "On 4 GPUs of one server of cluster A (figs. 16 and 17): the peak memory of a GPU, of activations in "
-            "flight and a version of the weights for each; and what all GPUs send for a minibatch: activations "
-            "and gradients over borders, gradients of weights through a ring."
+            "On 4 GPUs of one server of cluster A (figs. 16 and 17). Memory: the peak of a GPU, with the activations "
+            "in flight and a version of the weights for each minibatch in flight. Sent: what all GPUs send for a "
+            "minibatch, activations and gradients over borders, and gradients of weights in a ring."
         ),
         (
-            "As in the paper the pipeline's fullest GPU holds about as much as one under data parallelism for the "
-            "translation models; for VGG-16 and ResNet-50, whose activations are large, it holds more here, as the "
-            "profile keeps every operator's output and nothing is computed in place. Pipelines of AlexNet and GNMT "
-            "send a fraction of what data parallelism sends, and that of ResNet-50 sends more, as in the paper; "
-            "that of VGG-16 sends less there, and as much here: on a link of 11 GB/s no border is dear, so the "
-            "planner cuts where passes are even."
+            "As in the paper, the fullest GPU of a pipeline holds about as much as a GPU under data parallelism for "
+            "the translation models. For VGG-16 and ResNet-50 it holds more here: their activations are large, and the "
+            "profile keeps the output of every operator. As in the paper, pipelines of AlexNet and GNMT send a "
+            "fraction of what data parallelism sends, and that of ResNet-50 sends more. That of VGG-16 sends less in "
+            "the paper and as much here: on a link of 11 GB/s no border is expensive, so the planner cuts where the "
+            "stages are even."
         ),
     ]
     return Findings(rows, about, {}, shown)
@@ -255,10 +255,9 @@ def _depth(tell: Tell) -> Findings:
     ]
     about = [
         (
-            "GNMT-8 on 4 GPUs of cluster A, a straight pipeline with more and more minibatches in flight on its "
-            "first stage, and one less on each further (fig. 18). PipeDream keeps 4: the throughput rises up to "
-            "there, and beyond only the memory does. In the paper 7 in flight still gain a little, as passes there "
-            "vary in time."
+            "GNMT-8 on 4 GPUs of cluster A: a straight pipeline with a growing number of minibatches in flight on its "
+            "first stage, and one fewer on each further stage (fig. 18). PipeDream keeps 4. Up to 4 the throughput "
+            "rises; beyond 4 only the memory does. In the paper 7 still gain a little, since passes vary in time there."
         )
     ]
     return Findings(rows, about, {"pipedream-depth": _picture(rows)}, shown)

@@ -117,43 +117,43 @@ def _words(rows: Sequence[Row], private: Sequence[str]) -> list[str]:
             f"B); within a server the rates are assumed: {inner}."
         ),
         (
-            "`program`: the recurrence as the published optimizer computes it, which adds the synchronisation of "
-            "weights to the passes, on levels (servers, then GPUs) and on one link of the network's rate. `paper's "
-            "recurrence`: as the text has it, where it hides beside them. `paper's over best`: the time of the "
-            "paper's configuration over that of the best one, on one link, by the program and by the paper's "
-            f"recurrence; 1.000: it is one of the best. `best at`: at which of {len(_RATES)} rates of one link from "
-            f"{_RATES[0] / 1e9:g} to {_RATES[-1] / 1e9:g} GB/s that is so, by each recurrence."
+            "The columns: `program` is the recurrence that the published optimizer computes. It adds the "
+            "synchronisation of weights to the passes. It is computed on two levels (servers, then GPUs) and on one "
+            "link of the network's rate. `paper's recurrence` is that of the text: synchronisation overlaps with the "
+            "passes. `paper's over best` divides the time of the paper's configuration by that of the best one, on "
+            "one link, by the program and by the paper's recurrence; 1.000 means that it is one of the best. `best "
+            f"at` lists where that is so, of {len(_RATES)} rates of one link from {_RATES[0] / 1e9:g} to "
+            f"{_RATES[-1] / 1e9:g} GB/s, by each recurrence. `speedup` compares the paper's configuration with data "
+            "parallelism, by the program's recurrence and as measured by the time of an epoch."
         ),
         (
-            f"On one link of the network's rate the paper's configuration is among the best in "
+            f"On one link of the network's rate, the paper's configuration is among the best in "
             f"{len(tied[Recurrence.PROGRAM])} of {len(rows)} rows by the program, in {len(tied[Recurrence.PAPER])} by "
-            f"the paper's recurrence, and in {len(set().union(*tied.values()))} by one of both. For the others:"
+            f"the paper's recurrence, and in {len(set().union(*tied.values()))} by at least one of the two. The others:"
         ),
         (
-            "- AlexNet on B: 15-1 is among the best where the network reaches 1.6 GB/s in place of its 3.1 GB/s. "
-            "GNMT-16 on 16 GPUs and GNMT-8 on B: by neither recurrence at these rates; `16` for GNMT-8 is by the "
-            "paper's recurrence on a link of 23 GB/s and more."
+            "- AlexNet on B: 15-1 would be among the best if the network reached 1.6 GB/s instead of its 3.1 GB/s. "
+            "GNMT-16 on 16 GPUs and GNMT-8 on B: neither recurrence gives the paper's answer at these rates. The "
+            "paper's recurrence gives `16` for GNMT-8 on a link of 23 GB/s or more."
         ),
         (
-            "- 15-1 is no product of a configuration of servers and one of GPUs, so the program cannot have found "
-            "it with levels: it is its answer on one link of 25 Gbit/s for VGG-16, and one of several best ones on "
-            "one link of 10 Gbit/s for AlexNet, where a border's transfer binds and it depends on the order of "
-            "Python's sets which of them it prints."
+            "- On two levels the program can only combine a configuration of servers with one of GPUs, and 15-1 is no "
+            "such combination. So 15-1 is its answer on one link: of 25 Gbit/s for VGG-16, and of 10 Gbit/s for "
+            "AlexNet. There several configurations are equally fast, since the transfer at one border sets the pace, "
+            "and the order of Python's sets decides which one is printed."
         ),
         (
-            "- 16 for ResNet-50 is never best where synchronisation is added to the passes, as some pipeline always "
-            "saves a part of it. It is where synchronisation hides, on a link that is fast enough to hide all of it."
+            "- ResNet-50: if synchronisation is added to the passes, 16 is never best, since some pipeline always "
+            "saves a part of it. If synchronisation overlaps, 16 is best on every link fast enough to hide it all."
         ),
         (
-            "- `straight` for GNMT stands in the repository's own files as 12 stages of one GPU, one of 3 and one "
-            "of 1 (16 GPUs), and as 8 of one, one of 3 and one of 1 (12 GPUs), which the program finds on 25 Gbit/s "
-            "and within servers."
+            "- GNMT: the repository's own files give `straight` as 12 stages of one GPU, one of 3 and one of 1 (16 "
+            "GPUs), and as 8 of one, one of 3 and one of 1 (12 GPUs). The program finds both on 25 Gbit/s and within "
+            "servers."
         ),
         (
-            "- `speedup`: of the paper's configuration over data parallelism, by the program's recurrence and as "
-            "measured by the time of an epoch. The recurrence charges all of the synchronisation, and no stall: it "
-            "is above what was measured where data parallelism hides a part, as its authors' does, and below it "
-            "where the network is worse than its rate."
+            "- `speedup`: the recurrence charges all synchronisation and no stalls. It is above the measured one if "
+            "data parallelism overlaps a part, as the authors' does, and below it if the network is slower than said."
         ),
     ]
 

@@ -1,10 +1,14 @@
-"""Runs every plan, writes correlation.md, .svg and .png: ``scripts/correlation [--quick] [-o FOLDER] [WORD ...]``."""
+"""Runs every plan, writes correlation.md, .svg and .png: ``scripts/correlation [--quick] [-o FOLDER] [WORD ...]``.
+
+``scripts/correlation models`` makes the table of five models in some minutes; parts that are not made anew stay.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import platform
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,11 +18,15 @@ from pathlib import Path
 from statistics import quantiles
 
 import piper_ray
+from piper_ray.model.constraints import StageCount
 from piper_ray.model.instance import Instance
 from piper_ray.model.passes import passes_of
-from piper_ray.model.schedule import AllReduce
+from piper_ray.model.plan import Plan
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName
 from piper_ray.simulate.run import SimulationOptions
 from scripts.run_correlation.machine import Machine, measured
+from scripts.run_correlation.models import SUBJECTS, Subject
 from scripts.run_correlation.plans import ASYNCHRONOUS, LAYERS, LEARNING, TRIALS, Trial
 from scripts.run_correlation.report import (
     ASYNCHRONOUS_HEAD,
@@ -29,15 +37,17 @@ from scripts.run_correlation.report import (
     asynchronous_row,
     draw,
     learnt_rows,
+    models_page,
     page,
     row,
 )
 
 GPT = "inputs/pytorch/small_gpt.py:small_gpt"
-GPT_ARGUMENTS = {"layers": LAYERS, "width": 256, "heads": 8, "tokens": 128, "words": 2048}
+GPT_ARGUMENTS: dict[str, object] = {"layers": LAYERS, "width": 256, "heads": 8, "tokens": 128, "words": 2048}
 SLEEPERS = "scripts.run_correlation.sleeping:sleepers"
 MICROBATCH = 4
 COUNTING = "scripts.run_correlation.counting:counting"
+_MODELS = "models"
 BLOCK_S = 0.05
 """What a block sleeps in both passes together: long beside what torch does around it."""
 
@@ -55,10 +65,14 @@ def main() -> None:
     steps, repeats = (4, 5) if given.quick else (20, 30)
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = measured(dict(os.environ))
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.plans == [_MODELS]:
+        subjects = [point_of_model(subject, machine, steps, repeats) for subject in SUBJECTS]
+        write(given.out, [models_page(subjects, len(os.sched_getaffinity(0)), steps)])
+        return
     gpt = profiled(GPT, {name: repr(value) for name, value in GPT_ARGUMENTS.items()}, repeats, at_once=2)
     passes_s = sleeping_passes_s(gpt)
     sleeping = profiled(SLEEPERS, {"passes_s": repr(passes_s)}, repeats, at_once=1)
-    given.out.mkdir(parents=True, exist_ok=True)
     parts = []
     if trials:
         points = points_of(trials, gpt, sleeping, passes_s, machine, steps, HEAD, row)
@@ -70,7 +84,15 @@ def main() -> None:
         learnt = losses(100 if given.quick else 300)
         parts.append(asynchronous_page(points, learnt))
         print("\n".join(learnt_rows(learnt)))
-    (given.out / "correlation.md").write_text("\n".join(parts))
+    write(given.out, parts)
+
+
+def write(folder: Path, parts: Sequence[str]) -> None:
+    """correlation.md, with the parts that are made now in place of those of the same heads."""
+    path = folder / "correlation.md"
+    known = re.split(r"(?m)^(?=#{1,2} )", path.read_text()) if path.exists() else []
+    found = {one.partition("\n")[0]: one.strip() for one in [*known, *parts] if one.strip()}
+    path.write_text("\n\n".join(found.values()) + "\n")
 
 
 def points_of(
@@ -134,10 +156,29 @@ def sleeping_passes_s(gpt: Instance) -> tuple[tuple[float, float], ...]:
 def point_of(
     trial: Trial, profile: Instance, passes_s: tuple[tuple[float, float], ...], machine: Machine, steps: int
 ) -> Point:
-    instance = profile.replace(
-        microbatches=trial.microbatches, bandwidth_bytes_per_s=machine.bandwidth_bytes_per_s, schedule=trial.schedule
-    )
-    plan = trial.plan(instance)
+    subject = Subject("", SLEEPERS, {"passes_s": passes_s}) if trial.sleeping else Subject("", GPT, GPT_ARGUMENTS)
+    instance = _as_run(profile, trial, machine)
+    return _compared(trial, subject, instance, trial.plan(instance), machine, steps)
+
+
+def point_of_model(subject: Subject, machine: Machine, steps: int, repeats: int) -> Point:
+    """The best plan of two stages, as ``piper-ray solve --stages 2`` finds it."""
+    trial = Trial(subject.name, Schedule(ScheduleName.ONE_F_ONE_B), (), 8)
+    arguments = {name: repr(value) for name, value in subject.arguments.items()}
+    instance = _as_run(profiled(subject.spec, arguments, repeats, at_once=2), trial, machine).replace(devices=2)
+    plan = piper_ray.solve(instance, restrictions=Restrictions(constraints=[StageCount(2)])).plan
+    assert plan is not None
+    point = _compared(trial, subject, instance, plan, machine, steps)
+    print(row(point), flush=True)
+    return point
+
+
+def _as_run(profile: Instance, trial: Trial, machine: Machine) -> Instance:
+    bytes_per_s = machine.bandwidth_bytes_per_s
+    return profile.replace(microbatches=trial.microbatches, bandwidth_bytes_per_s=bytes_per_s, schedule=trial.schedule)
+
+
+def _compared(trial: Trial, subject: Subject, instance: Instance, plan: Plan, machine: Machine, steps: int) -> Point:
     held_bytes = [
         sum(instance.layer_by_id[layer].tmpcs[1][0].weights_bytes for layer in stage.layers)
         for stage in plan.by_rank(trial.schedule).stages
@@ -145,14 +186,14 @@ def point_of(
     options = SimulationOptions(all_reduce=AllReduce.RING, optimizer_s=max(held_bytes) * machine.optimizer_s_per_byte)
     predicted = piper_ray.simulate(instance, plan, trial.schedule, options=options)
     run = piper_ray.run(
-        SLEEPERS if trial.sleeping else GPT,
+        subject.spec,
         plan,
         instance,
         schedule=trial.schedule,
         steps=steps,
         warm_up=2,
         vertical_sync=trial.vertical_sync,
-        arguments_of_model={"passes_s": passes_s} if trial.sleeping else GPT_ARGUMENTS,
+        arguments_of_model=subject.arguments,
     )
     first_s, _, third_s = quantiles(run.steps_s, n=4, method="inclusive")
     return Point(trial, predicted.step_s, run.step_s, third_s - first_s, predicted.promised_s)

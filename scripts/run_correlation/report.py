@@ -111,6 +111,23 @@ def page(points: Sequence[Point], facts: Sequence[str]) -> str:
     return "\n\n".join([_ABOUT, listed, agreement(points), table, picture, _TERMS]) + "\n"
 
 
+_OF_MODELS = """\
+## Five models on two processes
+
+`scripts/correlation models` makes this part in its own run, in at most ten minutes. Each model is profiled by two
+processes at once, planned for two stages (`piper-ray solve --stages 2`), and trained by that plan with one thread for
+each of two ranks."""
+
+
+def models_page(points: Sequence[Point], cores: int, steps: int) -> str:
+    """The part of docs/correlation.md on five models."""
+    within = sum(abs(point.error) <= _NEAR for point in points)
+    found = f"{within} of {len(points)} are within {100.0 * _NEAR:.0f} %: {cores} cores, {steps} measured steps each."
+    return "\n\n".join([_OF_MODELS, found, "\n".join([*HEAD, *map(row, points)])]) + "\n"
+
+
+_NEAR = 0.05
+
 ASYNCHRONOUS_HEAD = (
     "| plan | schedule | promised | simulated | measured | spread | error of the promise | of the simulation |",
     "|---|---|---:|---:|---:|---:|---:|---:|",

@@ -237,7 +237,7 @@ def test_the_end_of_a_real_ray_leaves_plan_and_bound(base: Path, tmp_path: Path,
     out = tmp_path / "plan.json"
     options = ["--json", "--out", str(out), "--address", "local", "--workers", "1"]
     with subprocess.Popen(
-        [sys.executable, "-m", "piper_ray", "solve", str(tmp_path / "long.json"), *options],
+        [sys.executable, "-m", "piper_ray", "solve", str(tmp_path / "long.json"), "--verbose", *options],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -132,7 +132,7 @@ def test_a_reader_that_goes_away_ends_a_long_solve(tmp_path: Path) -> None:
 
     out = tmp_path / "plan.json"
     with subprocess.Popen(
-        [sys.executable, "-m", "piper_ray", "solve", str(write_long(tmp_path)), "--out", str(out)],
+        [sys.executable, "-m", "piper_ray", "solve", str(write_long(tmp_path)), "--verbose", "--out", str(out)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

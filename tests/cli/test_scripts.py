@@ -49,6 +49,7 @@ def _run(root: Path, *arguments: str, path: str | None = None) -> tuple[int, str
     return process.returncode, out, err
 
 
+@pytest.mark.long
 def test_the_first_runs_make_it_once_and_later_ones_are_silent(checkout: Path) -> None:
     together = [_start(checkout, "a b", str(number)) for number in range(2)]
     results = [process.communicate() for process in together]

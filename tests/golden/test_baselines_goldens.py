@@ -12,6 +12,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import EqualRuns, Level, PipeDream, PipeDream2BW, PiperPublished, States, plan
 from piper_ray.workloads.formats import load
 from tests.data import PROFILES, WORKLOADS, Record, goldens, profile_text
+from tests.lengths import long_after
 from tests.support import GIB, assert_same_time, published_goldens
 
 
@@ -79,7 +80,7 @@ def test_correlation_experiment() -> None:
 
 @pytest.mark.parametrize(
     "figure",
-    goldens("pipedream"),
+    long_after(8, goldens("pipedream")),
     ids=lambda figure: "-".join(str(value) for name, value in figure.items() if name != "time_per_stage_s"),
 )
 def test_pipedreams_own_figures(profiles: dict[str, Path], figure: Record) -> None:

@@ -19,7 +19,7 @@ BY_HAND = "Et*2|(t*2|)*34,t*3|(t*2|)*3,tL"
 
 def test_llama3_70b_on_64_gpus() -> None:
     """As our layouts of memory go the one by hand takes 89.5 GiB a GPU: both may take as much."""
-    instance = piper_ray.estimate("llama3-70b", "H100-SXM", nodes=8, microbatch=1, batch=128)
+    instance = piper_ray.estimate("llama3-70b", "H100-SXM", nodes=8, microbatch_size=1, global_batch=128)
     instance = instance.replace(memory_bytes=91 * 2.0**30)
     schedule = Schedule(ScheduleName.INTERLEAVED, 5)
     run_as = RunAs(

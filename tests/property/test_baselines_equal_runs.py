@@ -194,7 +194,7 @@ def test_costs_of_runs_are_those_of_evaluate() -> None:
     assert points >= 500
 
 
-@pytest.mark.parametrize("name", PLANNERS)
+@pytest.mark.parametrize("name", long_after(3, PLANNERS))
 def test_never_better_than_the_optimum(name: str) -> None:
     feasible = equal = 0
     for seed in range(60):

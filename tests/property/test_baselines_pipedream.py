@@ -18,6 +18,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.planners import Level, PipeDream, Recurrence, States, plan
 from piper_ray.planners.runs import uniform_choices
 from tests.instances import equal_chain, random_instance
+from tests.lengths import long_after
 from tests.solver_support import downsets_by_definition
 
 NEVER = Restrictions(recompute=Recompute.NEVER)
@@ -146,8 +147,8 @@ def as_plan(profile: Profile, partition: Pieces) -> Plan:
 
 @pytest.mark.parametrize("recurrence", Recurrence)
 @pytest.mark.parametrize("ratio", [1.0, 0.5, None])
-@pytest.mark.parametrize("machines", [(1,), (4,), (2, 3), (3, 2), (2, 1, 2)])
-def test_the_recurrence(machines: tuple[int, ...], ratio: float | None, recurrence: Recurrence) -> None:
+@pytest.mark.parametrize("machines", long_after(3, [[1], [4], [2, 3], [3, 2], [2, 1, 2]]))
+def test_the_recurrence(machines: list[int], ratio: float | None, recurrence: Recurrence) -> None:
     checked = 0
     for seed in range(40):
         rng = Random(seed)

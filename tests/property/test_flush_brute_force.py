@@ -48,7 +48,7 @@ def test_any_small_instance(instance: Instance) -> None:
         assert_best(instance, schedule)
 
 
-@pytest.mark.parametrize("schedule", long_after(2, SCHEDULES))
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_restricted_recomputation(schedule: FlushSchedule) -> None:
     roles: dict[Recompute, tuple[Role, ...]] = {
         Recompute.ALWAYS: (True,),
@@ -62,7 +62,7 @@ def test_restricted_recomputation(schedule: FlushSchedule) -> None:
             assert_best(instance, schedule, restrictions=Restrictions(recompute=recompute), roles=allowed)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_another_all_reduce(schedule: FlushSchedule) -> None:
     for seed in range(60):
         assert_best(random_instance(seed, most_layers=4), schedule, step=StepTerms(AllReduce.RING))

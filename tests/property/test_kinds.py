@@ -69,7 +69,7 @@ def test_kept_instances(part: int) -> None:
             assert found.time_per_sample_s == pytest.approx(record["value_s"], rel=1e-8)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", long_after(1, SCHEDULES))
 def test_a_gap_that_is_met_is_said(schedule: str) -> None:
     """Whether or not edges that skip stages leave the rates open."""
     ended = 0

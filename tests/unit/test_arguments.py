@@ -221,7 +221,10 @@ def test_a_solve_from_a_path_hears_its_notes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", batch=7, microbatch=2), "batch 7 is no multiple"),
+        (
+            lambda: piper_ray.estimate("llama3-8b", "H100-SXM", global_batch=7, microbatch_size=2),
+            "global_batch 7 is no multiple",
+        ),
         (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", reserve_bytes=9e10), "reserve_bytes 83.82 GiB"),
         (lambda: piper_ray.estimate("llama3-8b", "h10"), "gpu h10: unknown"),
         (lambda: piper_ray.plan("llama3-8b", "H100-SXM", context_parallel=(3,)), "context_parallel 3: "),
@@ -238,9 +241,15 @@ def test_functions_name_parameters_where_commands_name_options(call: Callable[[]
 @pytest.mark.parametrize("kind", [UsageError, LimitError])
 def test_options_of_a_command_are_told_as_parameters_and_those_of_others_stay(kind: type[Exception]) -> None:
     others = "(solve --no-tensor-parallel, estimate --zero all)"
-    with pytest.raises(kind) as told, arguments.named_as_parameters({"global-batch": "batch"}):
+    with pytest.raises(kind) as told, arguments.named_as_parameters({}):
         raise kind(f"--global-batch 7: leave out --time-limit {others}")
-    assert str(told.value) == f"batch 7: leave out time_limit {others}"
+    assert str(told.value) == f"global_batch 7: leave out time_limit {others}"
+
+
+@pytest.mark.parametrize(("former", "name"), [("batch", "global_batch"), ("microbatch", "microbatch_size")])
+def test_a_former_name_of_a_parameter_is_told_with_the_one_of_today(former: str, name: str) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{former}'; did you mean '{name}'"):
+        piper_ray.estimate("llama3-8b", "H100-SXM", **{former: 8})  # type: ignore[arg-type]
 
 
 def test_errors_of_another_making_pass_as_they_are() -> None:

@@ -201,6 +201,7 @@ def tell(child: subprocess.Popen[str], text: str) -> None:
     child.stdin.flush()
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_a_driver_loses_nothing_it_confirmed(tmp_path: Path) -> None:
     """Killed after so many confirmations, at whatever it was doing then, and succeeded at once."""
     rng = random.Random(1)

@@ -250,6 +250,7 @@ def interrupted_at(number: int) -> Listener:
 
 
 @pytest.mark.parametrize("number", long_after(1, [1, 12, 30]))
+@pytest.mark.long
 def test_a_resumed_search_ends_as_one_that_was_not_interrupted(number: int, tmp_path: Path) -> None:
     """It takes no turn again unless a later one of the same node needs what that left."""
     instance = two_towers(8, devices=6, microbatches=24, memory_bytes=60, bandwidth_bytes_per_s=3.0)

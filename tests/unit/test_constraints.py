@@ -22,6 +22,7 @@ from piper_ray.model.constraints import (
 from piper_ray.model.instance import Instance
 from tests.brute_force import brute_force
 from tests.instances import RECOMPUTE, VANILLA, equal_chain, random_instance
+from tests.lengths import long_after
 from tests.solver_support import ONE_THREAD
 
 
@@ -154,7 +155,7 @@ def test_evaluate_tells_what_a_plan_breaks(restrictions: Restrictions, broken: l
     assert list(caught.value.violations) == broken
 
 
-@pytest.mark.parametrize("rule", list(Recompute))
+@pytest.mark.parametrize("rule", long_after(3, Recompute))
 def test_what_is_planned_under_a_rule_keeps_it(rule: Recompute) -> None:
     for seed in range(30):
         instance = random_instance(seed)

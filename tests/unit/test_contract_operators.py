@@ -40,6 +40,7 @@ def test_thousands_of_operators_are_refused_and_then_planned() -> None:
     assert solution.lower_bound_s == pytest.approx(work_s / instance.devices)
 
 
+@pytest.mark.long
 def test_six_towers_are_planned_in_blocks() -> None:
     instance = piper_ray.load(SIX_TOWERS)
     solution = piper_ray.solve(instance, options=BY_BLOCKS, schedule="2bw")

@@ -73,6 +73,7 @@ def test_two_towers() -> None:
     assert count_downsets(graph_of(two_towers(50))) == 51**2 + 2
 
 
+@pytest.mark.long
 def test_too_entangled_to_count() -> None:
     graph = graph_of(random_graph(Random(5), 200, 0.03))
     assert count_downsets(graph) is None

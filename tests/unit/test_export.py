@@ -445,7 +445,7 @@ def test_experts_are_in_every_form() -> None:
 
 def test_figures_that_a_config_does_not_say_are_told() -> None:
     """A launch with another base of its rotary positions trains another model."""
-    instance = piper_ray.estimate("llama3-8b", "H100-SXM", nodes=1, batch=16)
+    instance = piper_ray.estimate("llama3-8b", "H100-SXM", nodes=1, global_batch=16)
     assert instance.model is not None
     plan = piper_ray.solve(
         instance,

@@ -254,6 +254,7 @@ def test_torchtitan_makes_the_meshes_of_context_and_expert_parallelism(tmp_path:
         assert {name: found["meshes"][name] for name in meshes} == meshes
 
 
+@pytest.mark.long
 def test_what_torchtitan_refuses_is_refused_here(tmp_path: Path) -> None:
     """Tied ends on several ranks, heads of keys and values that t does not divide; and another depth than planned."""
     schedule, alone, tied, few = Schedule(ScheduleName.ONE_F_ONE_B), llama(), llama(tied=True), llama(key_heads=2)

@@ -82,7 +82,7 @@ CASES = {
 @cache
 def profiled(model: str) -> piper_ray.Instance:
     return piper_ray.profile(
-        f"{HERE}:{model}", microbatch=2, batch=8, devices=4, memory_bytes="1GB", repeats=2, warm_up=0
+        f"{HERE}:{model}", microbatch_size=2, global_batch=8, devices=4, memory_bytes="1GB", repeats=2, warm_up=0
     )
 
 

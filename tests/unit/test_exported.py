@@ -27,7 +27,10 @@ STAGES: dict[str, Any] = {
         {"pipeline_rank": 1, "modules": ["2", "4"], "calls": [0, 0], "recomputed": [False, True]},
     ],
 }
-LISTS = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1I1,1W1\n"
+LISTS = (
+    "0UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,0REDUCE_GRAD,0RESHARD\n"
+    "1UNSHARD,1RECV_F0,1F0,1RECV_F1,1B0,1SEND_B0,1F1,1I1,1SEND_B1,1W1,1REDUCE_GRAD,1RESHARD\n"
+)
 MESH: Any = SimpleNamespace(mesh_dim_names=("pp", "dp"), shape=(2, 1), get_local_rank=lambda _: 0)
 """Of ranks that need not be there: what is refused is refused before they talk."""
 
@@ -77,10 +80,15 @@ def of_stage(**changes: object) -> dict[str, Any]:
         (changed(weight_type="int8"), LISTS, "weight_type: "),
         (STAGES, None, "schedule.csv: 1 fault found\n  cannot be read: No such file or directory"),
         (STAGES, "0F0,0F1,0B0,0B1\n", "1 lines; expected one for each of 2 ranks of a pipeline"),
-        (STAGES, LISTS.replace("1F1", "1X1"), "line 2: not a list of passes, such as 0F0,0F1,0B0,0B1"),
+        (
+            STAGES,
+            LISTS.replace("1RECV_F0", "1X1"),
+            "line 2: 1RECV_F0 is missing or too much; expected",
+        ),
+        (STAGES, LISTS.replace("1RECV_F0", "1RECV_F1"), "line 2: 1RECV_F0 is missing or too much"),
         (STAGES, LISTS.replace("0F1,", ""), "line 1: not each pass of stages 0 for 2 microbatches once"),
         (STAGES, LISTS.replace("1W1", "1B1"), "line 2: not each pass of stages 1 for 2 microbatches once"),
-        (STAGES, LISTS.replace("1F1", "0F1"), "line 2: not each pass of stages 1 for 2 microbatches once"),
+        (STAGES, LISTS.replace(",1F1", ",0F1"), "line 2: not each pass of stages 1 for 2 microbatches once"),
     ],
 )
 def test_files_that_were_changed_are_told(tmp_path: Path, stages: object, lists: str | None, words: str) -> None:

@@ -34,6 +34,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
+from tests.lengths import long_after
 from tests.unit.test_kernels_flush import NO_LEVELS, any_tails, random_pipelines, tasks_of
 
 
@@ -86,7 +87,7 @@ def searched(schedule: FlushSchedule) -> Iterator[Searched]:
                 yield Searched(seed, workload, paths, task, found.value_s)
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule) -> None:
     fewer = ruled_out = 0
     for one in searched(schedule):
@@ -106,7 +107,7 @@ def test_limits_leave_all_that_plans_below_a_cutoff_use(schedule: FlushSchedule)
     assert ruled_out > 20
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_a_task_searched_by_dual_prices_has_the_same_plan(
     schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +126,7 @@ def test_a_task_searched_by_dual_prices_has_the_same_plan(
     assert compared > 200
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_along_beams_there_are_plans_and_no_false_bounds(schedule: FlushSchedule) -> None:
     found = best = 0
     for _, workload, paths, task, batch_s in searched(schedule):
@@ -169,7 +170,7 @@ def figures_of_all(states: TailArrays, workload: FlushWorkload) -> set[tuple[flo
     return {tuple(row) for row in states.figures[whole].tolist()}
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_no_choice_that_fits_takes_less_than_its_priced_time(schedule: FlushSchedule) -> None:
     rng, dearer = Random(3), 0
     for seed in range(200):

@@ -18,6 +18,7 @@ from piper_ray.engine.kernels.flush_types import GPIPE, ONE_F_ONE_B, FlushTables
 from piper_ray.model.instance import Instance
 from tests.flush_schedules import FlushSchedule
 from tests.instances import two_towers
+from tests.lengths import long_after
 from tests.unit.test_flush_limits import listed_when_wanted, of_space, searched, tables, value_s
 from tests.unit.test_kernels_flush import random_pipelines, tasks_of
 
@@ -44,7 +45,7 @@ def test_no_path_is_longer_than_the_batch_and_one_is_as_long(schedule: int) -> N
             assert path.seconds(other_s[::-1], backward_s[::-1], sync_s[::-1]) <= other_batch_s * (1.0 + 1e-12)
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedule) -> None:
     closer = compared = 0
     for seed, workload, _, task, batch_s in searched(schedule):
@@ -59,7 +60,7 @@ def test_no_plan_of_a_task_takes_less_than_its_prices_say(schedule: FlushSchedul
     assert closer > compared / 4
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> None:
     """Good ones, and others that only lie on paths."""
     rng, compared = Random(5), 0
@@ -81,7 +82,7 @@ def test_with_any_prices_a_task_has_the_same_plan(schedule: FlushSchedule) -> No
     assert compared > 300
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_what_the_known_plan_proves_of_a_task_is_no_more_than_its_best_plan_takes(
     schedule: FlushSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:

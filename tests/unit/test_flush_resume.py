@@ -17,6 +17,7 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from tests.flush_instances import uneven_layers
 from tests.instances import random_instance, two_towers
+from tests.lengths import long_after
 
 INSTANCES = [uneven_layers(3), uneven_layers(11), random_instance(5), two_towers(12, devices=16, memory_bytes=60.0)]
 
@@ -50,7 +51,7 @@ def figures(solution: Solution) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
-@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+@pytest.mark.parametrize("schedule", long_after(1, ["1f1b", "gpipe"]))
 @pytest.mark.parametrize("instance", INSTANCES)
 def test_resumed_at_every_moment(instance: Instance, schedule: str, stopped: bool, tmp_path: Path) -> None:
     whole = solve(instance, schedule=schedule, options=SolveOptions(threads=1))

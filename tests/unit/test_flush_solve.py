@@ -123,7 +123,7 @@ def test_more_memory_or_devices_never_hurt(schedule: FlushSchedule) -> None:
             best_s = batch_s
 
 
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_threads_do_not_change_the_plan(schedule: FlushSchedule) -> None:
     for instance in [*some_instances(), *(uneven_layers(seed) for seed in range(20))]:
         one, many = (solve_flush(instance, schedule, options=SolveOptions(threads=threads)) for threads in (1, 4))
@@ -231,8 +231,8 @@ def test_a_layer_without_any_choice_is_named() -> None:
     assert first.name in solution.infeasibility.reason
 
 
-@pytest.mark.parametrize("many_layers", [0, 1000])
-@pytest.mark.parametrize("schedule", FlushSchedule.flushed())
+@pytest.mark.parametrize("many_layers", long_after(1, [0, 1000]))
+@pytest.mark.parametrize("schedule", long_after(1, FlushSchedule.flushed()))
 def test_too_many_downsets_are_listed_as_tasks_want_them(
     schedule: FlushSchedule, many_layers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

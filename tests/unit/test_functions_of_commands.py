@@ -60,7 +60,7 @@ def test_what_recomputes_spends_more_on_its_backward_pass() -> None:
         ({"gpu": 3}, "gpu must be the name of a GPU"),
         ({"gpu": "abacus"}, "unknown; expected one of"),
         ({"model": "no such model"}, "no model of that name"),
-        ({"batch": 3, "microbatch": 2}, "no multiple"),
+        ({"global_batch": 3, "microbatch_size": 2}, "no multiple"),
         (
             {"model": {"model_type": "llama"}},
             "model must be the path of a config.json, an id of the hub, or the name of a known model",
@@ -76,7 +76,8 @@ def test_estimate_refuses_what_makes_no_sense(arguments: dict[str, Any], words: 
 def test_profile_measures_passes_and_names_modules() -> None:
     pytest.importorskip("torch")
     factory = f"{INPUTS / 'pytorch' / 'small_gpt.py'}:small_gpt"
-    instance = piper_ray.profile(factory, microbatch=1, repeats=2, warm_up=0, devices=8, batch=4, memory_bytes=1e9)
+    sizes = {"devices": 8, "microbatch_size": 1, "global_batch": 4}
+    instance = piper_ray.profile(factory, repeats=2, warm_up=0, memory_bytes=1e9, **sizes)  # type: ignore[arg-type]
     assert (instance.devices, instance.batch) == (8, piper_ray.Batch(4, 1))
     assert "blocks.0" in [layer.path for layer in instance.layers]
     for layer in instance.layers:
@@ -89,11 +90,11 @@ def test_profile_measures_passes_and_names_modules() -> None:
     ("arguments", "words"),
     [
         ({"device": "tpu"}, "device must be 'cpu' or 'cuda'"),
-        ({"microbatch": 0}, "microbatch must be at least 1"),
+        ({"microbatch_size": 0}, "microbatch_size must be at least 1"),
         ({"warm_up": -1}, "warm_up at least 0"),
         ({"repeats": 1}, "repeats must be at least 2"),
         ({"devices": 0}, "devices 0 is out of range"),
-        ({"batch": 3, "microbatch": 2}, "no multiple"),
+        ({"global_batch": 3, "microbatch_size": 2}, "no multiple"),
         ({"tensor_parallel": [0]}, "tensor_parallel must be at least 1"),
     ],
 )
@@ -101,7 +102,7 @@ def test_profile_refuses_what_makes_no_sense(arguments: dict[str, Any], words: s
     pytest.importorskip("torch")
     factory = f"{INPUTS / 'pytorch' / 'small_gpt.py'}:small_gpt"
     with pytest.raises(piper_ray.UsageError, match=words):
-        piper_ray.profile(factory, **{"microbatch": 1, **arguments})
+        piper_ray.profile(factory, **{"microbatch_size": 1, **arguments})
 
 
 def test_info_has_the_figures_of_the_command() -> None:

@@ -220,7 +220,7 @@ def test_estimate_of_several_kinds(tmp_path: Path) -> None:
     assert [(kind.name, kind.cluster.devices) for kind in instance.cluster.kinds] == [("A100-80", 8), ("H100-SXM", 16)]
     assert instance.cluster.between_bytes_per_s == 30e9
     own = {
-        name: piper_ray.estimate("llama3-8b", name, nodes=nodes, batch=32)
+        name: piper_ray.estimate("llama3-8b", name, nodes=nodes, global_batch=32)
         for name, nodes in (("A100-80", 1), ("H100-SXM", 2))
     }
     assert instance.digest == piper_ray.on_several_kinds(own, "30GB/s").digest
@@ -258,8 +258,8 @@ def test_mistakes_of_the_command(asked: tuple[str, ...], expected: str) -> None:
 
 
 def test_workloads_of_other_layers_do_not_join() -> None:
-    one = piper_ray.estimate("llama3-8b", "A100-80", batch=32)
-    other = piper_ray.estimate("bert-large", "H100-SXM", batch=32)
+    one = piper_ray.estimate("llama3-8b", "A100-80", global_batch=32)
+    other = piper_ray.estimate("bert-large", "H100-SXM", global_batch=32)
     with pytest.raises(UsageError, match="the same layers and the same batch"):
         piper_ray.on_several_kinds({"A100-80": one, "H100-SXM": other})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import isclose
 from random import Random
 
 import numpy as np
@@ -10,15 +9,15 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.report.simulated import early_receives_text
+from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
     HandedOver,
     Posted,
-    in_time,
     on_one_stream,
     posted_by_torch,
     posted_in_time,
-    torch_turns,
     transfers_of,
 )
 from piper_ray.simulate.kernels.events import Program, simulate_events
@@ -61,12 +60,7 @@ def program(rng: Random, name: str, v: int, p: int, m: int) -> Program:
 def orders(one: Program) -> tuple[HandedOver, Posted, Posted]:
     """What is handed over, and the lists as torch has them and with receives just in time."""
     transfers = transfers_of(one)
-    turn = torch_turns(one, transfers)
-    return (
-        transfers,
-        posted_by_torch(one, transfers, turn),
-        posted_in_time(one, transfers, simulate_events(one).end_s, turn),
-    )
+    return transfers, posted_by_torch(one, transfers), posted_in_time(one, transfers)
 
 
 def twin(one: Program, transfers: HandedOver, posted: Posted) -> list[float]:
@@ -99,29 +93,27 @@ def test_one_stream_is_what_its_rules_say(name: str, v: int, p: int, m: int) -> 
     rng = Random(f"{name} {v}")
     for _ in range(3):
         one = program(rng, name, v, p, m)
-        beside = simulate_events(one)
         transfers, by_torch, just = orders(one)
-        for posted, just_in_time in ((by_torch, False), (just, True)):
-            found = on_one_stream(one, beside, just_in_time=just_in_time)
+        for posted in (by_torch, just):
+            found = on_one_stream(one, transfers, posted)
             assert found.run == len(one.kind)
             assert np.allclose(found.end_s, twin(one, transfers, posted), rtol=1e-12, atol=1e-9)
             assert (found.start_s >= found.end_s[found.cause] * (found.cause >= 0) - 1e-9).all()
 
 
 @pytest.mark.parametrize("seed", long_after(4, range(40)))
-def test_one_stream_is_never_faster_than_none(seed: int) -> None:
-    """So what bounds the usual transfers beside the passes bounds these."""
+def test_receives_in_time_hold_up_nothing_and_torchs_own_may(seed: int) -> None:
+    """Where transfers are charged in passes, as plans are valued: so their bounds hold on one stream, too."""
     rng = Random(seed)
     for name, v, p, m in SHAPES:
         one = program(rng, name, v, p, m)
-        beside = simulate_events(one)
-        # Transfers beside the passes wait for each other on a rank's way out alone: without that, they bound all.
-        free = simulate_events(
-            one._replace(hop_forward_s=one.hop_forward_s * 0.0, hop_backward_s=one.hop_backward_s * 0.0)
+        one = one._replace(
+            hop_forward_s=0.0 * one.hop_forward_s, hop_backward_s=0.0 * one.hop_backward_s, latency_s=0.0
         )
-        for just_in_time in (False, True):
-            found = on_one_stream(one, beside, just_in_time=just_in_time)
-            assert (found.end_s >= free.end_s - 1e-9).all()
+        charged = simulate_events(one)
+        transfers, by_torch, just = orders(one)
+        assert np.allclose(on_one_stream(one, transfers, just).end_s, charged.end_s, rtol=1e-12)
+        assert (on_one_stream(one, transfers, by_torch).end_s >= charged.end_s - 1e-9).all()
 
 
 @pytest.mark.parametrize(("name", "v", "p", "m"), SHAPES)
@@ -159,11 +151,10 @@ def test_torchs_order_is_torchs(name: str, v: int, p: int, m: int) -> None:
     assert all(len([x for x in done[rank] if x is not None]) == len(own) for rank, own in lists(just).items())
 
 
-@pytest.mark.parametrize(("name", "v", "p", "m"), SHAPES)
-def test_what_runs_has_its_receives_just_in_time(name: str, v: int, p: int, m: int) -> None:
+@pytest.mark.parametrize(("name", "v", "p", "m"), [*SHAPES, ("interleaved", 5, 2, 4)])
+def test_lists_are_torchs_with_receives_just_in_time(name: str, v: int, p: int, m: int) -> None:
     """By torch's own lists of all that is no transfer, and by its dry run of all."""
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
-    from piper_ray.run.pipeline import handed_over, torch_table
 
     one = program(Random(2), name, v, p, m)
     lists = [
@@ -173,34 +164,45 @@ def test_what_runs_has_its_receives_just_in_time(name: str, v: int, p: int, m: i
         ]
         for r in range(p)
     ]
+    seconds = np.zeros((p * v, 4))
+    seconds[one.stage, one.kind] = one.duration_s
     stage_to_rank = one.stage_rank.tolist().__getitem__
-    lowered = {
-        rank: schedules._add_reduce_grad(schedules._add_unshard_reshard(own), m)
-        for rank, own in torch_table(lists).items()
-    }
-    by_torch = schedules._add_send_recv({rank: list(own) for rank, own in lowered.items()}, stage_to_rank, p * v)
-    own = {rank: handed_over(by_torch[rank], handed) for rank, handed in enumerate(in_time(lists))}
-    assert {rank: sorted(map(str, actions)) for rank, actions in own.items()} == {
-        rank: sorted(map(str, actions)) for rank, actions in by_torch.items()
-    }
-    moved = ("SEND", "RECV")
-    for rank, actions in own.items():
-        kept = [str(action) for action in actions if not any(word in str(action) for word in moved)]
-        assert kept == [str(action) for action in by_torch[rank] if not any(word in str(action) for word in moved)]
-    passes = {
-        rank: [action for action in actions if not any(word in str(action) for word in ("SHARD", "REDUCE"))]
-        for rank, actions in own.items()
-    }
-    schedules._simulate_comms_compute(passes, stage_to_rank, p * v)
+    by_torch = {}
+    for rank, passes in enumerate(lists):
+        actions = [schedules._Action.from_str(f"{stage}{kind.name}{k}") for kind, stage, k in passes]
+        by_torch[rank] = schedules._add_reduce_grad(schedules._add_unshard_reshard(actions), m)
+    by_torch = schedules._add_send_recv(by_torch, stage_to_rank, p * v)
+    for own in (torch_lists(lists), torch_lists(lists, seconds)):
+        read = {rank: [*map(schedules._Action.from_str, texts)] for rank, texts in enumerate(own)}
+        for rank, actions in read.items():
+            assert [*map(str, actions)] == [*own[rank]]
+            assert sorted(own[rank]) == sorted(map(str, by_torch[rank]))
+            kept = [one for one in own[rank] if "SEND" not in one and "RECV" not in one]
+            assert kept == [str(one) for one in by_torch[rank] if "SEND" not in str(one) and "RECV" not in str(one)]
+        handed = {
+            rank: [one for one in actions if not any(word in str(one) for word in ("SHARD", "REDUCE"))]
+            for rank, actions in read.items()
+        }
+        schedules._simulate_comms_compute(handed, stage_to_rank, p * v)
 
 
 def test_plans_are_simulated_on_one_stream() -> None:
     from tests.export_support import llama, plan_of
 
-    instance, plan = llama(), plan_of(llama(), [4, 3, 3, 4], d=2)
+    instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
     schedule = Schedule(ScheduleName.INTERLEAVED, 2)
     found = {how: simulate(instance, plan, schedule, options=SimulationOptions(transfers=how)) for how in Transfers}
-    assert found[Transfers.BESIDE].step_s <= found[Transfers.JUST_IN_TIME].step_s <= found[Transfers.ONE_STREAM].step_s
-    assert isclose(found[Transfers.JUST_IN_TIME].step_s, found[Transfers.BESIDE].step_s, rel_tol=0.01)
+    assert found[Transfers.BESIDE].step_s <= found[Transfers.IN_PASSES].step_s < found[Transfers.ONE_STREAM].step_s
     with pytest.raises(UsageError, match="no runtime that has one runs schedule 2bw"):
         simulate(instance, plan_of(instance, [7, 7]), "2bw", options=SimulationOptions(transfers=Transfers.ONE_STREAM))
+
+
+def test_what_early_receives_cost_is_told() -> None:
+    from tests.export_support import llama, plan_of
+
+    instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
+    interleaved = simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, 2))
+    told = early_receives_text(instance, plan, interleaved)
+    assert told.startswith("in time, by the exported list; torch's own order posts them early")
+    assert "% longer (modelled)" in told
+    assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""

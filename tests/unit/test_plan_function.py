@@ -22,7 +22,7 @@ from piper_ray.workloads.estimate.doubt import load_doubt
 from tests.export_support import ROOT
 from tests.unit.test_propose import BATCH, CONFIG, TOKENS, demand
 
-GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "batch": BATCH}
+GPUS = {"gpus_per_node": 4, "tokens": TOKENS, "global_batch": BATCH}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_chunks_share_the_devices_that_are_told(config: Path) -> None:
         ({"train_tokens": 1e9, "price_per_hour": float("nan")}, "price_per_hour must be a number of at least 0"),
         ({"price_per_hour": 2.0}, "price_per_hour needs train_tokens"),
         ({"stop": "now"}, "stop must be a Stop"),
-        ({"microbatch": 3}, "^batch 16 is no multiple of the microbatch's 3 samples"),
+        ({"microbatch_size": 3}, "^global_batch 16 is no multiple of the microbatch's 3 samples"),
     ],
 )
 def test_what_makes_no_sense_is_said(config: Path, wrong: dict[str, object], word: str) -> None:
@@ -130,7 +130,7 @@ def test_all_options_of_the_command_are_there() -> None:
     assert len(given) > 30
     left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
-    names = {"global-batch": "batch", "microbatch-size": "microbatch", "reserve": "reserve_bytes"}
+    names = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
@@ -138,10 +138,12 @@ def test_all_options_of_the_command_are_there() -> None:
 
 def test_several_kinds_and_sites_are_planned_as_by_the_command(config: Path) -> None:
     """One kind at two sites, at a rate that is none to speak of, is two kinds of it."""
-    best = piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, between="20GB/s", tokens=TOKENS, batch=BATCH)
+    best = piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, between="20GB/s", tokens=TOKENS, global_batch=BATCH)
     assert best.instance.cluster.between_bytes_per_s == 20e9
     assert {stage.kind for stage in best.plan.stages} <= {"A100-80", "H100-SXM"}
-    sites = piper_ray.plan(config, "A100-80", site={"east": 1, "west": 1}, between="1GB/s", tokens=TOKENS, batch=BATCH)
+    sites = piper_ray.plan(
+        config, "A100-80", site={"east": 1, "west": 1}, between="1GB/s", tokens=TOKENS, global_batch=BATCH
+    )
     assert sites.instance.cluster.kind_names == ("east", "west")
     assert sites.step_s >= best.step_s
     for wrong, word in (
@@ -151,7 +153,7 @@ def test_several_kinds_and_sites_are_planned_as_by_the_command(config: Path) -> 
         ({"site": {"east": 1, "west": 0}, "between": "1GB/s"}, "nodes must be"),
     ):
         with pytest.raises(UsageError, match=word):
-            piper_ray.plan(config, "A100-80", **wrong)  # type: ignore[arg-type]
+            piper_ray.plan(config, "A100-80", **wrong)
     with pytest.raises(UsageError, match="DeepSpeed runs no plan on devices of several kinds"):
         piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, runtime="deepspeed")
 
@@ -193,5 +195,5 @@ def test_what_the_runtime_cannot_run_is_refused_as_by_the_command(
 
 
 def test_a_precision_that_is_said_twice_is_planned_once(config: Path) -> None:
-    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision="bf16,bf16", microbatch=2, **GPUS)  # type: ignore[arg-type]
+    best = piper_ray.plan(config, "H100-SXM", schedule="1f1b", precision="bf16,bf16", microbatch_size=2, **GPUS)  # type: ignore[arg-type]
     assert list(best.by_precision) == ["bf16"]

@@ -86,7 +86,7 @@ def test_one_search_finds_what_a_solve_of_each_cell_gives(config: Path, runtime:
 def instance_of(config: Path) -> Instance:
     """Of 8 A100 in nodes of 4, and 16 H100 in nodes of 8."""
     old, new = (
-        piper_ray.estimate(config, gpu, nodes=2, gpus_per_node=size, tokens=512, batch=16)
+        piper_ray.estimate(config, gpu, nodes=2, gpus_per_node=size, tokens=512, global_batch=16)
         for gpu, size in (("A100-80", 4), ("H100-SXM", 8))
     )
     return piper_ray.on_several_kinds({"A100-80": old, "H100-SXM": new})

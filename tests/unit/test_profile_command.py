@@ -142,7 +142,7 @@ def test_the_workload_says_how_many_threads_it_was_measured_with(
         monkeypatch.delenv("OMP_NUM_THREADS")
         model.write_text(model.read_text().replace("\n\n", "\n\ntorch.set_num_threads(3)\n", 1))
         assert measured("--devices", 4)[0] == 3
-        found = piper_ray.profile(f"{model}:build", microbatch=2, devices=4, repeats=2, warm_up=0)
+        found = piper_ray.profile(f"{model}:build", microbatch_size=2, devices=4, repeats=2, warm_up=0)
         assert (found.measured_threads, torch.get_num_threads()) == (3, 6)
     finally:
         torch.set_num_threads(before)

@@ -16,6 +16,7 @@ from piper_ray.model.events import (
     EvaluationFinished,
     Event,
     IncumbentFound,
+    Note,
     PartBegun,
     StepFinished,
 )
@@ -207,3 +208,16 @@ def test_colours_that_are_forced_bring_no_live_line(monkeypatch: pytest.MonkeyPa
     forced = make_console(stderr=True)
     assert forced.is_terminal
     assert not forced.is_interactive
+
+
+def test_without_rows_notes_still_come_and_the_live_line_has_the_gap() -> None:
+    console, output = string_console(80, terminal=True)
+    with SolverLog(console, verbose=False) as log:
+        log(StepFinished("lattice", 0.25, "7 downsets in 7 levels"))
+        log(EvaluationFinished(1, 0.007, True, 0.2, 5, Bounds(0.006, 0.008, 0.75)))
+        log(Note("a worker was lost"))
+        assert log.live_line().plain.endswith("gap 25.0000 %")
+    text = output.getvalue()
+    assert "a worker was lost" in text
+    assert "threshold" not in text
+    assert "lattice" not in text

@@ -345,7 +345,7 @@ def test_nodes_replicas_and_what_is_left_over() -> None:
 
 
 def test_each_kind_of_devices_has_a_picture_with_its_own_frames() -> None:
-    of_kind = {gpu: piper_ray.estimate("bert-large", gpu, batch=32) for gpu in ("A100-80", "H100-SXM")}
+    of_kind = {gpu: piper_ray.estimate("bert-large", gpu, global_batch=32) for gpu in ("A100-80", "H100-SXM")}
     instance = piper_ray.on_several_kinds(of_kind)
     plan = piper_ray.solve(instance, schedule="1f1b", threads=1).plan
     assert plan is not None

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed.pipelining.schedules import _validate_schedule
+from torch.distributed.pipelining.schedules import _Action, _validate_schedule
 
 import piper_ray
 from piper_ray.model.errors import InputError, UsageError
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
 from piper_ray.run.job import Job, JobOptions, LayerJob, PipelinePlan, pass_stream
-from piper_ray.run.pipeline import torch_table
 from piper_ray.run.run import Promise, prepared
 from piper_ray.simulate.actions import ActionKind
 from tests.run_support import job
@@ -230,7 +229,11 @@ def test_torch_accepts_every_table(name: ScheduleName) -> None:
             microbatches=microbatches,
             chunks=chunks,
         )
-        placed = _validate_schedule(torch_table(PipelinePlan.of(wanted).passes), places, stages, microbatches)
+        actions = {
+            place: [_Action.from_str(f"{stage}{kind.name}{k}") for kind, stage, k in passes]
+            for place, passes in enumerate(PipelinePlan.of(wanted).passes)
+        }
+        placed = _validate_schedule(actions, places, stages, microbatches)
         assert placed == {stage: place for place in range(places) for stage in wanted.stages_of(place)}
         for place, passes in enumerate(PipelinePlan.of(wanted).passes):
             forwards = sorted((stage, k) for kind, stage, k in passes if kind is ActionKind.F)

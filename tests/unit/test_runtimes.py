@@ -318,7 +318,7 @@ def tmpc_of(parts: frozenset[str]) -> Tmpc:
 
 def test_nodes_within_a_domain(tmp_path: Path) -> None:
     """GB200 as sold: processes of 4 GPUs a node, tensor parallelism and rings within 72."""
-    rack = piper_ray.estimate("llama3-8b", "GB200", nodes=18, batch=64)
+    rack = piper_ray.estimate("llama3-8b", "GB200", nodes=18, global_batch=64)
     assert (rack.devices, rack.cluster.node_devices, rack.cluster.links[0].devices) == (72, 4, 72)
     assert gpus_per_node_of(rack) == 4
     assert domain_of(rack, 4) == 72
@@ -336,7 +336,9 @@ def test_nodes_within_a_domain(tmp_path: Path) -> None:
 
 def test_domains_are_whole_nodes() -> None:
     def cluster(domain: int | None) -> Cluster:
-        return piper_ray.estimate("llama3-8b", "H100-SXM", nodes=8, gpus_per_node=4, domain=domain, batch=64).cluster
+        return piper_ray.estimate(
+            "llama3-8b", "H100-SXM", nodes=8, gpus_per_node=4, domain=domain, global_batch=64
+        ).cluster
 
     assert cluster(16).links[0].devices == 16
     assert cluster(None).node_devices is None

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import piper_ray
+from piper_ray import Instance
 from piper_ray.export.job import make_job
 from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.workloads.formats.plans import plan_document
+from piper_ray.workloads.schemes.check import checked_schemes, found_words
 from tests.cli_cases import run
 
 _CONFIG = {
@@ -37,35 +42,73 @@ def written(config: Path) -> Path:
     return path
 
 
-def test_the_document_has_schemes_in_full(written: Path) -> None:
-    document = json.loads(written.with_suffix(".schemes.json").read_text())
-    (layer,) = document["layers"]
-    assert document["complete"]
-    assert layer["tensor_parallel_degree"] == 2
-    first = layer["schemes"][0]
-    assert first["steps"]["attention core, fused"].keys() == {"forward", "backward", "again"}
-    assert set(first["weights"].values()) <= {"replicated", "heads", "f"}
-    assert first["time_s"] == pytest.approx(first["forward_s"] + first["backward_s"] + first["once_a_batch_s"])
-    times = [one["time_s"] for one in layer["schemes"]]
-    assert times == sorted(times)
+def _plan(instance: Instance) -> Plan:
+    """Of one stage, each layer by its scheme of the most moves."""
+
+    def moves(tmpc_id: str) -> int:
+        moved: Any = [instance.schemes[word]["moves"] for word in found_words(tmpc_id)]
+        return sum(map(len, moved))
+
+    chosen = {layer.id: max((x.id for x in layer.tmpcs[2]), key=moves) for layer in instance.layers}
+    return Plan((Stage(tuple(chosen), 4, 2, chosen),))
 
 
-def test_the_workload_has_a_tmpc_for_each_scheme_and_its_plans_are_refused_by_name(written: Path) -> None:
-    document = json.loads(written.with_suffix(".schemes.json").read_text())
+def test_the_workload_has_each_scheme_in_full_and_its_plans_are_refused_by_name(written: Path) -> None:
     instance = piper_ray.load(written)
     ids = [tmpc.id for tmpc in instance.layers[1].tmpcs[2] if "scheme-" in tmpc.id]
-    named = {one["id"] for one in document["layers"][0]["schemes"]}
-    assert {word for one in ids for word in one.split("+") if word.startswith("scheme-")} == {
-        f"scheme-{x}" for x in named
-    }
+    named = {word for one in ids for word in one.split("+") if word.startswith("scheme-")}
+    assert named <= instance.schemes.keys()
     assert len(ids) == 2 * len(named), "with and without a shared optimizer"
-    chosen = {
-        layer.id: (ids[0] if "block" in layer.path or layer.id in (1, 2) else "plain") for layer in instance.layers
-    }
-    plan = Plan((Stage(tuple(chosen), 4, 2, chosen),))
+    first: Any = instance.schemes[next(iter(named))]
+    assert set(first["weights"].values()) <= {"replicated", "heads", "f"}
+    assert first["time_s"] == pytest.approx(first["forward_s"] + first["backward_s"] + first["once_a_batch_s"])
+    plan = _plan(instance)
     assert piper_ray.evaluate(instance, plan).time_per_sample_s > 0.0
     with pytest.raises(UnsupportedPlan, match="found from layers' operators"):
         make_job(instance, plan, TRAINED_TODAY, RUNTIMES[RuntimeName.MEGATRON], 8)
+
+
+def test_all_schemes_of_a_workload_hold_by_the_rule_table(written: Path) -> None:
+    instance = piper_ray.load(written)
+    for layer in instance.layers:
+        for tmpc in (one for one in layer.tmpcs[2] if found_words(one.id)):
+            plan = Plan((Stage((layer.id,), 4, 2, {layer.id: tmpc.id}),))
+            assert checked_schemes(instance, plan, instance.schemes) == ([*found_words(tmpc.id)], [])
+
+
+def _without(key: str) -> Callable[[dict[str, Any]], None]:
+    return lambda scheme: scheme.update({key: []})
+
+
+def _elsewhere(scheme: dict[str, Any]) -> None:
+    scheme["weights"] = {name: {"replicated": "f"}.get(at, "replicated") for name, at in scheme["weights"].items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (None, "hold by the rule table"),
+        (_without("moves"), "it is not there so"),
+        (_without("kept"), "it is not there so"),
+        (_elsewhere, "divides it not evenly"),
+        (lambda scheme: scheme.update(time_s=2.0 * scheme["time_s"]), "time_s is"),
+        (lambda scheme: scheme["steps"]["feed-forward in"].update(forward="h"), "no rule divides feed-forward in by h"),
+        (lambda scheme: scheme["prices"].pop("steps"), "not a scheme as piper-ray schemes"),
+    ],
+    ids=["sound", "a move", "what is kept", "weights", "a time", "a strategy", "prices"],
+)
+def test_verify_checks_the_schemes_that_a_plan_has(
+    written: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None] | None, told: str
+) -> None:
+    instance = piper_ray.load(written)
+    document: Any = plan_document(instance, _plan(instance), None)
+    schemes = document["stages"][0]["schemes"]
+    if change is not None:
+        change(schemes[found_words(document["stages"][0]["TMPCids"]["1"])[0]])
+    (tmp_path / "plan.json").write_text(json.dumps(document))
+    found = run("verify", written, tmp_path / "plan.json")
+    assert told in " ".join((found.stdout if change is None else found.stderr).split())
+    assert found.returncode == (0 if change is None else 2)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +119,6 @@ def test_the_workload_has_a_tmpc_for_each_scheme_and_its_plans_are_refused_by_na
         (["-o", "x.csv"], "unknown kind of file; expected a path that ends in .json or .toml"),
         (["-o", "x.toml"], "a workload is for a cluster; expected --nodes COUNT, too"),
         (["-t", "2", "--lora", "8"], "no rule says how norm before attention may be divided"),
-        (["-t", "2", "--unfused-attention"], "no rule says how scores may be divided"),
     ],
 )
 def test_what_cannot_be_is_refused_in_words(config: Path, asked: list[str], told: str) -> None:

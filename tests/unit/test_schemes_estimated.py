@@ -11,9 +11,9 @@ from piper_ray.model.mode import Recomputation
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate
 from piper_ray.workloads.estimate.config import read_model
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.estimate.modes import LayerMode, Offer, recomputation_of
+from piper_ray.workloads.estimate.modes import LayerMode, recomputation_of
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.frontier import schemes_of
+from piper_ray.workloads.schemes.frontier import find_schemes
 from piper_ray.workloads.schemes.layers import graph_of
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices
@@ -29,7 +29,7 @@ _TENSOR, _SEQUENCE, _RING = (
 
 @cache
 def _estimate(model: str) -> Estimate:
-    request = EstimateRequest(nodes=4, offer=Offer(contexts=(1, 2, 4)))
+    request = EstimateRequest(nodes=4)
     return estimate(read_model(model), load_hardware(None, lambda _: None), "A100-80", request)
 
 
@@ -56,14 +56,33 @@ estimate does not count. Latent vectors are gathered in place of tokens, which i
     ids=["tp", "sp", "gathered", "ring"],
 )
 def test_known_schemes_cost_what_estimate_says(model: str, degree: int, name: str, mode: LayerMode) -> None:
-    found = _estimate(model)
     degree = 2 if mode.context > 1 else degree
-    mode = replace(mode, degree=1 if mode.context > 1 else degree)
-    kind = _block(found)
+    _assert_costs(model, "block", replace(mode, degree=1 if mode.context > 1 else degree), degree, name)
+
+
+@pytest.mark.parametrize(
+    ("model", "key", "degree"),
+    [
+        ("llama3-8b", "embedding", 4),
+        ("llama3-8b", "head", 4),
+        ("Nemotron-H-8B", "mamba-block", 4),
+        ("Qwen3-Next-80B-A3B", "linear-block", 2),
+        ("t5-11b", "decoder-block", 2),
+        ("vit-22b", "patches", 2),
+        ("gemma-3-4b", "sliding-block", 4),
+    ],
+)
+def test_tensor_parallelism_of_other_layers_costs_what_estimate_says(model: str, key: str, degree: int) -> None:
+    _assert_costs(model, key, LayerMode(degree=degree), degree, _TENSOR)
+
+
+def _assert_costs(model: str, key: str, mode: LayerMode, degree: int, name: str) -> None:
+    found = _estimate(model)
+    kind = next(kind for kind in found.architecture.kinds if kind.key == key)
     costs = found.costs(kind, mode)
     of = graph_of(kind, degree)
     border, only = known_divisions(of.graph, degree)[name]
-    program = SchemeProgram(of.graph, degree, EstimatedPrices(of, found.setting), border, only)
+    program = SchemeProgram(of.graph, degree, EstimatedPrices(degree, found.setting, of), border, only)
     scheme = program.fastest(1e3, 1e3 * costs.activation_bytes * 1.01 + costs.state_bytes)
     assert scheme is not None
     figures = scheme.figures
@@ -83,7 +102,7 @@ def test_sequence_parallelism_with_selective_recomputation_is_found_by_name() ->
     """Of GPT-3 at t = 8, by the memory of Korthikanti et al., table 2, with attention in one kernel."""
     found = _estimate("gpt3-175b")
     kind = _block(found)
-    schemes = schemes_of(found, kind, 8, (8.0,), lambda _: None)
+    schemes = find_schemes(found, kind, 8, (8.0,), lambda _: None).found
     by_name = {one.name: one.scheme.figures for one in reversed(schemes)}
     cheap = LayerMode(degree=8, sequence_parallel=True, recomputation=recomputation_of(kind, Recomputation.SELECTIVE))
     costs = found.costs(kind, cheap)

@@ -23,6 +23,7 @@ SYSTEM = frozenset({"bin", "dev", "etc", "lib", "proc", "run", "sbin", "sys", "t
 _UP = re.compile(r"(^|/)\.\.(/|$)")
 
 
+@pytest.mark.long
 def test_python_stays_inside() -> None:
     assert len(PYTHON) > 300
     for path in PYTHON:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from torch.distributed.pipelining._schedule_visualizer import get_schedule_ops
 from torch.distributed.pipelining.schedules import _ComputationType
@@ -11,6 +12,7 @@ from torch.distributed.pipelining.schedules import _ComputationType
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, group_size, one_f_one_b
+from piper_ray.simulate.run import simulate
 from tests.simulate_support import FLUSHED, stage_passes
 from tests.simulate_twin import B, F, I, Pass, W
 from tests.simulate_twin import one_f_one_b as plain_one_f_one_b
@@ -193,3 +195,26 @@ def test_groups_pass_through_chunk_after_chunk(ranks: int, microbatches: int, ch
         passes = actions.tolist()
         assert [(chunk, one) for kind, chunk, one in passes if kind == ActionKind.F] == expected
         assert [(chunks - 1 - chunk, one) for kind, chunk, one in passes if kind == ActionKind.B] == expected
+
+
+@pytest.mark.parametrize(("p", "m", "v"), [(2, 4, 2), (4, 8, 2), (4, 12, 3), (3, 3, 2)])
+def test_experts_that_overlap_take_a_pass_more_ahead(p: int, m: int, v: int) -> None:
+    """As many as Megatron counts; each backward pass then stands beside a forward pass of another microbatch."""
+    usual, more = (flush_lists(Schedule(ScheduleName.INTERLEAVED, v, ahead=ahead), p, m) for ahead in (0, 1))
+    for rank, (before, after) in enumerate(zip(usual, more, strict=True)):
+        assert sorted(map(tuple, before.tolist())) == sorted(map(tuple, after.tolist()))
+        first = [int(np.argmax(one[:, 0] == ActionKind.B)) for one in (before, after)]
+        warm_up = (p - rank - 1) * 2 + (v - 1) * p  # get_pp_rank_microbatches of megatron-core 0.16
+        assert first == [min(warm_up + 1, m * v), min(warm_up + 2, m * v)]
+    with pytest.raises(UsageError, match="ahead must be 0, or more for interleaved alone, not 1 for zb-h1"):
+        Schedule(ScheduleName.ZB_H1, ahead=1)
+
+
+def test_a_pass_more_ahead_is_held_in_memory() -> None:
+    from tests.export_support import llama, plan_of
+
+    instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
+    usual, more = (simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, 2, ahead=ahead)) for ahead in (0, 1))
+    assert more.step_s >= usual.step_s
+    assert sum(more.ranks[-1].in_flight) > sum(usual.ranks[-1].in_flight)
+    assert more.ranks[-1].peak_memory_bytes > usual.ranks[-1].peak_memory_bytes

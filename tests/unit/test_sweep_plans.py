@@ -150,7 +150,7 @@ def test_each_row_is_what_plan_answers(done: tuple[Path, Path, Progress], rows: 
             str(source.parent / "ours.json"),
             row["gpu"],
             nodes=row["nodes"],
-            batch=row["batch"],
+            global_batch=row["batch"],
             precision=row["precision"],
             runtime=row["trained_by"],
         )

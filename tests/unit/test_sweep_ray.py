@@ -34,6 +34,7 @@ def undisturbed(folder: Path) -> tuple[Path, list[dict[str, Any]]]:
     return source, content(folder / "here")
 
 
+@pytest.mark.long
 def test_on_ray_or_here_the_dataset_is_the_same(tmp_path: Path) -> None:
     source, expected = undisturbed(tmp_path)
     told: list[Progress] = []

@@ -104,7 +104,7 @@ def test_images_of_a_sample_are_work_of_the_tower() -> None:
     assert [made["vision-block"].value("b") for made in kinds] == [1, 2]
     assert [made["projector"].value("b") for made in kinds] == [1, 2]
     assert {made["decoder"].value("b") for made in kinds if "decoder" in made} <= {1}
-    few, more = (piper_ray.estimate("gemma-3-4b", "H100-SXM", batch=8, images=count) for count in (1, 2))
+    few, more = (piper_ray.estimate("gemma-3-4b", "H100-SXM", global_batch=8, images=count) for count in (1, 2))
     passes_s = [sum(layer.tmpcs[1][0].time_per_sample_s for layer in instance.layers) for instance in (few, more)]
     assert passes_s[1] > passes_s[0]
     with pytest.raises(UsageError, match="each is 256 tokens, and a sample has 8,192; expected at most 32"):

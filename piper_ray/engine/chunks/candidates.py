@@ -32,13 +32,13 @@ _SMALL = 0.1
 """Of the mean layer's time: what takes less counts for nothing where layers are shared out."""
 
 _NEARLY = 1.003
-"""Plans within so many times the best one are made better layer by layer."""
+"""Plans within this factor of the best one are improved layer by layer."""
 
 _DESCENT_PASSES = 20_000_000
 """Of all simulations by which one is: some seconds."""
 
 _PASSES_OF_A_STEP = 10
-"""A step through all plans of a small model takes about as long as so many simulated passes."""
+"""Simulated passes that take about as long as a step through all plans of a small model."""
 
 _PREFERENCE = 1.0
 """Relative: by so much more a step that saves memory is liked in the first turn than in the last one."""

@@ -80,13 +80,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 _PASSES_TO_BUILD = 150
-"""A shape's program takes about as long to make as so many simulations of it, ..."""
+"""Simulations of a shape that take about as long as building its linear program, ..."""
 
 _PASSES_OF_AN_ITERATION = 30
-"""... and an iteration of its linear program, for each of its rows, as long as so many simulated passes."""
+"""... and simulated passes that take as long as an iteration of it, for each of its rows."""
 
 _PROMISING = 1.1
-"""Later moves are for plans within so many times the best one."""
+"""Later moves are for plans within this factor of the best one."""
 
 _OF_A_PARENT = threading.RLock()
 """Cases of one node may come to their turns on several threads."""
@@ -111,7 +111,7 @@ _ROUNDS_BEFORE_HUB = 4
 
 _FEW_LAYERS = 24
 _STEPS = {0: 20_000, 1: 1_000_000}
-"""Before such an effort all plans of a model of few layers are looked at, if so many steps are enough."""
+"""Before such an effort all plans of a model of few layers are enumerated, if this many steps are enough."""
 
 
 class TurnKind(Enum):

@@ -30,7 +30,7 @@ _NEAR = 1e-4
 
 _FEW_ROUNDS = 5
 _LITTLE = 0.01
-"""Where so many rounds gain less than this part of what is missing to the target, no others are made for now."""
+"""Where this many rounds gain less than this part of what is missing to the target, the search pauses them."""
 
 _MOST_MOMENTS = 24
 """Of a rank, that its memory is looked at."""

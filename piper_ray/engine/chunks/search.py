@@ -32,23 +32,23 @@ _HARDLY_WITHIN = 1.02
 """The same of the time that is asked for: there another search has found good plans."""
 
 _REFINED = ((1.3, 32, 500), (1.1, 12, 4_000), (1.03, 4, 20_000))
-"""Rounds of moves before any bound: for plans within so many times the best one, so many of them, how many moves."""
+"""Rounds of moves before any bound: for plans within which factor of the best one, how many plans, how many moves."""
 
 _DESCENDED = 1.01, 2
-"""After the first round layers are moved one by one in plans within so many times the best, of so many nodes."""
+"""After the first round layers are moved one by one, in plans within this factor of the best, of this many nodes."""
 
 _FIRST_PLANS = 64
 """Before the first bound of each node: of those that look best."""
 
 _MOST_CASES = 5_000
-"""That plans are told apart by."""
+"""By which plans differ."""
 
 _LOOK_S = 0.05
 """How often the main thread looks whether to stop."""
 
 
 _Turn = tuple[int, float]
-"""Of a node by its index, and the best time known that it goes by."""
+"""Index of a node, and the best known time that it is given."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _SHARE, _LARGEST_SHARE = 0.5, 1.0
 that takes still longer."""
 
 _SHORTENED = 0.1
-"""Of the downsets settled so far: so many have to lose states for a pass to go on."""
+"""Share of the downsets settled so far that have to lose states for a pass to go on."""
 
 _GUARD = 1e-9
 

@@ -32,7 +32,7 @@ _ROUNDING = 1e-9
 """Relative, of sums."""
 
 _PRICES = (0.0, 0.3, 1.0, 3.0, 1e6)
-"""Of all bytes, beside the work of all layers."""
+"""The price of all bytes, relative to the work of all layers."""
 
 _MOST_FIGURES = 30_000_000
 """Of ``PathBounds``, a number each."""

@@ -30,7 +30,7 @@ _MANY_LAYERS, _PIECES = 400, 96
 that are cut one by one give prices of memory which know nothing of that."""
 
 _EXCESS = 100.0
-"""What all of a device's memory once more costs, beside the work of all layers."""
+"""The price of a device's whole memory once more, relative to the work of all layers."""
 
 
 def path_prices(tables: FlushTables, task: FlushTask) -> PathPrices | None:

@@ -42,10 +42,10 @@ _ANY_PLAN = 0.999
 """A gap with which a search ends at its first plan."""
 
 _MOST_DOWNSETS = 200_000
-"""Of more than so many those alone are listed that plans can use."""
+"""Of more downsets than this, only those that plans can use are listed."""
 
 _MOST_LISTED = 1_000_000
-"""Also where it cannot be told which downsets plans can use: tables of 2.4 million took 8 GB."""
+"""The limit also where useful downsets are unknown: tables of 2.4 million took 8 GB."""
 
 _MANY_DOWNSETS = 600
 _FEW_DOWNSETS = 200

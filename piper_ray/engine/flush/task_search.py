@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,7 +41,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.stop import StoppedBy
 
 _MOST_PASSES = 10_000_000
-"""Forward passes of a step that are simulated one by one; of longer steps the formula tells the same."""
+"""Forward passes of a step that are simulated one by one; for longer steps the formula gives the same."""
 
 
 @dataclass(frozen=True)
@@ -354,29 +354,41 @@ def call_of(
         task,
         _run_sent,
         (space, task.ahead, task.borders),
-        (task.tensor_parallel_degrees, task.mixes, task.arrays, task.order, task.lower_s, task.prices, effort, known_s),
+        (
+            _Sent(task.order, task.tensor_parallel_degrees, task.mixes, task.arrays, task.lower_s, task.prices),
+            effort,
+            known_s,
+        ),
         f"the search of d={d} t={','.join(map(str, degrees))}",
         bound_s,
         PROCESS_BYTES + 2.0 * shared_bytes + _STATES_BYTES,
     )
 
 
+class _Sent(NamedTuple):
+    """What of a ``DegreePair`` is its own, and not shared by many."""
+
+    order: int
+    degrees: tuple[int, ...]
+    mixes: MixLimits
+    arrays: FlushTask
+    lower_s: float
+    prices: PathPrices | None
+
+
 def _run_sent(
     space: SearchSpace,
     ahead: AheadArrays,
     borders: BorderBound | None,
-    degrees: tuple[int, ...],
-    mixes: MixLimits,
-    arrays: FlushTask,
-    order: int,
-    lower_s: float,
-    prices: PathPrices | None,
+    sent: _Sent,
     effort: TaskEffort,
     known_s: float,
     control: FloatArray,
 ) -> TaskResult:
     """``run_task``, of what is shared by many tasks and of what is not."""
-    task = DegreePair(order, degrees, mixes, frozen(arrays), ahead, lower_s, prices, borders)
+    task = DegreePair(
+        sent.order, sent.degrees, sent.mixes, frozen(sent.arrays), ahead, sent.lower_s, sent.prices, borders
+    )
     return run_task(space, task, control, effort, known_s)
 
 

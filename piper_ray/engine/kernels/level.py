@@ -32,7 +32,7 @@ from piper_ray.engine.kernels.types import (
 _PASSES = 32
 
 _MANY_BUCKETS = 256
-"""From so many on groups are looked at first."""
+"""From this number on groups are tested first."""
 
 
 @inlined_kernel

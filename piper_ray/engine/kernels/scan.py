@@ -81,7 +81,7 @@ _MUCH_CROSSING = 64
 
 UNREACHABLE = np.int64(2**62)
 _BLOCKS = 128
-"""Of sums: with so few a front is quickly begun, and with as many sums one look tells what a state has to undercut."""
+"""Number of sums: so few start a front quickly, and enough to show what a state has to undercut."""
 
 _GUARD = 1e-9
 

@@ -28,7 +28,7 @@ TOO_SHORT, ENOUGH = 0, 1
 _SLOTS = 1024
 _FITS = ((64, 4093), (256, 65521))
 _MANY_FITS = 262139
-"""Slots for answers, up to so many downsets, and for more: primes, as their numbers are taken by division."""
+"""Slots for answers, up to this many downsets, and for more: primes, because slots are remainders of a division."""
 
 _MOST_IN_FLIGHT = 2**24
 

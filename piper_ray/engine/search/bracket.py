@@ -19,7 +19,7 @@ _FIRST_DESCENT = 4e-4
 _LONGER = 4.0
 
 _QUICKLY = 4.0
-"""How steps grow where evaluations tell when to stop growing."""
+"""How steps grow where evaluations say when to stop growing."""
 
 _FURTHER, _STILL_FURTHER = 0.05, 1.5
 """A feasible evaluation takes little longer than an infeasible one as near the optimum, and tells more: so steps go

@@ -26,7 +26,7 @@ MOST_LANES = 64
 """Beyond it several ranks share a lane, as thin lines one above the other."""
 
 _MOST_THIN_LANES = 1024
-"""Beyond it every so many-th rank is drawn."""
+"""Beyond it only every n-th rank is drawn."""
 
 _BLUE, _VERMILION, _GREEN, _PURPLE, _YELLOW, _SKY, _, _GREY = COLOURS
 _PASS_COLOURS = {ActionKind.F: _BLUE, ActionKind.B: _VERMILION, ActionKind.I: _YELLOW, ActionKind.W: _GREEN}
@@ -44,10 +44,10 @@ _LATER_CHUNK = 0.45
 """How much white is mixed into the colour of the last chunk of a rank."""
 
 _WAYS_SHOWN = 4.0
-"""Of an asynchronous pipeline the picture shows so many times the first microbatch's way there and back."""
+"""An asynchronous pipeline is drawn for this multiple of the first microbatch's way there and back."""
 
 _PASSES_SHOWN = 100
-"""About so many passes of a rank are drawn at each end of a long step."""
+"""Number of passes of a rank that are drawn at each end of a long step."""
 
 _LEAST_S = 1e-30
 """The least length of a picture: there is one even where all takes no time at all."""

@@ -33,7 +33,7 @@ _ROUTED_BACK = 1.5
 """Times as long that the host takes to launch the backward pass of routing."""
 
 _INTERFERENCE = 0.25
-"""The share of the time of a collective that products beside it lose to it: it takes multiprocessors and memory
+"""The share of the time of a collective that simultaneous products lose to it: it takes multiprocessors and memory
 traffic."""
 
 

@@ -11,7 +11,7 @@ from piper_ray.workloads.estimate.groups import Group, latency_s
 from piper_ray.workloads.estimate.software import Stack, TokenDispatcher
 
 _NEAR_RANKS = 8
-"""NVIDIA's recipes send tokens by all-to-all in nodes of so many GPUs, and by kernels that know of nodes elsewhere."""
+"""NVIDIA's recipes send tokens by all-to-all in nodes of up to this many GPUs, else by kernels that know nodes."""
 
 
 def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:

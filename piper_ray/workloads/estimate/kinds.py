@@ -19,7 +19,7 @@ def on_several_kinds(of_kind: Mapping[str, Instance], between_bytes_per_s: float
     workloads of different layers.
 
     >>> import piper_ray
-    >>> of_kind = {gpu: piper_ray.estimate("llama3-8b", gpu, batch=64) for gpu in ("A100-80", "H100-SXM")}
+    >>> of_kind = {gpu: piper_ray.estimate("llama3-8b", gpu, global_batch=64) for gpu in ("A100-80", "H100-SXM")}
     >>> on_several_kinds(of_kind, "40GB/s").devices
     16
     """

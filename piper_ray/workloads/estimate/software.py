@@ -38,7 +38,7 @@ BALANCED = 1.0
 
 
 _STRAGGLING_FROM = 256
-"""Up to so many GPUs the slowest is part of the efficiency; each doubling beyond adds the software's straggling."""
+"""Up to this many GPUs the slowest is part of the efficiency; each doubling beyond adds the software's straggling."""
 
 
 class Precision(str, Enum):

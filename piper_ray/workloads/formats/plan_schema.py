@@ -61,6 +61,8 @@ class StageDocument(_Documented):
     """Whether each layer recomputes activations in the backward pass, in the order of ``nodes``; null: none does."""
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     """The first and the last rank of its devices, counted from 0 at the first stage; t neighbours are a replica."""
+    schemes: dict[str, dict[str, object]] | None = None
+    """TMPCs found from operators, in full, by the words of their ids: where each value lies and what moves."""
     figures: StageFigures | None = None
     """What the stage costs, as evaluate computes it."""
 
@@ -125,6 +127,8 @@ class PlanDocument(StagesDocument, Header):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     step: StepTerms | None = None
     """The terms of a step, where they are not the usual ones."""
     status: Literal["optimal", "feasible"] | None = None
@@ -232,6 +236,8 @@ class AlternativeDocument(_Documented):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     devices: int
     """The number of devices that the plan uses."""
     fits: bool
@@ -293,6 +299,8 @@ class SolutionDocument(Header):
     """The number of stages on each rank."""
     group: int | None = None
     """The microbatches that pass through a chunk before the next begins; null: as few as the schedule allows."""
+    ahead: int = 0
+    """The forward passes of each rank's warm-up beyond those that are usual for interleaved."""
     step: StepTerms | None = None
     """The terms of a step, where they are not the usual ones."""
     status: Status

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pydantic import Field
@@ -58,7 +58,7 @@ def header(kind: str, instance: Instance) -> Document:
 
 def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> list[Document]:
     """Piper's stages with the names and paths of their layers, where the instance has these, which of them recompute
-    activations, and their ranks.
+    activations, their ranks, and schemes of their layers in full.
 
     schedule: that which the plan is for.
     """
@@ -70,6 +70,9 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         recompute = [layer is not None and _recomputes(layer, stage) for layer in layers]
         if any(recompute):
             document["recompute"] = recompute
+        words = {word for tmpc_id in stage.tmpc_ids.values() for word in tmpc_id.split("+")}
+        if found := {word: instance.schemes[word] for word in sorted(words & instance.schemes.keys())}:
+            document["schemes"] = found
         document["ranks"] = [ranks.start, ranks.stop - 1]
         documents.append(document)
     return documents
@@ -182,7 +185,8 @@ class PlanClaims:
 
     digest, step: of the instance, and the terms of a step, that the rest is of. time_per_sample_s: what the plan takes.
     lower_bound_s: no plan is faster. status: "optimal" or "feasible".
-    planner, note: who made the plan, if not the exact solver, in its own words.
+    planner, note: who made the plan, if not the exact solver, in its own words. schemes: of its layers, in full, by the
+    words of TMPCs' ids.
     """
 
     schedule: Schedule | None = None
@@ -193,6 +197,7 @@ class PlanClaims:
     note: str | None = None
     step: StepTerms = StepTerms()
     time_per_sample_s: float | None = None
+    schemes: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     def step_under(self, schedule: Schedule) -> StepTerms:
         """The terms of its step where that schedule flushes each batch too; the usual ones where there is no flush."""
@@ -252,7 +257,16 @@ class _Step(Open):
     optimizer_s: Figure
 
 
-class _Claims(Open):
+class _StageSchemes(Open):
+    schemes: dict[str, dict[str, object]] = Field(default={}, description="an object of schemes")
+
+
+class _StagesClaims(Open):
+    stages: list[_StageSchemes] = Field(default=[], description="a list of stages")
+
+
+class _Claims(_StagesClaims):
+    plan: _StagesClaims | None = None
     step: _Step | None = Field(default=None, description="an object")
     instance: _Instance | None = Field(default=None, description="an object")
     time_per_sample_s: Figure | None = None
@@ -296,8 +310,8 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
 
     Of a document that is not ours the schedule alone is read: the other names may mean anything there.
     """
-    schedule_name, chunks, group = map(document.get, ("schedule", "chunks", "group"))
-    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults)
+    schedule_name, chunks, group, ahead = map(document.get, ("schedule", "chunks", "group", "ahead"))
+    schedule = read_schedule(schedule_name, chunks, group, "schedule", faults, ahead)
     ours = str(document.get("schema", "")).startswith("piper-ray/")
     read = faults.model(_Claims, document, "") if ours else _Claims()
     if faults or read is None:
@@ -305,7 +319,9 @@ def read_claims(document: Mapping[str, object], faults: Faults) -> PlanClaims | 
     digest = None if read.instance is None else read.instance.digest
     step = StepTerms() if read.step is None else StepTerms(**read.step.model_dump())
     bound_s, time_s = read.lower_bound_s, read.time_per_sample_s
-    return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s)
+    stages = read.stages if read.plan is None else read.plan.stages
+    schemes = {word: one for stage in stages for word, one in stage.schemes.items()}
+    return PlanClaims(schedule, digest, bound_s, read.status, read.planner, read.note, step, time_s, schemes)
 
 
 _OLD_NAMES = (
@@ -353,7 +369,7 @@ def read_solution(document: Mapping[str, object], instance: Instance, faults: Fa
         infeasibility=read.infeasibility,
         stopped_by=read.stopped_by,
         blocks=read.blocks,
-        schedule=Schedule(read.schedule, read.chunks, read.group),
+        schedule=Schedule(read.schedule, read.chunks, read.group, read.ahead),
         step=read.step or StepTerms(),
     )
 

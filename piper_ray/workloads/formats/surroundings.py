@@ -129,7 +129,18 @@ def read_surroundings(
         "schedule": read_schedule(schedule, chunks, group, paths.get("schedule", ""), faults),
         "model": read_trained_model(said.get("model"), "model", faults),
         "measured_threads": counts.get("measured_threads"),
+        "schemes": _read_schemes(said.get("schemes"), faults),
     }
+
+
+def _read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, object]]:
+    if value is not None and (
+        not isinstance(value, Mapping)
+        or not all(isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for x in value.values())
+    ):
+        faults.at("schemes", f"{shown(value)}; expected a table of schemes as piper-ray schemes writes them")
+        return {}
+    return value or {}
 
 
 def surroundings_of(instance: Instance) -> dict[str, object]:
@@ -153,6 +164,7 @@ def surroundings_of(instance: Instance) -> dict[str, object]:
         "links": _inner_links(cluster) or None,
         "node_devices": None if cluster.kinds else cluster.node_devices,
         "between": cluster.between_bytes_per_s,
+        "schemes": instance.schemes or None,
     }
     return {what: value for what, value in found.items() if value is not None}
 
@@ -283,13 +295,15 @@ def _read_quantities(
     return found
 
 
-def read_schedule(name: object, chunks: object, group: object, path: str, faults: Faults) -> Schedule | None:
+def read_schedule(
+    name: object, chunks: object, group: object, path: str, faults: Faults, ahead: object = None
+) -> Schedule | None:
     """The schedule that a document names; None where it says nothing of one. path: where the name stands."""
     if name is None and chunks is None and group is None:
         return None
     try:
         arguments.of_kind("schedule", name, str, f"one of {', '.join(x.value for x in ScheduleName)}")
-        return Schedule(name, chunks, group)  # type: ignore[arg-type]  # it looks at all three
+        return Schedule(name, chunks, group, ahead or 0)  # type: ignore[arg-type]  # it looks at all of them
     except UsageError as error:
         faults.at(path, str(error))
         return None

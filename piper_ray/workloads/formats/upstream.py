@@ -63,6 +63,7 @@ _PATHS = {
     "chunks": "chunks",
     "group": "group",
     "model": "model",
+    "schemes": "schemes",
     "measured_threads": "measuredThreads",
     "links": "innerLinks",
     "node_devices": "devicesPerNode",

@@ -16,7 +16,7 @@ from piper_ray.workloads.formats import workload_schema as schema
 from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.surroundings import Quantities, read_surroundings
 
-_OF_OTHER_FORMS_TOO = ("model", "name")
+_OF_OTHER_FORMS_TOO = ("model", "name", "schemes")
 
 
 def read_workload(document: Mapping[str, object], overrides: Quantities, name: str, faults: Faults) -> Instance | None:

@@ -34,6 +34,9 @@
     schedule = "1f1b"                # for plans to run under, Piper's if left out; chunks = 2: stages on each rank;
                                      # group = 8: microbatches that pass through a chunk before the next
 
+    [schemes]                        # TMPCs found from operators, in full, by the word of their ids; see ``schemes``
+    scheme-0a1b2c3d = { layer = "block", tensor_parallel_degree = 2, border = "s" }
+
     [model]                          # which model is trained, and how, for launch files; see ``surroundings``
     precision = "bf16"
     config = { model_type = "llama", hidden_size = 4096 }
@@ -79,6 +82,7 @@ PATHS = {
     "name": "name",
     "measured_threads": "measured_threads",
     "model": "model",
+    "schemes": "schemes",
     "devices": "cluster.devices",
     "microbatches": "cluster.microbatches",
     "memory_bytes": "cluster.memory",

@@ -7,8 +7,6 @@ import ast
 from piper_ray.model.errors import UsageError
 
 PARAMETERS = {
-    "global-batch": "batch",
-    "microbatch-size": "microbatch",
     "memory": "memory_bytes",
     "arg": "arguments_of_model",
     "input": "inputs",

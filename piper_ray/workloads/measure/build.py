@@ -222,7 +222,7 @@ def _ways(
 ) -> Iterator[Way]:
     """share: what each device has of the measured time and activations, the layer's inputs apart. exchange_s: the times
     of the exchanges in the forward and the backward pass."""
-    kept, gradients, state = figures.kept, _gradient_bytes(held, training), _state_bytes(held, training)
+    kept, gradients, state = figures.kept, _gradient_bytes(held), _state_bytes(held, training)
     saved = kept.saved_inputs + (kept.saved - kept.saved_inputs) * share
     forward_s, backward_s = exchange_s
     time_s = figures.plain.total_s * share + forward_s + backward_s
@@ -251,23 +251,19 @@ def _is_divisible(held: Resident, degree: int) -> bool:
     return _is_matrix(held) and any(side % degree == 0 for side in held.shape[:2])
 
 
-def _gradient_bytes(held: Sequence[Resident], training: Training) -> float:
-    return sum(one.numbers * _gradient_number_bytes(one, training) for one in held if one.trainable)
-
-
-def _gradient_number_bytes(held: Resident, training: Training) -> float:
-    """Gradients of half precision are summed as ``training`` says, those of full precision as they are."""
-    return held.number_bytes if held.number_bytes >= _FULL_PRECISION_BYTES else training.gradient_bytes
+def _gradient_bytes(held: Sequence[Resident]) -> float:
+    """torch has gradients in the type of their parameters."""
+    return float(sum(one.numbers * one.number_bytes for one in held if one.trainable))
 
 
 def _state_bytes(held: Sequence[Resident], training: Training) -> float:
     """The bytes of parameters as they are, of gradients and of optimizer state, which holds no copy of parameters that
     have full precision already."""
-    total = 0.0
+    total = _gradient_bytes(held)
     for one in held:
         each = float(one.number_bytes)
         if one.trainable:
             copy = _FULL_PRECISION_BYTES if one.number_bytes >= _FULL_PRECISION_BYTES else 0
-            each += _gradient_number_bytes(one, training) + max(0.0, training.optimizer_bytes - copy)
+            each += max(0.0, training.optimizer_bytes - copy)
         total += one.numbers * each
     return total

@@ -13,6 +13,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -129,7 +130,8 @@ class Factory:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             try:
-                made = self.call(**arguments)
+                with device if device.type == "meta" else nullcontext():
+                    made = self.call(**arguments)
             except Exception as error:
                 raise InputError(self.spec, [Fault(place_of(error), words_of(error))]) from error
             module, given, loss = self._parts(made)
@@ -146,6 +148,17 @@ class Factory:
             return TrainableModel(module.to(device).train(), moved, loss, further)
         except NotImplementedError as error:  # parameters on the meta device have no data
             raise InputError(self.spec, [Fault("", f"{words_of(error)}; expected parameters with data")]) from error
+
+    def build_within(
+        self, microbatch: int, device: torch.device, declared: Sequence[Declared], room_bytes: float, degree: int = 1
+    ) -> TrainableModel:
+        """``build``; of a model that takes more room, on the meta device."""
+        try:
+            bare = self.build(microbatch, torch.device("meta"), declared, degree)
+        except InputError:  # such as a factory that looks at numbers
+            return self.build(microbatch, device, declared, degree)
+        held_bytes = sum(one.nbytes for one in [*bare.module.parameters(), *bare.module.buffers()])
+        return bare if held_bytes > room_bytes else self.build(microbatch, device, declared, degree)
 
     def fitted(self, given: object, microbatch: int) -> Inputs:
         """The factory's inputs, cut or repeated to ``microbatch`` samples. Raises InputError where that cannot be

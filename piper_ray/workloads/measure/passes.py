@@ -125,27 +125,28 @@ def passes_of(
     """The times of a layer's passes; and, with ``recompute``, their times where the forward pass keeps only its inputs.
 
     Both kinds are run in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
-    those that are there, as pipelines do with microbatches.
+    those that are there, as pipelines do with microbatches. Times are asked for when all is done: a GPU then has work
+    without gaps, as while it trains, and the host's launches are hidden as they are there.
     """
 
     def run_again(*given: torch.Tensor) -> Any:
         return checkpoint(layer.module, *given, use_reentrant=False)
 
-    measured: list[list[tuple[float, float]]] = [[], []]
+    marked: list[list[list[Callable[[], float]]]] = [[], []]
     runs: list[Callable[..., Any]] = [layer.module, run_again] if recompute else [layer.module]
     collecting = gc.isenabled()
     gc.disable()
     try:
         for index in range(repeats.warm_up + repeats.count):
-            for run, of_run in zip(runs, measured, strict=False):
-                pair = _once(layer, run, gradients, clock)
+            for run, of_run in zip(runs, marked, strict=False):
+                moments = _once(layer, run, gradients, clock)
                 if index >= repeats.warm_up:
-                    of_run.append(pair)
+                    of_run.append(moments)
+        plain, again = ([_lengths_s([one() for one in moments]) for moments in of_run] for of_run in marked)
     finally:
         if collecting:
             gc.enable()
         layer.module.zero_grad(set_to_none=True)
-    plain, again = measured
     return summary_of(plain), summary_of(again) if recompute else None
 
 
@@ -161,19 +162,27 @@ def summary_of(measured: Sequence[tuple[float, float]]) -> MeasuredPasses:
     )
 
 
-def _once(layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool], clock: Clock) -> tuple[float, float]:
+def _once(
+    layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool], clock: Clock
+) -> list[Callable[[], float]]:
+    """When the forward pass began and ended, and then the backward pass, if there is one."""
     _, given = leaves_of(layer.inputs, gradients)
-    start = clock()
+    moments = [clock()]
     outputs = run(*given)
-    between = clock()
+    moments.append(clock())
     differentiable = [output for output in outputs if output.requires_grad]
-    if not differentiable:
-        return between() - start(), 0.0
-    back = [torch.ones_like(output) for output in differentiable]
-    begun = clock()
-    torch.autograd.backward(differentiable, back)
-    ended = clock()
-    return between() - start(), ended() - begun()
+    if differentiable:
+        back = [torch.ones_like(output) for output in differentiable]
+        moments.append(clock())
+        torch.autograd.backward(differentiable, back)
+        moments.append(clock())
+    return moments
+
+
+def _lengths_s(moments_s: Sequence[float]) -> tuple[float, float]:
+    """Of the forward and the backward pass."""
+    begun_s, ended_s, *back_s = moments_s
+    return ended_s - begun_s, back_s[1] - back_s[0] if back_s else 0.0
 
 
 @dataclass(frozen=True)

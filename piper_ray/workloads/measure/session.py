@@ -22,6 +22,7 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.measure.build import Measured, ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel, place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of, signature_of
+from piper_ray.workloads.measure.meta import on_device, room_bytes
 from piper_ray.workloads.measure.passes import Clock, Repeats, clock_of, kept_of, leaves_of, parameters_of, passes_of
 from piper_ray.workloads.measure.store import LayerFigures, Store
 from piper_ray.workloads.measure.tracer import out_of_memory
@@ -58,7 +59,8 @@ class Profile:
     """An instance with what it was made from. shards: the layers of a shard by degree; None where they are estimated.
 
     parameters: the numbers in the model's parameters, each parameter once. unused: how many of them are in no layer.
-    load: the machine's load before the profile began.
+    is_bare: the whole model was traced without numbers, and each kind of layer had some of its own. load: the machine's
+    load before the profile began.
     """
 
     instance: Instance
@@ -69,6 +71,7 @@ class Profile:
     device: torch.device
     parameters: int
     unused: int
+    is_bare: bool
     load: float | None
 
 
@@ -127,9 +130,9 @@ def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store
     load = machine_load()
     device = device_of(request.device)
     target = target_of(request, hardware, device)
-    models = {1: factory.build(request.microbatch, device, request.inputs)}
-    if factory.takes_tensor_parallel:
-        models |= {t: factory.build(request.microbatch, device, request.inputs, t) for t in request.degrees}
+    degrees = (1, *request.degrees) if factory.takes_tensor_parallel else (1,)
+    room = room_bytes(device)
+    models = {t: factory.build_within(request.microbatch, device, request.inputs, room, t) for t in degrees}
     traced = {t: layers_of(factory.spec, model, request.layers) for t, model in models.items()}
     for t, layers in traced.items():
         _check_shard(factory.spec, t, layers, traced[1])
@@ -141,7 +144,7 @@ def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store
         done += 1
 
     measured = {
-        t: measured_layers(factory.spec, layers, request.repeats, clock_of(device), store, advance)
+        t: measured_layers(factory.spec, layers, request.repeats, device, store, advance)
         for t, layers in traced.items()
     }
     progress(total, total, "")
@@ -157,6 +160,7 @@ def profile(factory: Factory, request: ProfileRequest, hardware: Hardware, store
         device=device,
         parameters=sum(parameter.numel() for parameter in models[1].module.parameters()),
         unused=_unused(models[1], traced[1]),
+        is_bare=any(one.is_meta for one in models[1].module.parameters()),
         load=load,
     )
 
@@ -165,11 +169,13 @@ def measured_layers(
     spec: str,
     layers: Sequence[TracedLayer],
     repeats: Repeats,
-    clock: Clock,
+    device: torch.device,
     store: Store,
     advance: Callable[[TracedLayer], None],
 ) -> list[Measured]:
-    """Figures of every layer, in order. ``advance`` is called before each. Raises InputError and LimitError."""
+    """Figures of every layer, in order. One that was traced without numbers has some on the device while it is
+    measured. ``advance`` is called before each. Raises InputError and LimitError."""
+    clock = clock_of(device)
     found: list[Measured] = []
     for layer in layers:
         advance(layer)
@@ -182,16 +188,17 @@ def measured_layers(
         signature = signature_of(layer, gradients)
         figures = store.get(signature)
         if figures is None:
-            figures = _figures_of(spec, layer, gradients, repeats, clock)
+            figures = _figures_of(spec, layer, device, gradients, repeats, clock)
             store.add(signature, figures)
         found.append(Measured(layer, signature, figures))
     return found
 
 
 def _figures_of(
-    spec: str, layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock
+    spec: str, layer: TracedLayer, device: torch.device, gradients: Sequence[bool], repeats: Repeats, clock: Clock
 ) -> LayerFigures:
     try:
+        layer = on_device(layer, device)
         leaves, given = leaves_of(layer.inputs, gradients)
         versions = [tensor._version for tensor in given]
         kept, output_gradients = kept_of(layer, given)
@@ -226,7 +233,7 @@ def target_of(request: ProfileRequest, hardware: Hardware, device: torch.device)
     gpu = hardware.gpu(request.gpu) if request.gpu is not None else _recognised(hardware, device)
     if request.degrees and gpu is None:
         raise UsageError(
-            "--tensor-parallel: what devices tell each other is taken from the table of hardware; expected --gpu NAME, "
+            "--tensor-parallel: the rate between devices is taken from the table of hardware; expected --gpu NAME, "
             f"one of {', '.join(hardware.gpus)} (--hardware FILE adds others)"
         )
     devices = request.devices or (torch.cuda.device_count() if device.type == "cuda" else 1)

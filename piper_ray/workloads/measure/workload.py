@@ -18,7 +18,7 @@ from piper_ray.workloads.measure.arguments import PARAMETERS
 def profile(
     model: str,
     *,
-    microbatch: int,
+    microbatch_size: int,
     device: str = "cpu",
     arguments_of_model: Mapping[str, object] | None = None,
     layers: Iterable[str] = (),
@@ -27,7 +27,7 @@ def profile(
     gpu: str | None = None,
     hardware: str | os.PathLike[str] | None = None,
     devices: int | None = None,
-    batch: int | None = None,
+    global_batch: int | None = None,
     memory_bytes: float | str | None = None,
     bandwidth_bytes_per_s: float | str | None = None,
     repeats: int = 20,
@@ -36,7 +36,7 @@ def profile(
     """The workload of a PyTorch model, measured on this machine.
 
     model: its factory, as "file.py:function" or "package.module:function"; arguments_of_model: what it is called with.
-    microbatch, batch: in samples. device: "cpu" or "cuda". layers: patterns of module paths; inputs: as
+    microbatch_size, global_batch: in samples. device: "cpu" or "cuda". layers: patterns of module paths; inputs: as
     "3x224x224" or "1024:int64:50257" each; tensor_parallel: further degrees, for which ``gpu`` names an entry of the
     table of hardware. devices, memory_bytes, bandwidth_bytes_per_s: K, M and B; None: this machine's.
 
@@ -44,7 +44,7 @@ def profile(
     where the device's memory is not enough.
 
     >>> import piper_ray
-    >>> piper_ray.profile("models.py:small_gpt", microbatch=4)  # doctest: +SKIP
+    >>> piper_ray.profile("models.py:small_gpt", microbatch_size=4)  # doctest: +SKIP
     Instance('small_gpt': layers 14; edges 13; tensor-parallel degrees 1; devices 8 of 32 GiB; microbatches 256)
     """
     require("torch", "profile")
@@ -64,13 +64,13 @@ def profile(
         arguments.positive("tensor_parallel", degree)
     figures = arguments.cluster_figures(devices, None, memory_bytes, bandwidth_bytes_per_s)
     request = session.ProfileRequest(
-        microbatch=arguments.positive("microbatch", microbatch),
+        microbatch=arguments.positive("microbatch_size", microbatch_size),
         device=device,
         layers=tuple(layers),
         inputs=[parse_input(text) for text in inputs],
         degrees=sorted(set(degrees) - {1}),
         repeats=Repeats(count=repeats, warm_up=warm_up),
-        batch=None if batch is None else arguments.positive("batch", batch),
+        batch=None if global_batch is None else arguments.positive("global_batch", global_batch),
         gpu=gpu,
         devices=figures.get("devices"),
         memory_bytes=figures.get("memory_bytes"),

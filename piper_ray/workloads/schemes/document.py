@@ -5,12 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
-from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.graph import Step, Value
+from piper_ray.workloads.schemes.prices import PassPhase
+from piper_ray.workloads.schemes.rules import strategies
+from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
+
+if TYPE_CHECKING:
+    from piper_ray.workloads.schemes.frontier import KindSchemes
 
 Document = dict[str, object]
+
+_PHASES = {
+    "forward": PassPhase.FORWARD,
+    "again": PassPhase.FORWARD,
+    "kept": PassPhase.KEPT,
+    **dict.fromkeys(("gradient", "part", "weight"), PassPhase.GRADIENT),
+}
 
 EXACTNESS = (
     "Each scheme is within 0.01 % of the fastest of the rule table, with moves of one hop and this border, that holds "
@@ -26,54 +39,124 @@ def scheme_document(scheme: Scheme) -> Document:
         "tensor_parallel_degree": scheme.degree,
         "border": scheme.border.text,
         "steps": {
-            step.name: {"forward": step.forward, "backward": step.backward, "again": step.again}
+            step.name: {"forward": step.forward, "backward": step.backward}
+            | ({} if step.again is None else {"again": step.again})
             for step in scheme.steps
         },
         "weights": {name: place.text for name, place in sorted(scheme.weights.items())},
         "kept": [{"value": name, "placement": place.text} for name, place in scheme.kept],
-        "moves": [
-            {"when": one.when, "value": one.value, "from": one.source.text, "to": one.target.text}
-            for one in scheme.moves
-        ],
+        "moves": _moves(scheme),
         "time_s": figures.time_s,
         "forward_s": figures.forward_s,
         "backward_s": figures.backward_s,
         "once_a_batch_s": figures.once_s,
+        "weight_gradients_s": figures.weight_s,
         "activation_bytes": figures.activation_bytes,
         "state_bytes": figures.state_bytes,
         "weights_bytes": figures.weights_bytes,
         "made_again_bytes": figures.again_bytes,
+        "copied_parameters": figures.copied,
     }
+
+
+def in_full(scheme: Scheme, of: PricedGraph) -> Document:
+    """With the layer's operators and what they cost, so that ``check`` needs nothing else."""
+    graph, prices = of.graph, of.prices
+    document = scheme_document(scheme)
+    moves = [
+        {**said, "seconds": prices.move_s(graph.values[one.value], one.source, one.target, _PHASES[one.when])}
+        for said, one in zip(_moves(scheme), scheme.moves, strict=True)
+    ]
+    steps = {}
+    for step, how in zip(graph.steps, scheme.steps, strict=True):
+        texts = {one.text: prices.step(step, one) for one in strategies(step, graph, scheme.degree)}
+        forward, backward = texts[how.forward], texts[how.backward]
+        again = None if how.again is None else texts[how.again]
+        assert forward is not None
+        assert backward is not None
+        steps[step.name] = {
+            "forward": [forward.forward_s, forward.forward_host_s],
+            "backward": [backward.backward_s, backward.backward_host_s],
+            **({} if again is None else {"again": [again.forward_s, again.again_host_s]}),
+        }
+    return {
+        **document,
+        "moves": moves,
+        "arriving": list(graph.arriving),
+        "leaving": list(graph.leaving),
+        "sizes": dict(graph.sizes),
+        "values": {name: _value(value) for name, value in graph.values.items()},
+        "operators": [_operator(step) for step in graph.steps],
+        "prices": {
+            "state_bytes": prices.weight.state,
+            "synchronised_bytes": prices.weight.synchronised,
+            "steps": steps,
+            "once_s": {weight.name: prices.once_s(weight) for weight in graph.weights},
+        },
+    }
+
+
+def _value(value: Value) -> Document:
+    return {
+        "axes": list(value.axes),
+        "bytes": value.bytes,
+        **({"parameters": value.parameters} if value.parameters else {}),
+        **({} if value.has_gradient else {"gradient": False}),
+    }
+
+
+def _operator(step: Step) -> Document:
+    lists = {name: list(getattr(step, name)) for name in ("inputs", "outputs", "along", "backward_reads")}
+    said = {name: names for name, names in lists.items() if names or name in ("inputs", "outputs")}
+    return {"name": step.name, "family": step.family.value, **said, **({"ring": True} if step.on_ring else {})}
+
+
+def _moves(scheme: Scheme) -> list[Document]:
+    return [
+        {"when": one.when, "value": one.value, "from": one.source.text, "to": one.target.text} for one in scheme.moves
+    ]
 
 
 def digest_of(scheme: Scheme) -> str:
     """Eight letters that tell one scheme from others, whatever their figures."""
-    said = {key: value for key, value in scheme_document(scheme).items() if not key.endswith(("_s", "_bytes"))}
+    said = {
+        key: value
+        for key, value in scheme_document(scheme).items()
+        if not key.endswith(("_s", "_bytes", "_parameters"))
+    }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def found_document(one: FoundScheme) -> Document:
-    """With its name, and the word that its TMPC's id has."""
-    return {"name": one.name, "id": digest_of(one.scheme), **scheme_document(one.scheme)}
+@dataclass(frozen=True)
+class SchemesSubject:
+    """The model, a microbatch in words, and the GPU."""
+
+    model: str
+    sample: str
+    gpu: str
 
 
-def schemes_document(estimate: Estimate, kinds: Sequence[KindSchemes], version: str, complete: bool) -> Document:
+def schemes_document(of: SchemesSubject, kinds: Sequence[KindSchemes], version: str, complete: bool) -> Document:
     """All that was found. complete: False where an interrupt left some out."""
     return {
         "format": "piper-ray/schemes",
         "version": 1,
         "piper_ray": version,
-        "model": estimate.architecture.name,
-        "gpu": estimate.setting.gpu.name,
-        "sample": estimate.architecture.sample,
+        "model": of.model,
+        "gpu": of.gpu,
+        "sample": of.sample,
         "complete": complete,
         "exactness": EXACTNESS,
         "layers": [
             {
-                "layer": one.kind.name,
+                "layer": one.name,
                 "tensor_parallel_degree": one.degree,
                 "refused": one.refused or None,
-                "schemes": [found_document(found) for found in one.found],
+                "schemes": [
+                    {"name": found.name, "id": digest_of(found.scheme), **in_full(found.scheme, one.priced)}
+                    for found in one.found
+                    if one.priced is not None
+                ],
             }
             for one in kinds
         ],

@@ -7,16 +7,21 @@ from dataclasses import dataclass
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
 from piper_ray.workloads.schemes.layers import TOKENS, graph_of
 from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
 from piper_ray.workloads.schemes.program import SchemeProgram
-from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
+from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 
 BORDERS = TensorPlacement(TOKENS), REPLICATED
 """Where the values between layers may lie: one of the two in a whole plan."""
+
+USUAL_IN_FLIGHT = (8.0,)
 
 _STEPS = 8
 """Limits of memory between the fastest scheme's and the least."""
@@ -43,10 +48,10 @@ def within_limits(
             yield found
             held_bytes = found.figures.held_bytes(count)
             first_bytes = first_bytes or held_bytes
+            if held_bytes <= least_bytes * 1.001:
+                break
             limit = held_bytes - (first_bytes - least_bytes) / _STEPS
-            if limit < least_bytes and held_bytes > least_bytes * 1.001:
-                limit = least_bytes * (1.0 + 1e-6)
-            found = program.fastest(count, limit) if limit >= least_bytes else None
+            found = program.fastest(count, max(limit, least_bytes * (1.0 + 1e-6)))
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
@@ -60,41 +65,71 @@ def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
 
 
 def schemes_of(
-    estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+    of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> list[FoundScheme]:
-    """Of a kind of layer on so many devices. tell: called with what was found so far. Raises UsageError for operators
-    that have no rule."""
-    of = graph_of(kind, degree)
-    prices = EstimatedPrices(of, estimate.setting)
-    found: list[Scheme] = []
-    whole = of.graph.sizes[TOKENS] % degree
+    """Of a layer on so many devices. tell: called with what was found so far; what it raises ends the search."""
+    graph, key = of.graph, key_of(of, degree, in_flight)
+    found = read_schemes(key, of, degree)
+    if found is None:
+        found = undominated(list(_searched(of, degree, in_flight, tell)))
+        keep_schemes(key, found, of)
+    return [FoundScheme(name_of(one, graph), one) for one in found]
+
+
+def _searched(
+    of: PricedGraph, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> Iterator[Scheme]:
+    graph, count = of.graph, 0
+    between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
+    whole = any(graph.sizes.get(place.axis, 0) % degree for place in between) or not any(x.axis for x in between)
     for border in (REPLICATED,) if whole else BORDERS:
-        for scheme in within_limits(of.graph, degree, prices, border, in_flight):
-            found.append(scheme)
-            tell(f"{kind.name} at t = {degree}: {len(found)} schemes")
-    return [FoundScheme(name_of(one, of.graph), one) for one in undominated(found)]
+        for scheme in within_limits(graph, degree, of.prices, border, in_flight):
+            count += 1
+            tell(f"{graph.name} at t = {degree}: {count} schemes")
+            yield scheme
 
 
 @dataclass(frozen=True)
 class KindSchemes:
-    """Of a kind of layer on ``degree`` devices. refused: why it has none; empty where it has some."""
+    """Of a layer on ``degree`` devices. refused: why it has none; empty where it has some. kind: None for modules of
+    PyTorch."""
 
-    kind: LayerKind
+    name: str
+    kind: LayerKind | None
     degree: int
     found: tuple[FoundScheme, ...]
     refused: str = ""
+    priced: PricedGraph | None = None
 
 
 def find_schemes(
     estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> KindSchemes:
     """The schemes of a kind, or why it has none. tell: as of ``schemes_of``."""
+    refused = ""
     if not kind.divides(degree):
         heads = ", ".join(f"{count:,}" for count in kind.heads)
-        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
-    if TOKENS not in kind.symbols:
-        return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
-    try:
-        return KindSchemes(kind, degree, tuple(schemes_of(estimate, kind, degree, in_flight, tell)))
-    except UsageError as error:
-        return KindSchemes(kind, degree, (), str(error))
+        refused = f"t = {degree} does not divide its heads or experts ({heads})"
+    elif TOKENS not in kind.symbols or not kind.tensor_parallel:
+        refused = "no rules say how layers without tokens may be divided"
+    else:
+        try:
+            of = graph_of(kind, degree)
+        except UsageError as error:
+            refused = str(error)
+    if refused:
+        return KindSchemes(kind.name, kind, degree, (), refused)
+    priced = PricedGraph(of.graph, EstimatedPrices(degree, estimate.setting, of))
+    return KindSchemes(kind.name, kind, degree, tuple(schemes_of(priced, degree, in_flight, tell)), "", priced)
+
+
+def find_traced(
+    of: TracedGraph, setting: Setting, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> KindSchemes:
+    """The schemes of a traced module, or why it has none. tell: as of ``schemes_of``."""
+    sizes, name = of.graph.sizes, of.graph.name
+    if not any(size % degree == 0 for size in sizes.values()):
+        told = ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "none"
+        return KindSchemes(name, None, degree, (), f"t = {degree} divides none of its axes ({told})")
+    priced = PricedGraph(of.graph, TracedPrices(degree, setting, of))
+    return KindSchemes(name, None, degree, tuple(schemes_of(priced, degree, in_flight, tell)), "", priced)

@@ -13,7 +13,8 @@ class OperatorFamily(Enum):
 
     CONTRACTION: a sum of products over axes: matrix products, tokens copied to experts, sums over these.
     SUM: a sum of its inputs, and views. POINTWISE: number by number. ROWS: along some axes, row by row of the others:
-    norms, softmax, routers. ATTENTION: queries look at keys and values of all tokens.
+    norms, softmax, routers, scans along tokens. ATTENTION: queries look at keys and values of all tokens. LOOKUP: rows
+    of a table by their numbers. LOSS: of rows of logits.
     """
 
     CONTRACTION = "contraction"
@@ -21,6 +22,8 @@ class OperatorFamily(Enum):
     POINTWISE = "pointwise"
     ROWS = "rows"
     ATTENTION = "attention"
+    LOOKUP = "lookup"
+    LOSS = "loss"
 
 
 @dataclass(frozen=True, order=True)
@@ -70,14 +73,14 @@ class Step:
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """A layer. steps: in an order in which each reads what is there. arriving, leaving: the values between layers; ""
-    where there are none. sizes: of axes that may be sharded."""
+    """A layer. steps: in an order in which each reads what is there. arriving, leaving: the values between layers. What
+    no step makes and does not arrive is given to each device, as tokens are. sizes: of axes that may be sharded."""
 
     name: str
     values: Mapping[str, Value]
     steps: tuple[Step, ...]
-    arriving: str
-    leaving: str
+    arriving: tuple[str, ...]
+    leaving: tuple[str, ...]
     sizes: Mapping[str, int]
 
     @cached_property
@@ -89,6 +92,17 @@ class OperatorGraph:
     def consumers(self) -> Mapping[str, tuple[Step, ...]]:
         """The steps that read each value."""
         return {name: tuple(step for step in self.steps if name in step.inputs) for name in self.values}
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """What each device has from the start, besides weights."""
+        made = {name for step in self.steps for name in step.outputs} | {*self.arriving}
+        return tuple(name for name, value in self.values.items() if not value.parameters and name not in made)
+
+    def at_border(self, name: str, border: TensorPlacement) -> TensorPlacement:
+        """Of a value between layers: all of it, or shards on its first axis, its tokens."""
+        first = self.values[name].axes[0]
+        return TensorPlacement(first) if border.axis and first in self.sizes else REPLICATED
 
     def placements(self, name: str, degree: int) -> tuple[TensorPlacement, ...]:
         """Of a value on so many devices; those that are no partial sum."""

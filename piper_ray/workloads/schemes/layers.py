@@ -2,7 +2,8 @@
 named. What a step costs stays the estimator's own to say (``prices``).
 
 Axes: s tokens, heads (each with its queries, or groups of them with the keys and values that they share), f inner
-width, S that of shared experts, E experts, m their inner width. The width h of the tokens is not sharded. Where t
+width, S that of shared experts, E experts, m their inner width, V the vocabulary, z tokens of an encoder. A scan's
+heads are its channels, in groups with a state. The width h of the tokens is not sharded. Where t
 devices are more than the heads of keys and values each device has a copy, as the estimator has it, in all schemes.
 """
 
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import gcd
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.architectures.layers import HIDDEN
-from piper_ray.workloads.estimate.operators import LayerKind, Operator
+from piper_ray.workloads.estimate.operators import LOSS, TOKEN_EMBEDDING, LayerKind, Operator, Split
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
 
 TOKENS, WIDTH, HEADS, INNER, EXPERTS, EXPERT_INNER = "s", "h", "heads", "f", "E", "m"
+VOCABULARY, OTHER_TOKENS = "V", "z"
 
 Sides = Mapping[str, str]
 """What 1/t of an axis is to the estimator's operator: "tokens"; "own", the side that its tensor parallelism divides; or
@@ -47,22 +50,25 @@ def graph_of(kind: LayerKind, degree: int) -> KindGraph:
     for operator in kind.operators:
         found.add(operator)
     symbols = found.kind.symbols
-    named = {TOKENS: "s", HEADS: "g", INNER: "f", EXPERTS: "E", EXPERT_INNER: "m", "S": "S"}
-    sizes = {axis: int(symbols[symbol]) for axis, symbol in named.items() if symbols.get(symbol)}
-    graph = OperatorGraph(kind.key, found.values, tuple(found.steps), "x", found.stream, sizes)
+    axes = TOKENS, INNER, EXPERTS, EXPERT_INNER, "S", VOCABULARY, OTHER_TOKENS
+    sizes = {axis: int(symbols[axis]) for axis in axes if symbols.get(axis)}
+    sizes[HEADS] = int(symbols.get("g") or gcd(*kind.heads) or 1)
+    leaving = (found.stream,) if found.stream else ()
+    graph = OperatorGraph(kind.key, found.values, tuple(found.steps), tuple(found.arriving), leaving, sizes)
     return KindGraph(found.kind, degree, graph, found.works)
 
 
 @dataclass
 class _GraphInProgress:
-    """A graph in the making. stream: the residual stream; normed: outputs of the norms before parts; now: the value
-    that is being worked on; parts: what the next residual sum adds to the stream."""
+    """A graph in the making. arriving: from other layers; stream: the residual stream; normed: outputs of the norms
+    before parts; now: the value that is being worked on; parts: what the next residual sum adds to the stream."""
 
     kind: LayerKind
     values: dict[str, Value] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     works: dict[str, Work] = field(default_factory=dict)
-    stream: str = "x"
+    arriving: list[str] = field(default_factory=list)
+    stream: str = ""
     normed: list[str] = field(default_factory=list)
     now: str = ""
     parts: list[str] = field(default_factory=list)
@@ -71,17 +77,20 @@ class _GraphInProgress:
     latents: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self._value("x", (TOKENS, WIDTH), HIDDEN)
+        if not self.kind.operators[0].name.startswith((TOKEN_EMBEDDING, "patches to tokens")):
+            self.stream = self._value("x", (TOKENS, WIDTH), HIDDEN)
+            self.arriving.append("x")
 
     def add(self, operator: Operator) -> None:
         """The next operator of the kind. Raises UsageError."""
         shared = operator.name.startswith("shared expert: ")
-        name = operator.name.removeprefix("shared expert: ").removesuffix(", fused")
-        known = next((rule for words, rule in _RULES.items() if name.startswith(words)), None)
+        name = operator.name.removeprefix("shared expert: ").removeprefix("cross ").removesuffix(", fused")
+        names = operator.name, name
+        known = next((rule for words, rule in _RULES.items() for one in names if one.startswith(words)), None)
         if known is None or operator.frozen or "LoRA" in name:
             raise UsageError(
-                f"no rule says how {operator.name} may be divided; expected attention in one kernel, latent attention, "
-                "feed-forward parts and experts, without adapters"
+                f"no rule says how {operator.name} may be divided; expected embeddings, attention in one kernel, "
+                "scans, feed-forward parts, experts and projections, without adapters"
             )
         known(self, operator, "S" if shared else INNER)
 
@@ -102,7 +111,60 @@ class _GraphInProgress:
         self.steps.append(step)
         self.works[step.name] = Work(operator, sides)
 
+    def token_embedding(self, operator: Operator, _: str) -> None:
+        numbers = self._value("tokens' numbers", (TOKENS,), "8 s b", has_gradient=False)
+        inputs = (numbers, *self._weight(operator, (VOCABULARY, WIDTH)))
+        self.stream = self._value("embedded", (TOKENS, WIDTH), HIDDEN)
+        step = Step(operator.name, OperatorFamily.LOOKUP, inputs, (self.stream,), backward_reads=(numbers,))
+        self._step(operator, step, {TOKENS: "tokens", VOCABULARY: "own"})
+
+    def patches(self, operator: Operator, _: str) -> None:
+        inputs = (self._value("patches", (TOKENS,), "2 s b p", has_gradient=False), *self._weight(operator, (WIDTH,)))
+        self.stream = self._value("embedded", (TOKENS, WIDTH), HIDDEN)
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (self.stream,), (WIDTH,), backward_reads=inputs[:1])
+        self._step(operator, step, {TOKENS: "tokens"})
+
+    def table(self, operator: Operator, _: str) -> None:
+        made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
+        inputs = (self.stream, *self._weight(operator, (WIDTH,)))
+        self._step(operator, Step(operator.name, OperatorFamily.SUM, inputs, (made,)), {TOKENS: "tokens"})
+        self.stream = made
+
+    def dropout(self, operator: Operator, _: str) -> None:
+        made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
+        mask = self._value("mask", (TOKENS, WIDTH), "s b h", has_gradient=False)
+        step = Step(operator.name, OperatorFamily.POINTWISE, (self.stream,), (made, mask), backward_reads=(mask,))
+        self._step(operator, step, {TOKENS: "tokens"})
+        self.stream = made
+
+    def vocabulary_projection(self, operator: Operator, _: str) -> None:
+        logits = self.kind.operators[-1].saved[0].bytes
+        self.product(operator, self.stream, {"logits": logits}, VOCABULARY, (WIDTH, VOCABULARY))
+
+    def loss(self, operator: Operator, _: str) -> None:
+        made = self._value("loss of tokens", (TOKENS,), "4 s b", has_gradient=False)
+        step = Step(operator.name, OperatorFamily.LOSS, ("logits",), (made,), backward_reads=("logits",))
+        self._step(operator, step, {TOKENS: "tokens", VOCABULARY: "own"})
+        self.stream = ""
+
+    def of_samples(self, operator: Operator, _: str) -> None:
+        """One vector of each sample, its first token or the mean of all, by a matrix."""
+        pooled = self._value("vectors of samples", (WIDTH,), "2 b h")
+        self._step(None, Step("samples", OperatorFamily.CONTRACTION, (self.stream,), (pooled,)), {TOKENS: "tokens"})
+        ends = self.kind.output == "0"
+        made = self._value("result", ("c",), "4 b c" if ends else self.kind.output, has_gradient=not ends)
+        inputs = (pooled, *self._weight(operator, (WIDTH,)))
+        reads = (*inputs, made) if ends else inputs
+        self._step(operator, Step(operator.name, OperatorFamily.ROWS, inputs, (made,), (WIDTH,), reads), {})
+        self.stream = "" if ends else made
+
     def norm(self, operator: Operator, _: str) -> None:
+        if not any(one.name.startswith("residual") for one in self.kind.operators):
+            inputs = (self.stream, *self._weight(operator, (WIDTH,)))
+            self.stream = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
+            step = Step(operator.name, OperatorFamily.ROWS, inputs, (self.stream,), (WIDTH,), inputs)
+            self._step(operator, step, {TOKENS: "tokens"})
+            return
         before = not operator.name.startswith("norm after")
         read = self.stream if before else self.parts.pop()
         made = self._value(operator.name, (TOKENS, WIDTH), HIDDEN)
@@ -116,18 +178,24 @@ class _GraphInProgress:
             self.parts.append(made)
 
     def product(
-        self, operator: Operator, read: str, made: Mapping[str, str], into: str, weight: tuple[str, ...]
+        self,
+        operator: Operator,
+        read: str,
+        made: Mapping[str, str],
+        into: str,
+        weight: tuple[str, ...],
+        tokens: str = TOKENS,
     ) -> None:
         """Tokens by a matrix. made: values with formulas of their bytes, whose last axis is ``into``."""
         for name, formula in made.items():
-            self._value(name, (TOKENS, into), formula)
+            self._value(name, (tokens, into), formula)
         weights = self._weight(operator, weight)
         step = Step(
             operator.name, OperatorFamily.CONTRACTION, (read, *weights), tuple(made), backward_reads=(read, *weights)
         )
         by_columns = operator.products[0].divided == "columns"
         own = into if by_columns else next(axis for axis in weight if axis != into)
-        self._step(operator, step, {TOKENS: "tokens", own: "own"})
+        self._step(operator, step, {tokens: "tokens", own: "own"})
 
     def queries_keys_values(self, operator: Operator, _: str) -> None:
         made = {"queries": "2 s b a d", "keys and values": "4 s b g d"}
@@ -145,14 +213,25 @@ class _GraphInProgress:
         self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
         self.heads = made
 
+    def cross_queries(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.normed[0], {operator.name: "2 s b a d"}, HEADS, (WIDTH, HEADS))
+
+    def cross_keys(self, operator: Operator, _: str) -> None:
+        read = self._value("encoder's output", (OTHER_TOKENS, WIDTH), "2 z b h")
+        self.arriving.append(read)
+        self.product(operator, read, {operator.name: "4 z b g d"}, HEADS, (WIDTH, HEADS), OTHER_TOKENS)
+        self.heads = ("cross queries", operator.name)
+
     def core(self, operator: Operator, _: str) -> None:
         value_size = "v" if "v" in self.kind.symbols else "d"
-        result = self._value("attention", (TOKENS, HEADS), f"2 s b a {value_size}")
-        sums = self._value("denominators", (TOKENS, HEADS), "4 s b a", has_gradient=False)
+        crossed = operator.name.startswith("cross")
+        prefix = "cross " if crossed else ""
+        result = self._value(f"{prefix}attention", (TOKENS, HEADS), f"2 s b a {value_size}")
+        sums = self._value(f"{prefix}denominators", (TOKENS, HEADS), "4 s b a", has_gradient=False)
         inputs = (*self.heads, *self._weight(operator, (HEADS,)))
         step = Step(
             operator.name, OperatorFamily.ATTENTION, inputs, (result, sums), (TOKENS,), (*inputs, result, sums),
-            on_ring="W" not in self.kind.symbols,
+            on_ring="W" not in self.kind.symbols and not crossed,
         )  # fmt: skip
         self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
         self.now = result
@@ -165,8 +244,54 @@ class _GraphInProgress:
         self.now = made
 
     def attention_output(self, operator: Operator, _: str) -> None:
-        self.product(operator, self.now, {"attended": HIDDEN}, WIDTH, (HEADS, WIDTH))
-        self.parts.append("attended")
+        made = "cross attended" if operator.name.startswith("cross") else "attended"
+        self.product(operator, self.now, {made: HIDDEN}, WIDTH, (HEADS, WIDTH))
+        self.parts.append(made)
+
+    def mixer_in(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.normed[0], {"mixer's inner": operator.saved[1].bytes}, HEADS, (WIDTH, HEADS))
+        self.heads = ("mixer's inner",)
+
+    def states(self, operator: Operator, _: str) -> None:
+        """Of all channels, as sums over them."""
+        self.product(operator, self.now, {operator.name: operator.saved[0].bytes}, "states", (HEADS, "states"))
+        self.heads = (*self.heads, operator.name)
+
+    def norms_of_states(self, operator: Operator, _: str) -> None:
+        read = self.heads[-1]
+        made = replace(self.values[read], name=operator.name)
+        self.values[made.name] = made
+        inputs = (read, *self._weight(operator, ()))
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (made.name,), ("states",), backward_reads=(read,))
+        self._step(operator, step, {TOKENS: "tokens"})
+        self.heads = (*self.heads[:-1], made.name)
+
+    def time_steps(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.heads[-1], {operator.name: operator.saved[0].bytes}, HEADS, ("states", HEADS))
+        self.heads = (*self.heads, operator.name)
+
+    def scan(self, operator: Operator, _: str) -> None:
+        """Token by token in each head: convolutions of neighbours, and states that go on."""
+        made = self._value(operator.name, (TOKENS, HEADS), operator.saved[0].bytes)
+        read = (*self.heads, *([self.now] if self.now else []))
+        inputs = (*read, *self._weight(operator, (HEADS,)))
+        step = Step(operator.name, OperatorFamily.ROWS, inputs, (made,), along=(TOKENS,), backward_reads=inputs)
+        self._step(operator, step, {HEADS: "own"})
+        self.now = made
+
+    def norm_and_gate(self, operator: Operator, _: str) -> None:
+        """Of each head, or group of heads, by itself."""
+        formula = operator.saved[0].bytes
+        made = tuple(self._value(name, (TOKENS, HEADS), formula) for name in ("normed scan", "gated scan"))
+        axes = (HEADS,) if operator.parameters_split is Split.TENSOR else ()
+        inputs = (self.now, *self.heads[:1], *self._weight(operator, axes))
+        step = Step(operator.name, OperatorFamily.POINTWISE, inputs, made, backward_reads=(*inputs, made[0]))
+        self._step(operator, step, {TOKENS: "tokens", HEADS: "own"})
+        self.now = made[1]
+
+    def mixer_out(self, operator: Operator, _: str) -> None:
+        self.product(operator, self.now, {"mixed": HIDDEN}, WIDTH, (HEADS, WIDTH))
+        self.parts.append("mixed")
 
     def latent_vectors(self, operator: Operator, _: str) -> None:
         low = "Q + C" if self.kind.value("Q") else "C"
@@ -273,7 +398,16 @@ class _GraphInProgress:
 
 
 _RULES: Mapping[str, Callable[[_GraphInProgress, Operator, str], None]] = {
+    TOKEN_EMBEDDING: _GraphInProgress.token_embedding,
+    "patches to tokens": _GraphInProgress.patches,
+    "position embedding": _GraphInProgress.table,
+    "type embedding": _GraphInProgress.table,
+    "relative positions": _GraphInProgress.table,
+    "dropout": _GraphInProgress.dropout,
+    "norm and gate": _GraphInProgress.norm_and_gate,
+    "norms of states": _GraphInProgress.norms_of_states,
     "norm": _GraphInProgress.norm,
+    "last norm": _GraphInProgress.norm,
     "queries, keys, values": _GraphInProgress.queries_keys_values,
     "rotary positions": _GraphInProgress.rotary,
     "query and key norms": _GraphInProgress.rotary,
@@ -281,8 +415,18 @@ _RULES: Mapping[str, Callable[[_GraphInProgress, Operator, str], None]] = {
     "gate of the output": _GraphInProgress.gated,
     "attention output": _GraphInProgress.attention_output,
     "latent vectors": _GraphInProgress.latent_vectors,
+    "cross queries": _GraphInProgress.cross_queries,
+    "cross keys": _GraphInProgress.cross_keys,
     "queries": _GraphInProgress.latent_queries,
     "keys and values": _GraphInProgress.latent_keys,
+    "mixer in": _GraphInProgress.mixer_in,
+    "convolution of neighbours": _GraphInProgress.scan,
+    "states and time steps": _GraphInProgress.states,
+    "time steps of channels": _GraphInProgress.time_steps,
+    "scan by chunks": _GraphInProgress.scan,
+    "delta rule by chunks": _GraphInProgress.scan,
+    "selective scan": _GraphInProgress.scan,
+    "mixer out": _GraphInProgress.mixer_out,
     "feed-forward in": _GraphInProgress.feed_forward_in,
     "activation function": _GraphInProgress.activation,
     "feed-forward out": _GraphInProgress.feed_forward_out,
@@ -294,5 +438,9 @@ _RULES: Mapping[str, Callable[[_GraphInProgress, Operator, str], None]] = {
     "experts' activation function": _GraphInProgress.experts_activation,
     "sum over experts": _GraphInProgress.combine,
     "residual": _GraphInProgress.residual,
+    "vocabulary projection": _GraphInProgress.vocabulary_projection,
+    LOSS: _GraphInProgress.loss,
+    "classifier": _GraphInProgress.of_samples,
+    "projection": _GraphInProgress.of_samples,
 }
 """By the first words of an operator's name; the first that fits."""

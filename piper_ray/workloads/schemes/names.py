@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, TensorPlacement
-from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, TOKENS
-from piper_ray.workloads.schemes.rules import Strategy, strategies
+from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, OTHER_TOKENS, TOKENS
+from piper_ray.workloads.schemes.rules import RING, Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
 NEW = "new"
 
-_CHEAP = ("norm", "last norm", "activation function", "experts' activation function", "shared expert: activation")
+_CHEAP = (
+    "norm", "last norm", "activation function", "experts' activation function", "shared expert: activation",
+    "layer_norm", "rms_norm", "gelu", "silu", "relu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,13 @@ class _Division:
             own = self.experts and not (ends and self.sent and border.axis)
         else:
             own = self.products
-        of_tensor = next((one for one in options if one.axis not in ("", TOKENS, EXPERT_INNER)), None)
+        of_tensor = next((one for one in options if one.axis not in ("", TOKENS, OTHER_TOKENS, EXPERT_INNER)), None)
         if own and of_tensor:
             return of_tensor
-        along = [one for one in options if one.axis == border.axis]
-        return next((one for one in along if bool(one.exchange) == self.ring), along[0])
+        along = [one for one in options if border.axis and one.axis in (TOKENS, OTHER_TOKENS)] or options[:1]
+        if not along[0].axis and border.axis and of_tensor:  # a scan, which tokens do not divide
+            return of_tensor
+        return next((one for one in along if (one.exchange == RING) == self.ring), along[0])
 
 
 def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[TensorPlacement, Mapping[str, str]]]:
@@ -60,10 +65,10 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
         "context and expert parallelism, all-gather": (tokens, _Division(False, False, True)),
         "context and expert parallelism, all-to-all": (tokens, _Division(False, True, True)),
     }
-    tokens_divide = graph.sizes[TOKENS] % degree == 0
+    tokens_divide = graph.sizes.get(TOKENS, 1) % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
-    has_ring = any(one.exchange for of_step in options.values() for one in of_step)
+    has_ring = any(one.exchange == RING for of_step in options.values() for one in of_step)
     for name, (border, division) in known.items():
         if (border.axis and not tokens_divide) or (division.ring and not has_ring):
             continue
@@ -76,7 +81,12 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
 def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
     """The name of how it is divided, with ``selective`` or ``full recomputation``; ``new`` if it has none."""
     forward = {step.name: step.forward for step in scheme.steps}
-    alike = all(step.forward == step.backward and step.again in (None, step.forward) for step in scheme.steps)
+    sums = {step.name for step in graph.steps if step.family is OperatorFamily.SUM}  # of which only biases go back
+    alike = all(
+        (step.backward == step.forward or (step.name in sums and step.backward == "whole"))
+        and step.again in (None, step.forward)
+        for step in scheme.steps
+    )
     weights_stay = all(move.value not in scheme.weights for move in scheme.moves)
     known = known_divisions(graph, scheme.degree).items()
     found = next((name for name, (border, axes) in known if (border, axes) == (scheme.border, forward)), NEW)
@@ -86,6 +96,6 @@ def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
         return found
     if all(name.startswith(_CHEAP) for name in scheme.again):
         return f"{found}, selective recomputation"
-    if {name for name, _ in scheme.kept} <= {graph.arriving}:
+    if {name for name, _ in scheme.kept} <= {*graph.arriving}:
         return f"{found}, full recomputation"
     return f"{found}, own recomputation"

@@ -30,11 +30,14 @@ _NEAR = 1e-4
 _MOST_ROUNDS = 40
 _ANGLES = 9
 _TIE = 1e-5
-"""Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found."""
+"""Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found; and of
+these, by a hundredth of it, one whose steps are divided."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
 """The first words of the names of columns that say how steps are divided, and where weights lie."""
+
+_WEIGHTS = "weight's gradient"
 
 Terms = Mapping[int, float]
 _At = dict[tuple[str, TensorPlacement], dict[int, float]]
@@ -103,6 +106,12 @@ class SchemeProgram:
             }
             for phase in ("forward", "backward", "again")
         )
+        self._whole = {
+            column: _TIE / 100.0
+            for of in (self._forward, self._backward)
+            for (name, place), column in of.items()
+            if not self._options[name][place][0].axis
+        }
         self._lay_weights()
         self._go_forward()
         self._go_backward()
@@ -164,8 +173,10 @@ class SchemeProgram:
         made: _At = defaultdict(dict)
         fixed = self._columns.column("arriving")
         self._columns.equal({fixed: 1.0})
-        if graph.arriving:
-            made[graph.arriving, self._border][fixed] = 1.0
+        for name in graph.arriving:
+            made[name, graph.at_border(name, self._border)][fixed] = 1.0
+        for name in graph.given:
+            made[name, REPLICATED][fixed] = 1.0
         made.update(self._laid)
         for step in graph.steps:
             options = self._chosen(self._forward, step)
@@ -178,8 +189,8 @@ class SchemeProgram:
             self._there.update(self._moved("forward move", value, made, PassPhase.FORWARD))
         for step in graph.steps:
             self._reads(self._chosen(self._forward, step), step.inputs, self._there)
-        if graph.leaving:
-            self._columns.at_most({fixed: 1.0}, self._there[graph.leaving, self._border])
+        for name in graph.leaving:
+            self._columns.at_most({fixed: 1.0}, self._there[name, graph.at_border(name, self._border)])
         self._fixed = fixed
 
     def _reads(self, options: list[tuple[Strategy, int]], names: Iterable[str], there: _At) -> None:
@@ -239,10 +250,8 @@ class SchemeProgram:
                 self._sum_weight(value)
                 continue
             parts = [self._contribution(step, value) for step in graph.consumers[value.name]]
-            if value.name == graph.leaving:
-                parts.append({(value.name, self._border): {self._fixed: 1.0}})
-            if not parts:  # what the layer's loss begins with
-                parts.append({(value.name, REPLICATED): {self._fixed: 1.0}})
+            if value.name in graph.leaving:
+                parts.append({(value.name, graph.at_border(value.name, self._border)): {self._fixed: 1.0}})
             summed = parts[0] if len(parts) == 1 else self._summed(value, parts)
             there.update(self._moved("gradient move", value, summed, PassPhase.GRADIENT))
         for step in graph.steps:
@@ -254,8 +263,8 @@ class SchemeProgram:
                     needed[strategy.adjoint(name)][column] = 1.0
                 for place, columns in needed.items():
                     self._columns.at_most(columns, there.get((name, place), {}))
-        if graph.arriving:
-            self._columns.at_most({self._fixed: 1.0}, there[graph.arriving, self._border])
+        for name in graph.arriving:
+            self._columns.at_most({self._fixed: 1.0}, there[name, graph.at_border(name, self._border)])
 
     def _contribution(self, step: Step, value: Value) -> _At:
         found: _At = defaultdict(dict)
@@ -288,7 +297,7 @@ class SchemeProgram:
                     seconds = self._prices.move_s(weight, source, place, PassPhase.GRADIENT)
                 if seconds is None:
                     continue
-                column = pairs[source, place] = self._columns.column("weight's gradient", weight.name, source, place)
+                column = pairs[source, place] = self._columns.column(_WEIGHTS, weight.name, source, place)
                 if once:
                     self._once_s[column] = self._prices.once_s(weight)
                 else:
@@ -379,7 +388,7 @@ class SchemeProgram:
         once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
         tie = _TIE / (1.0 + in_flight)
         held = {self._held[0]: tie * in_flight, self._held[1]: tie}
-        self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held})
+        self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held, **self._whole})
         values = self._run(in_flight, most_bytes)
         for _ in range(_MOST_ROUNDS):
             if values is None:
@@ -488,9 +497,9 @@ class SchemeProgram:
             weights={one[1]: one[2] for one in chosen if one[0] == "weight"},
             kept=tuple((one[1], one[2]) for one in chosen if one[0] == "kept"),
             moves=tuple(
-                Move(str(one[0]).removesuffix(" move"), one[1], one[-2], one[-1])
+                Move("weight" if one[0] == _WEIGHTS else str(one[0]).removesuffix(" move"), one[1], one[-2], one[-1])
                 for one in chosen
-                if str(one[0]).endswith(" move")
+                if str(one[0]).endswith(" move") or (one[0] == _WEIGHTS and one[-2] != one[-1] and one[-1].axis)
             ),
             figures=self._figures(values),
         )  # fmt: skip

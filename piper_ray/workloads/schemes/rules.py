@@ -8,17 +8,17 @@ placements that the rule says. ``adjoint`` gives the backward pass, so that a ru
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from piper_ray.workloads.schemes.graph import PARTIAL, REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 
-RING = "ring"
+RING, SUMS = "ring", "sums"
 
 
 @dataclass(frozen=True)
 class Strategy:
     """axis: of which each device takes its part; "" for none. placements: of each input and output. exchange: RING
-    where keys and values go around meanwhile."""
+    where keys and values go around meanwhile; SUMS where sums of rows are added up."""
 
     axis: str
     placements: Mapping[str, TensorPlacement]
@@ -41,14 +41,19 @@ class Strategy:
         """``heads``, ``tokens around a ring``, ``partial sums`` or ``whole``."""
         if not self.axis:
             return "partial sums" if PARTIAL in self.placements.values() else "whole"
-        return self.axis + (" around a ring" if self.exchange else "")
+        return self.axis + (" around a ring" if self.exchange == RING else "")
 
 
 def strategies(step: Step, graph: OperatorGraph, degree: int) -> tuple[Strategy, ...]:
-    """All of a step's, each device's whole work first. An axis that t does not divide has none."""
+    """All of a step's, each device's whole work first. An axis that t does not divide has none, nor one that it goes
+    along."""
     whole = Strategy("", dict.fromkeys((*step.inputs, *step.outputs), REPLICATED))
-    found = [whole, *_RULES[step.family](step, graph)]
-    return tuple(one for one in found if not one.axis or graph.sizes.get(one.axis, 1) % degree == 0)
+    closed = () if step.family is OperatorFamily.ATTENTION else step.along
+    return tuple(
+        one
+        for one in (whole, *_RULES[step.family](step, graph))
+        if not one.axis or (one.axis not in closed and graph.sizes.get(one.axis, 1) % degree == 0)
+    )
 
 
 def _axes(step: Step, graph: OperatorGraph) -> tuple[str, ...]:
@@ -89,18 +94,15 @@ def _sum(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
 
 
 def _pointwise(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
-    """y[i] = f(x[i], z[i]; w): in each place by itself, so shards on an axis of all but weights."""
-    tensors = [name for name in (*step.inputs, *step.outputs) if not graph.values[name].parameters]
+    """y[i] = f(x[i], z): in each place by itself, so shards on an axis of all outputs; z without it is everywhere."""
     for axis in _axes(step, graph):
-        if all(axis in graph.values[name].axes for name in tensors):
+        if all(axis in graph.values[name].axes for name in step.outputs):
             yield _along(axis, step, graph)
 
 
 def _rows(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[i, :] = f(x[i, :]; w): each row by itself, so shards on any axis but those that f goes along."""
-    for strategy in _pointwise(step, graph):
-        if strategy.axis not in step.along:
-            yield strategy
+    yield from _pointwise(step, graph)
 
 
 def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
@@ -120,10 +122,37 @@ def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
             yield Strategy(around.axis, around.placements, RING)
 
 
+def _lookup(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
+    """y[i] = W[n[i]] = sum over j of (1 if n[i] = j else 0) W[j]. Each number i by itself, with all of the table; or
+    each device looks up what its rows j have, and y is the sum of what the devices have, as sums may be split."""
+    numbers, table = step.inputs
+    for axis in _axes(step, graph):
+        if axis in graph.values[numbers].axes:
+            yield _along(axis, step, graph)
+        elif axis in graph.values[table].axes and axis not in graph.values[step.outputs[0]].axes:
+            yield _along(axis, step, graph, missing=PARTIAL)
+
+
+def _loss(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
+    """l[i] = log sum over j of exp(x[i, j]) - x[i, n[i]]. Each row i by itself; or each device takes its j, and the
+    devices add up their sums, numbers of one row each, before the logarithm: then all have l, and dx[i, j] is of j."""
+    rows = graph.values[step.outputs[0]].axes
+    for strategy in _pointwise(replace(step, inputs=(), outputs=step.inputs[:1]), graph):
+        others = (*step.inputs[1:], *step.outputs)
+        place = TensorPlacement(strategy.axis) if strategy.axis in rows else REPLICATED
+        yield replace(
+            strategy,
+            placements={**strategy.placements, **dict.fromkeys(others, place)},
+            exchange="" if place.axis else SUMS,
+        )
+
+
 _RULES: Mapping[OperatorFamily, Callable[[Step, OperatorGraph], Iterator[Strategy]]] = {
     OperatorFamily.CONTRACTION: _contraction,
     OperatorFamily.SUM: _sum,
     OperatorFamily.POINTWISE: _pointwise,
     OperatorFamily.ROWS: _rows,
     OperatorFamily.ATTENTION: _attention,
+    OperatorFamily.LOOKUP: _lookup,
+    OperatorFamily.LOSS: _loss,
 }

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.graph import OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.prices import SchemePrices
+
+
+@dataclass(frozen=True)
+class PricedGraph:
+    """What schemes are of."""
+
+    graph: OperatorGraph
+    prices: SchemePrices
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,8 @@ class StepScheme:
 @dataclass(frozen=True)
 class Move:
     """A value, or its gradient, brought from one placement to another. when: ``forward``, ``again`` (of what was made
-    again), ``kept`` (of what was kept), ``gradient``, or ``part`` (of one reader's part of a gradient)."""
+    again), ``kept`` (of what was kept), ``gradient``, ``part`` (of one reader's part of a gradient), or ``weight``
+    (its gradient)."""
 
     when: str
     value: str

@@ -28,14 +28,14 @@ _KEYS = itertools.count()
 _TURNS = itertools.count()
 _LEAST_EXPECTED_S = 1.0
 _UNTIL_LATE = 2.0
-"""A call may take so many times as long as the longest one before it, and four times that before it is late."""
+"""A call may take this multiple of the longest one before it, and four times that before it is late."""
 
 _ALONE_S = 0.3
 """What is done in less is not worth a worker."""
 _IN_FLIGHT = 2
 """Calls for each worker: one in work, and one that waits there."""
 _END_WITHIN_S = 1.0
-"""For what was told to stop; nobody waits for the rest."""
+"""Time to wait for calls that were asked to stop; nobody waits for the rest."""
 _LOOK_S = 0.02
 
 OF_WORKER = -1

@@ -38,7 +38,7 @@ from piper_ray.model.errors import ClusterError
 _TICK_S = 0.25
 
 _LONG_WAIT_S = 30.0
-"""Without a worker, before the user is told."""
+"""Time without a worker after which the user gets a note."""
 
 _Arguments = ParamSpec("_Arguments")
 

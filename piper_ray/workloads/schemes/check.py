@@ -1,0 +1,256 @@
+"""A scheme's document checked by the rule table alone: nothing here knows the program that found it.
+
+Values are followed from what arrives through each step, in the placements that the rules give, to what leaves; and
+gradients back again. What a step needs has to be where it needs it: made so, moved by one hop, or kept. Then seconds
+and bytes are added up from the prices that the document has of its steps and moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from piper_ray.model.errors import UsageError
+from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import FOUND, Sharding
+from piper_ray.model.plan import Plan
+from piper_ray.workloads.estimate.costs import idle_s
+from piper_ray.workloads.schemes.graph import (
+    PARTIAL,
+    REPLICATED,
+    OperatorFamily,
+    OperatorGraph,
+    Step,
+    TensorPlacement,
+    Value,
+)
+from piper_ray.workloads.schemes.rules import Strategy, strategies
+
+_NEAR = 1e-5
+"""Relative: figures of TMPCs have six digits."""
+
+Placed = tuple[str, TensorPlacement]
+Document = Mapping[str, Any]
+
+
+def checked_schemes(instance: Instance, plan: Plan, documents: Mapping[str, Document]) -> tuple[list[str], list[str]]:
+    """Of a plan's schemes those that hold, and what is wrong with others. documents: by the words of TMPCs' ids."""
+    held: list[str] = []
+    wrong: list[str] = []
+    on_host = instance.model is not None and instance.model.optimizer_on_host
+    for stage in plan.stages:
+        for layer in stage.layers:
+            row = instance.layer_by_id[layer].tmpcs[stage.tensor_parallel_degree]
+            for tmpc in (one for one in row if one.id == stage.tmpc_ids[layer]):
+                for word in found_words(tmpc.id):
+                    faults = _faults(documents.get(word), tmpc, stage.tensor_parallel_degree, on_host)
+                    (wrong if faults else held).extend(
+                        [f"layer {layer}, {word}: {fault}" for fault in faults] or [word]
+                    )
+    return sorted(set(held)), wrong
+
+
+def found_words(tmpc_id: str) -> tuple[str, ...]:
+    """The words of an id that stand for schemes."""
+    return tuple(word for word in tmpc_id.split("+") if word.startswith(FOUND))
+
+
+def _faults(document: Document | None, tmpc: Tmpc, degree: int, on_host: bool) -> list[str]:
+    """on_host: TMPCs' times have updates by the host, which no scheme has."""
+    if document is None:
+        return ["the plan does not have it in full"]
+    said = {"activation_bytes": tmpc.activation_bytes}
+    said |= {} if on_host else {"time_s": tmpc.time_per_sample_s}
+    said |= {} if tmpc.forward_s is None else {"forward_s": tmpc.forward_s}
+    if tmpc.mode.sharding is Sharding.NONE:  # else replicas share of both what they have
+        said |= {"weights_bytes": tmpc.weights_bytes, "least_fixed_bytes": tmpc.fixed_bytes}
+    return faults_of({**document, "tensor_parallel_degree": degree}, said)
+
+
+def faults_of(document: Document, said: Mapping[str, float] | None = None) -> list[str]:
+    """What is wrong with a scheme in full. said: figures that somebody else says of it."""
+    try:
+        walk = _Walk.of(document)
+        faults = list(walk.faults())
+        figures = walk.figures() if not faults else {}
+        given = [*((name, document[name]) for name in figures), *(said or {}).items()]
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return [f"not a scheme as piper-ray schemes writes it ({type(error).__name__}: {error})"]
+    for name, value in given if figures else ():
+        found = figures[name] if name in figures else max(value, figures["state_bytes"])
+        if abs(value - found) > _NEAR * found + (1.0 if name.endswith("bytes") else 0.0):
+            faults.append(f"{name} is {value:.6g}; the rule table gives {found:.6g}")
+    return faults
+
+
+def placement_of(text: str) -> TensorPlacement:
+    """As ``TensorPlacement.text`` writes it."""
+    return {"replicated": REPLICATED, "partial sum": PARTIAL}.get(text, TensorPlacement(text))
+
+
+def graph_of_document(document: Document) -> OperatorGraph:
+    """The layer's operators, as the document has them."""
+    values = {
+        name: Value(name, tuple(one["axes"]), float(one["bytes"]), float(one.get("parameters", 0.0)),
+                    bool(one.get("gradient", True)))
+        for name, one in document["values"].items()
+    }  # fmt: skip
+    steps = tuple(
+        Step(one["name"], OperatorFamily(one["family"]), tuple(one["inputs"]), tuple(one["outputs"]),
+             tuple(one.get("along", ())), tuple(one.get("backward_reads", ())), bool(one.get("ring", False)))
+        for one in document["operators"]
+    )  # fmt: skip
+    sizes = {axis: int(size) for axis, size in document["sizes"].items()}
+    return OperatorGraph(
+        document["layer"], values, steps, tuple(document["arriving"]), tuple(document["leaving"]), sizes
+    )
+
+
+@dataclass
+class _Walk:
+    """there: values in the forward pass; supply: in the backward pass; gradients: of values."""
+
+    document: Document
+    graph: OperatorGraph
+    degree: int
+    border: TensorPlacement
+    moves: Sequence[tuple[str, str, TensorPlacement, TensorPlacement]]
+    laid: Mapping[str, TensorPlacement]
+    there: set[Placed] = field(default_factory=set)
+    supply: set[Placed] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, document: Document) -> _Walk:
+        moves = [
+            (one["when"], one["value"], placement_of(one["from"]), placement_of(one["to"])) for one in document["moves"]
+        ]
+        laid = {name: placement_of(text) for name, text in document["weights"].items()}
+        degree, border = int(document["tensor_parallel_degree"]), placement_of(document["border"])
+        return cls(document, graph_of_document(document), degree, border, moves, laid)
+
+    def _strategy(self, step: Step, phase: str) -> Strategy | None:
+        """None for a step that is not done again. Raises ValueError for one that no rule gives."""
+        text = self.document["steps"][step.name].get(phase)
+        found = [one for one in strategies(step, self.graph, self.degree) if one.text == text]
+        if text is not None and not found:
+            raise ValueError(f"no rule divides {step.name} by {text}")
+        return found[0] if found else None
+
+    def _all(self, phase: str) -> Iterator[tuple[Step, Strategy]]:
+        for step in self.graph.steps:
+            strategy = self._strategy(step, phase)
+            if strategy is not None:
+                yield step, strategy
+
+    def faults(self) -> Iterator[str]:
+        """What cannot be."""
+        graph = self.graph
+        if self.laid.keys() != {weight.name for weight in graph.weights}:
+            yield "placements of other weights than its operators have"
+            return
+        for name, place in self.laid.items():
+            if place not in graph.placements(name, self.degree):
+                yield f"{name} lies {place.text}; that divides it not evenly"
+        started = {(name, graph.at_border(name, self.border)) for name in graph.arriving}
+        started |= {(name, REPLICATED) for name in graph.given} | {*self.laid.items()}
+        self.there = self._moved(started, {"forward"})
+        for step, strategy in self._all("forward"):
+            yield from self._missing(step.inputs, strategy, self.there, f"{step.name} forwards")
+            self.there |= self._moved({(name, strategy.placements[name]) for name in step.outputs}, {"forward"})
+        for name in graph.leaving:
+            if (name, graph.at_border(name, self.border)) not in self.there:
+                yield f"{name} does not leave as its border says"
+        yield from self._backwards()
+
+    def _backwards(self) -> Iterator[str]:
+        graph = self.graph
+        kept = {(one["value"], placement_of(one["placement"])) for one in self.document["kept"]}
+        for name, place in kept - self.there:
+            yield f"{name} is kept {place.text}, and is never there so"
+        self.supply = self._moved(kept | {*self.laid.items()}, {"kept"})
+        for step, strategy in self._all("again"):
+            yield from self._missing(step.inputs, strategy, self.supply, f"{step.name} again")
+            made = {(name, strategy.placements[name]) for name in step.outputs}
+            self.supply |= self._moved(made, {"kept", "again"})
+        back = {step.name: strategy for step, strategy in self._all("backward")}
+        for step in graph.steps:
+            yield from self._missing(step.backward_reads, back[step.name], self.supply, f"{step.name} backwards")
+        makers = {name: step for step in graph.steps for name in step.outputs}
+        for name, value in graph.values.items():
+            if not value.has_gradient:
+                continue
+            parts = [back[step.name].adjoint(name) for step in graph.consumers[name]]
+            if value.parameters:
+                if self._weight_s(name, parts[0]) is None:
+                    yield f"the gradient of {name} is {parts[0].text}, where it lies {self.laid[name].text}"
+                continue
+            parts += [graph.at_border(name, self.border)] * (name in graph.leaving)
+            part_moves = {(source, target) for when, of, source, target in self.moves if (when, of) == ("part", name)}
+            places = (*graph.placements(name, self.degree), PARTIAL)
+            summed = {(name, at) for at in places if all(one == at or (one, at) in part_moves for one in parts)}
+            needed = back[makers[name].name].adjoint(name) if name in makers else graph.at_border(name, self.border)
+            if (name in makers or name in graph.arriving) and (name, needed) not in self._moved(summed, {"gradient"}):
+                yield f"the gradient of {name} is nowhere {needed.text}"
+
+    def _missing(self, names: Iterable[str], of: Strategy, there: set[Placed], where: str) -> Iterator[str]:
+        for name in names:
+            if (name, of.placements[name]) not in there:
+                yield f"{where} needs {name} {of.placements[name].text}, and it is not there so"
+
+    def _moved(self, there: set[Placed], whens: set[str]) -> set[Placed]:
+        """With the moves of one hop from there. Only gradients become partial sums, with noughts elsewhere."""
+        found = set(there)
+        for when, name, source, target in self.moves:
+            possible = not target.partial or (when == "gradient" and not source.partial)
+            if when in whens and possible and (name, source) in there:
+                found.add((name, target))
+        return found
+
+    def _weight_s(self, name: str, source: TensorPlacement) -> float | None:
+        """Once a batch, if partial sums stay until then; None where the gradient does not come to where it lies."""
+        place = self.laid[name]
+        if source == place or ("weight", name, source, place) in self.moves:
+            return 0.0
+        return float(self.document["prices"]["once_s"][name]) if source.partial and not place.axis else None
+
+    def _share(self, name: str, place: TensorPlacement, size: float) -> float:
+        if place not in self.graph.placements(name, self.degree):
+            raise ValueError(f"{name} cannot lie {place.text}")
+        return size / (self.degree if place.axis else 1)
+
+    def figures(self) -> dict[str, float]:
+        """By the names that documents have."""
+        graph, prices = self.graph, self.document["prices"]
+        device_s, host_s, once_s = [0.0, 0.0], [0.0, 0.0], 0.0
+        for number, phase in ((0, "forward"), (1, "backward"), (1, "again")):
+            for step, _ in self._all(phase):
+                of_device, of_host = prices["steps"][step.name][phase]
+                device_s[number], host_s[number] = device_s[number] + of_device, host_s[number] + of_host
+        for one in self.document["moves"]:
+            device_s[0 if one["when"] == "forward" else 1] += one["seconds"]
+        back = {step.name: strategy for step, strategy in self._all("backward")}
+        for weight in graph.weights:
+            (reader,) = graph.consumers[weight.name]
+            once_s += self._weight_s(weight.name, back[reader.name].adjoint(weight.name)) or 0.0
+        passes = [device + idle_s(device, host) for device, host in zip(device_s, host_s, strict=True)]
+        numbers = sum(self._share(one.name, self.laid[one.name], one.parameters) for one in graph.weights)
+        kept = (
+            self._share(one["value"], placement_of(one["placement"]), graph.values[one["value"]].bytes)
+            for one in self.document["kept"]
+        )
+        return {
+            "time_s": sum(passes) + once_s,
+            "forward_s": passes[0],
+            "activation_bytes": sum(kept),
+            "state_bytes": numbers * prices["state_bytes"],
+            "weights_bytes": numbers * prices["synchronised_bytes"],
+        }
+
+
+def require_schemes(instance: Instance, plan: Plan, documents: Mapping[str, Document], path: object) -> list[str]:
+    """The schemes of a plan, which hold. Raises UsageError with what is wrong."""
+    held, wrong = checked_schemes(instance, plan, documents)
+    if wrong:
+        raise UsageError("\n  ".join([f"{path}: schemes that the rule table does not bear out:", *wrong]))
+    return held

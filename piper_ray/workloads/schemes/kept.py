@@ -1,0 +1,80 @@
+"""Schemes kept on disk, by what they were found for: the graph, all its prices, and the version of this package.
+
+An entry begins with a checksum of the rest. What is read is looked at like anybody's scheme: it has to hold by the rule
+table (``check``), at the prices of now. All else is as good as missing, and what cannot be written is found again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from piper_ray.storage.files import write_atomically
+from piper_ray.version import __version__
+from piper_ray.workloads.schemes import check, program, rules
+from piper_ray.workloads.schemes.document import in_full
+from piper_ray.workloads.schemes.scheme import Move, PricedGraph, Scheme, SchemeFigures, StepScheme
+
+
+def _folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "piper_ray" / "schemes"
+
+
+def key_of(of: PricedGraph, degree: int, in_flight: Sequence[float]) -> str:
+    """Of all that schemes depend on: other sources of the rules or the program are another key, too."""
+    sources = [Path(module.__file__ or "").read_text(encoding="utf-8") for module in (rules, program, check)]
+    asked = repr((__version__, sources, degree, tuple(in_flight), of.graph, of.prices))
+    return hashlib.sha256(asked.encode()).hexdigest()
+
+
+def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
+    """None where there are none that hold."""
+    try:
+        checksum, _, text = (_folder() / key).read_text(encoding="utf-8").partition("\n")
+        if checksum != hashlib.sha256(text.encode()).hexdigest():
+            return None
+        found = [_scheme(document) for document in json.loads(text)]
+        faulty = any(one.degree != degree or check.faults_of(in_full(one, of)) for one in found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return None if faulty else found
+
+
+def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
+    """Writes an entry, whole or not at all."""
+    text = json.dumps([in_full(one, of) for one in schemes])
+    with contextlib.suppress(OSError):
+        _folder().mkdir(parents=True, exist_ok=True)
+        write_atomically(_folder() / key, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+
+
+def _scheme(document: dict[str, Any]) -> Scheme:
+    at = check.placement_of
+    return Scheme(
+        kind=document["layer"],
+        degree=document["tensor_parallel_degree"],
+        border=at(document["border"]),
+        steps=tuple(
+            StepScheme(name, how["forward"], how["backward"], how.get("again"))
+            for name, how in document["steps"].items()
+        ),
+        weights={name: at(text) for name, text in document["weights"].items()},
+        kept=tuple((one["value"], at(one["placement"])) for one in document["kept"]),
+        moves=tuple(Move(one["when"], one["value"], at(one["from"]), at(one["to"])) for one in document["moves"]),
+        figures=SchemeFigures(
+            forward_s=document["forward_s"],
+            backward_s=document["backward_s"],
+            weight_s=document["weight_gradients_s"],
+            once_s=document["once_a_batch_s"],
+            activation_bytes=document["activation_bytes"],
+            state_bytes=document["state_bytes"],
+            weights_bytes=document["weights_bytes"],
+            again_bytes=document["made_again_bytes"],
+            copied=document["copied_parameters"],
+        ),
+    )
