@@ -109,7 +109,7 @@ def _imagebind() -> Instance:
 
 
 def _on_kinds(model: str, nodes: int, batch: int, gpus: Sequence[str]) -> Instance:
-    of_kind = {gpu: estimate(model, gpu, nodes=nodes, batch=batch, microbatch=1) for gpu in gpus}
+    of_kind = {gpu: estimate(model, gpu, nodes=nodes, global_batch=batch, microbatch_size=1) for gpu in gpus}
     return on_several_kinds(of_kind).replace(schedule="1f1b")
 
 
