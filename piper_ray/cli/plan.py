@@ -150,6 +150,7 @@ class _Question:
             software=trained.software or named.software,
             fused=not trained.unfused_attention,
             reserve_bytes=self.room.reserve_bytes,
+            host_memory_bytes=self.room.host_memory_bytes,
             offer=offered.offer(),
             recomputations=tuple(offered.recompute or ()),
         )
@@ -423,7 +424,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
-    return Theirs(layout, theirs, tuple(notes))
+    return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.errors import InfeasibleError, UsageError
@@ -21,9 +22,10 @@ from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined
-from piper_ray.workloads.estimate.refusals import may_be_on_host
+from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
 
@@ -180,11 +182,29 @@ class PlanDemand:
             found[samples] = made
         return found, []
 
-    @property
+    @cached_property
     def tries_host(self) -> bool:
         """Whether plans with the optimizer's state in host memory are sought besides."""
-        may_be = may_be_on_host(self.runtime, self.request, self.hardware.training)
-        return self.request.optimizer_on_host is None and may_be
+        if self.request.optimizer_on_host is not None:
+            return False
+        if not may_be_on_host(self.runtime, self.request, self.hardware.training):
+            return False
+        return bool(self.others) or host_excess(self.model, self._gpu, self.request) is None
+
+    @property
+    def _gpu(self) -> Gpu:
+        """Of the first kind."""
+        return self.hardware.gpu(self.gpu) if self.stack is None else self.stack.gpu
+
+    @property
+    def host_bytes(self) -> float:
+        """Of a node's own memory, what the optimizer's state may take; of several kinds of the one with the least."""
+        others = (one.host_bytes_of(self.hardware.gpu(gpu)) for gpu, one in self.others)
+        return min((self.request.host_bytes_of(self._gpu), *others))
+
+    def hosts_hold(self, one: Proposed) -> bool:
+        """Whether nodes have the memory for what a plan has of the optimizer's state there."""
+        return one.host_bytes(self.request.node_of(self._gpu)) <= self.host_bytes
 
     @property
     def nothing_fits(self) -> str:
@@ -263,6 +283,19 @@ class Proposed:
     def on_host(self) -> bool:
         """Whether the optimizer's state is in host memory."""
         return self.instance.model is not None and self.instance.model.optimizer_on_host
+
+    def host_bytes(self, gpus_per_node: int) -> float:
+        """What the optimizer's state takes of the fullest node's own memory; 0 where it is on GPUs. Ranks follow each
+        other on the nodes."""
+        if not self.on_host:
+            return 0.0
+        nodes, of_gpus = self.estimate.architecture.nodes, list[float]()
+        for rank in self.simulation.ranks:
+            stages = [self.plan.stages[place] for place in rank.stages]
+            held = sum(nodes[layer].kind.parameters for stage in stages for layer in stage.layers)
+            gpus = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree
+            of_gpus += [HOST_BYTES * held / gpus] * gpus
+        return max(sum(of_gpus[first : first + gpus_per_node]) for first in range(0, len(of_gpus), gpus_per_node))
 
     @property
     def idle_devices(self) -> int:

@@ -11,8 +11,8 @@ from typing import Any
 from piper_ray.calibrate.workload import (
     MODEL_WORDS,
     PARAMETERS,
+    bytes_argument,
     recomputation_arguments,
-    reserve_argument,
     running_arguments,
     shared_replicas,
     text_argument,
@@ -92,7 +92,7 @@ def plan(
     dispatcher: str | None = None,
     zero: int | str = "all",
     zero_2: int = 1,
-    fsdp: int = 1,
+    fsdp: int | str = 1,
     context_parallel: Iterable[int] | None = None,
     expert_parallel: Iterable[int] | None = None,
     expert_tensor_parallel: int = 1,
@@ -105,6 +105,7 @@ def plan(
     lora: int | None = None,
     headroom: str | float | None = None,
     reserve_bytes: float | None = None,
+    host_memory_bytes: float | None = None,
     step: StepTerms = StepTerms(),
     train_tokens: float | None = None,
     price_per_hour: float | None = None,
@@ -115,16 +116,18 @@ def plan(
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
     model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. runtime:
-    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no microbatch_size: those
-    that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where the runtime has it. zero:
-    replicas that may share the optimizer's state; "all": however many a stage has (under torch none do).
+    "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
+    microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
+    the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
+    torch none do).
     context_parallel, expert_parallel: degrees that are offered; None: what is usual for long sequences, and for
     experts. context_exchange, software: None: the runtime's own. precision: as of ``estimate``; of several the fastest
     is planned, and ``by_precision`` has all. headroom: memory of each GPU that is left free, as a share or a size such
     as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
     one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
-    None: where they are faster so. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training
-    and of one GPU, for days and cost.
+    None: where they are faster so. host_memory_bytes: what it may take of a node's own memory; None: all that such
+    nodes usually have. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one
+    GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -165,7 +168,7 @@ def plan(
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
-            fsdp=arguments.positive("fsdp", fsdp),
+            fsdp=shared_replicas(fsdp, "fsdp"),
             offload=arguments.flag("offload", offload),
             expert_tensor=arguments.positive("expert_tensor_parallel", expert_tensor_parallel),
             gathered=arguments.flag("keep_gathered", keep_gathered),
@@ -174,7 +177,8 @@ def plan(
         **running_arguments(names[0], overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=None if optimizer_on_host is None else arguments.flag("optimizer_on_host", optimizer_on_host),
-        reserve_bytes=reserve_argument(reserve_bytes),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
+        host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
     refuse_what_cannot_run(named, request, table)
     contexts, experts = (

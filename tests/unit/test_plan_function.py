@@ -131,7 +131,7 @@ def test_all_options_of_the_command_are_there() -> None:
     left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
     left_out |= {"site", "between"}  # of clusters of several kinds, which the function does not take
-    names = {"reserve": "reserve_bytes"}
+    names = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
