@@ -12,20 +12,20 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation, parse_recomputation
 
-PARAMETERS = {"reserve": "reserve_bytes"}
+PARAMETERS = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
 """The parameters of functions that estimate, by the command's options where these have other names."""
 
 
 MODEL_WORDS = "the path of a config.json, an id of the hub, or the name of a known model, such as 'llama3-70b'"
 
 
-def shared_replicas(zero: object) -> int:
-    """``zero`` as offers have it. Raises UsageError."""
-    if zero == "all":
+def shared_replicas(value: object, name: str = "zero") -> int:
+    """``zero`` or ``fsdp`` as offers have it. Raises UsageError."""
+    if value == "all":
         return ALL_REPLICAS
-    if isinstance(zero, str):
-        raise UsageError(f"zero must be a whole number of at least 1, or 'all', not {arguments.shown(zero)}")
-    return arguments.positive("zero", zero)
+    if isinstance(value, str):
+        raise UsageError(f"{name} must be a whole number of at least 1, or 'all', not {arguments.shown(value)}")
+    return arguments.positive(name, value)
 
 
 def text_argument(name: str, value: str, example: str) -> str:
@@ -64,11 +64,9 @@ def recomputation_arguments(recompute: Iterable[str]) -> tuple[Recomputation, ..
     return tuple(parse_recomputation(text_argument("recompute", one, "core_attn,mlp")) for one in names)
 
 
-def reserve_argument(reserve_bytes: object) -> float | None:
-    """The bytes that are left free; None where nobody says. Raises UsageError."""
-    if reserve_bytes is None:
-        return None
-    return arguments.number_from("reserve_bytes", reserve_bytes, 0.0, "a number of bytes >= 0")
+def bytes_argument(name: str, value: object) -> float | None:
+    """None where nobody says. Raises UsageError."""
+    return None if value is None else arguments.number_from(name, value, 0.0, "a number of bytes >= 0")
 
 
 @arguments.named_as_parameters(PARAMETERS)
@@ -90,7 +88,7 @@ def estimate(
     dispatcher: str | None = None,
     zero: int | Literal["all"] = 1,
     zero_2: int = 1,
-    fsdp: int = 1,
+    fsdp: int | Literal["all"] = 1,
     context_parallel: Iterable[int] = (),
     context_exchange: str = "ring",
     expert_parallel: Iterable[int] = (),
@@ -110,19 +108,19 @@ def estimate(
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, of several nodes. hardware: the
     path of a TOML file over that table. tokens: the tokens of a sample, images: of a sample of a model that sees.
-    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision: that of matrix
-    products, "bf16", "fp16" or "fp8". software: the generation of training software, such as "megatron-core", "nemo" or
-    "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
+    microbatch_size, global_batch: in samples. None: what the model's own training or the GPU's node has. precision:
+    that of matrix products, "bf16", "fp16" or "fp8". software: the generation of training software, such as
+    "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained in the model's place (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: optimizer state, gradients too, weights too
-    shared by so many replicas; zero="all": by however many a stage has. context_parallel: degrees, such as (2, 4);
-    context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over, apart
-    from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over the
-    average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges that
-    are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the backward
-    pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what sequence
-    parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own: all TMPCs
-    have the optimizer's state in host memory, and parameters are updated there.
+    shared by so many replicas; zero="all", fsdp="all": by however many a stage has. context_parallel: degrees, such as
+    (2, 4); context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over,
+    apart from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over
+    the average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges
+    that are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the
+    backward pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what
+    sequence parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own:
+    all TMPCs have the optimizer's state in host memory, and parameters are updated there.
 
     reserve_bytes: the bytes of each GPU that are left free for CUDA's context, communicators and what is stuck in the
     allocator, in place of what is usual.
@@ -155,7 +153,7 @@ def estimate(
         offer=Offer(
             zero=shared_replicas(zero),
             zero2=arguments.positive("zero_2", zero_2),
-            fsdp=arguments.positive("fsdp", fsdp),
+            fsdp=shared_replicas(fsdp, "fsdp"),
             offload=arguments.flag("offload", offload),
             contexts=tuple(sorted({1, *arguments.degrees("context_parallel", context_parallel)})),
             experts=arguments.degrees("expert_parallel", expert_parallel),
@@ -167,7 +165,7 @@ def estimate(
         **running_arguments(precision, overlap, dispatcher, expert_imbalance),
         lora=arguments.positive_or_none("lora", lora) or 0,
         optimizer_on_host=arguments.flag("optimizer_on_host", optimizer_on_host),
-        reserve_bytes=reserve_argument(reserve_bytes),
+        reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)

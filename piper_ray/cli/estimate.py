@@ -213,9 +213,9 @@ class EveryOfferOption(OfferOptions):
     fsdp: int = option(
         "SHARDS",
         "Offer sharding weights too (ZeRO-3, FSDP) over this many replicas; stages of more replicas have several such "
-        "groups (HSDP). Each pass gathers the weights.",
+        "groups (HSDP); all: over all replicas of a stage. Each pass gathers the weights.",
         default=1,
-        parse=parse_some_replicas,
+        parse=parse_replicas,
     )
     context_exchange: str = option(
         "NAME",

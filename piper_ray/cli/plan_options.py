@@ -240,6 +240,12 @@ class MemoryRoomOptions:
         "place of what is usual.",
         parse=parse_size,
     )
+    host_memory_bytes: float | None = option(
+        "SIZE",
+        "What the optimizer's state may take of a node's own memory, as 1TB; if left out, all that nodes of that GPU "
+        "usually have: 1.8 TB with 8 H100, 1 TB with 8 A100 (host_memory of --hardware).",
+        parse=parse_size,
+    )
 
 
 @dataclass(frozen=True)

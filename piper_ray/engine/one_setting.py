@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -21,9 +21,8 @@ from piper_ray.cost.variants import never_worse, unbeaten
 from piper_ray.engine.kernels.types import FloatArray
 from piper_ray.engine.request import SolveRequest
 from piper_ray.engine.subproblems import Solver, SubProblem, best_of, numbered
-from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import Recompute, SameDegrees
-from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.instance import Instance, Layer, Tmpc
 from piper_ray.model.one_mode import OneMode
 from piper_ray.model.passes import passes_of
 from piper_ray.model.restrictions import Restrictions
@@ -53,8 +52,7 @@ class AlikeLayers:
         """The kinds in the order of their first layers."""
         found: dict[object, list[int]] = {}
         for place, layer in enumerate(whole.layers):
-            rows = tuple((t, tuple(_seen_from(layer.id, tmpc) for tmpc in row)) for t, row in layer.tmpcs.items())
-            found.setdefault((layer.experts, layer.key_heads, rows), []).append(place)
+            found.setdefault((layer.experts, layer.key_heads, _rows_seen_from(layer)), []).append(place)
         first = tuple(whole.layers[places[0]] for places in found.values())
         sample = replace(whole, layers=first, edges=(), tensors=()).checked_as(whole)
         return cls(whole, sample, tuple(map(tuple, found.values())))
@@ -92,13 +90,19 @@ _figures_of = attrgetter(*_FIGURES)
 _all_of = attrgetter(*_FIGURES, "id", "kind", "recompute", "forward_s", "backward_s", "weight_s")
 
 
-def _seen_from(layer: int, tmpc: Tmpc) -> tuple[object, ...]:
-    """All of a TMPC, with its neighbours by their distance from the layer."""
-    before, after = (
-        tuple([(end - layer, size) for end, size in sizes.items()])
-        for sizes in (tmpc.forward_sync_bytes, tmpc.backward_sync_bytes)
+def _rows_seen_from(layer: Layer) -> tuple[object, ...]:
+    """All of a layer's TMPCs, with their neighbours by their distance from the layer."""
+    known: dict[int, tuple[object, ...]] = {}  # by the identity of a table, which many TMPCs have in common
+
+    def seen(sizes: Mapping[int, float]) -> tuple[object, ...]:
+        if id(sizes) not in known:
+            known[id(sizes)] = tuple([(end - layer.id, size) for end, size in sizes.items()])
+        return known[id(sizes)]
+
+    return tuple(
+        (t, *((*_all_of(x), id(x.mode), seen(x.forward_sync_bytes), seen(x.backward_sync_bytes)) for x in row))
+        for t, row in layer.tmpcs.items()
     )
-    return (*_all_of(tmpc), id(tmpc.mode), before, after)
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,6 @@ class ModeSetting:
             for tmpc in chain.from_iterable(layer.tmpcs.values()):
                 counts[tmpc.id] += len(places)
         return ", ".join(tmpc_id for tmpc_id, _ in counts.most_common())
-
-    def on(self, cluster: Cluster) -> ModeSetting:
-        """The same on another cluster."""
-        return replace(self, kinds=replace(self.kinds, whole=self.kinds.whole.replace(cluster=cluster)))
 
     def worth(self, restrictions: Restrictions, schedule: Schedule, step: StepTerms) -> Worth:
         """What may be had of it. restrictions: the others."""

@@ -56,8 +56,8 @@ def memory(
     model: a known name, an id of the hub, or the path of a config.json. layout: words such as "tp=4,pp=8,dp=2", or the
     text of Megatron's launch arguments, torchtitan's, FlagScale's or Megatron-Bridge's configuration. gpu: the
     table's name of the GPU that it is to fit on. gpus: in all, where the layout does not say how many replicas there
-    are. tokens: of a sample; microbatch_size, global_batch: in samples. precision, software: as ``estimate`` has them. What nobody
-    says is assumed, and ``assumed`` of the answer lists it.
+    are. tokens: of a sample; microbatch_size, global_batch: in samples. precision, software: as ``estimate`` has them.
+    What nobody says is assumed, and ``assumed`` of the answer lists it.
 
     Raises UsageError for what makes no sense, InputError for a file or a layout that is not sound.
 

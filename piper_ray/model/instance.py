@@ -153,10 +153,12 @@ class Tmpc:
 
     def between(self, forward_sync_bytes: Mapping[int, float], backward_sync_bytes: Mapping[int, float]) -> Tmpc:
         """The same with other tables of a float for each neighbour, as a layer of the same kind elsewhere has it."""
-        found = object.__new__(Tmpc)  # nothing else needs a look again
-        values = vars(found)
-        values.update(vars(self))
-        values["forward_sync_bytes"], values["backward_sync_bytes"] = forward_sync_bytes, backward_sync_bytes
+        return self.changed(forward_sync_bytes=forward_sync_bytes, backward_sync_bytes=backward_sync_bytes)
+
+    def changed(self, **fields: object) -> Tmpc:
+        """The same with other values of these fields, each as an instance has it: none is looked at again."""
+        found = object.__new__(Tmpc)
+        vars(found).update(vars(self), **fields)
         return found
 
     def _complete_times(self) -> None:

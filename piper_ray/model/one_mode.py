@@ -132,7 +132,8 @@ class OneMode(Constraint):
 
     def modes(self, instance: Instance) -> tuple[Mode, ...]:
         """All that a plan of the instance may be run in, the plainest first; by_layer: whatever layers recompute."""
-        rows = [[tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers]
+        every = ([tmpc.mode for row in layer.tmpcs.values() for tmpc in row] for layer in instance.layers)
+        rows = [*{tuple(map(id, row)): row for row in every}.values()]
         seen = {one for row in rows for one in row}
         kinds = [Recomputation.NONE]
         if not self.by_layer:
@@ -211,20 +212,23 @@ class OneMode(Constraint):
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         chosen: list[tuple[int, Tmpc]] = []
-        kinds: dict[tuple[Mode, ...], list[int]] = {}  # of rows, with the numbers of the chosen TMPCs
+        kinds: dict[tuple[int, ...], tuple[list[Mode], list[int]]] = {}  # of rows: modes, numbers of the chosen TMPCs
         undivided: dict[str | None, None] = {}
         for stage in plan.stages:
             for layer_id, row, tmpc in choices_made(instance, stage):
-                kinds.setdefault(tuple(one.mode for one in row), []).append(len(chosen))
+                modes_of_row = [one.mode for one in row]
+                kinds.setdefault(tuple(map(id, modes_of_row)), (modes_of_row, []))[1].append(len(chosen))
                 chosen.append((layer_id, tmpc))
                 undivided[self._undivided(instance, tmpc.mode, stage.tensor_parallel_degree)] = None
         yield from (what for what in undivided if what is not None)
-        able = {kind: [kind[place] for place in self._places_of_known_kinds(kind)] for kind in kinds}
+        able = [
+            ([row[place] for place in self._places_of_known_kinds(row)], numbers) for row, numbers in kinds.values()
+        ]
         modes, against = self.modes(instance), dict[Mode, list[int]]()
         for mode in modes:
             against[mode] = found = []
-            for kind, numbers in kinds.items():
-                left = {able[kind][place] for place in _places_under(able[kind], mode, self._axes)}
+            for own, numbers in able:
+                left = {own[place] for place in _places_under(own, mode, self._axes)}
                 found += [number for number in numbers if chosen[number][1].mode not in left]
             if not found:
                 return

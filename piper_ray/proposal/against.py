@@ -16,16 +16,17 @@ from piper_ray.workloads.estimate.build import Estimate
 @dataclass(frozen=True)
 class Theirs:
     """A plan of people's own, priced. name: of its file. plan: with the best plan's solution, as nothing is proved of
-    it. notes: what of the layout it does not hold."""
+    it. notes: what of the layout it does not hold. hosts_hold: whether nodes' own memory holds what it has there."""
 
     name: str
     plan: Proposed
     notes: tuple[str, ...]
+    hosts_hold: bool = True
 
     @property
     def fits(self) -> bool:
-        """Whether it keeps within the devices' memory."""
-        return not self.plan.simulation.memory_violations
+        """Whether it keeps within the memory of devices and nodes."""
+        return self.hosts_hold and not self.plan.simulation.memory_violations
 
 
 def demand_of(

@@ -154,7 +154,8 @@ class Cells:
             before = list(alike)
             first = before[0]
             instance = first.estimate.instance.replace(cluster=changed)
-            estimate, settings = replace(first.estimate, instance=instance), [one.setting.on(changed) for one in before]
+            estimate, kinds = replace(first.estimate, instance=instance), replace(first.setting.kinds, whole=instance)
+            settings = [replace(one.setting, kinds=kinds) for one in before]
             given = first.samples, first.schedule, estimate, first.restrictions, first.step
             now = Cell.of_each(settings, *given, on_host=first.on_host)
             if not roomier:
@@ -311,15 +312,18 @@ class CellSearch:
         if solution.plan is not None:
             options = SimulationOptions.of(self._demand.step)
             simulation = simulate(cell.priced.instance, solution.plan, solution.schedule, options=options)
-            if simulation.step_s <= within_s:
-                self._take(Proposed(cell.samples, cell.priced, solution, solution.plan, simulation), cell)
+            found = Proposed(cell.samples, cell.priced, solution, solution.plan, simulation)
+            if simulation.step_s <= within_s and self._demand.hosts_hold(found):
+                self._take(found, cell)
         if solution.stopped_by is not None and solution.stopped_by.ends_all:
             raise StopSearch(solution.stopped_by)
 
     def _take(self, found: Proposed, cell: Cell) -> None:
+        others = [one for one in self.found if one is not cell.found]  # a cell that is gone through again has one plan
         cell.found = found
-        if not any(found.is_same(other) for other in self.found):
-            self.found = tuple(sorted((*self.found, found), key=preference))
+        if not any(found.is_same(other) for other in others):
+            others.append(found)
+        self.found = tuple(sorted(others, key=preference))
         self.ledger.offer(found, cell.text)
 
     def _solved(self, cell: Cell, within_s: float, passes: int | None) -> Solution:

@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from piper_ray.engine.subproblems import rank_of
 from piper_ray.model.errors import InfeasibleError, UsageError
@@ -21,9 +22,10 @@ from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest, estimate, estimate_on
 from piper_ray.workloads.estimate.config import ModelConfig
-from piper_ray.workloads.estimate.hardware import Hardware
+from piper_ray.workloads.estimate.hardware import Gpu, Hardware
+from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.kinds import joined
-from piper_ray.workloads.estimate.refusals import may_be_on_host
+from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
 
@@ -55,16 +57,26 @@ def usual_batch(model: ModelConfig, devices: int) -> int:
 
 
 @dataclass(frozen=True)
+class FurtherKinds:
+    """What makes a cluster one of several kinds of GPUs, or of sites. name: of the demand's own kind. others: of each
+    further one its name, its GPU and what is asked of it. between_bytes_per_s: the rate between kinds, None: that of
+    the slower network."""
+
+    name: str
+    others: tuple[tuple[str, str, EstimateRequest], ...]
+    between_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
-    kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
-    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
-    kinds that are places of one GPU. schemes: makes an estimate's workload with TMPCs found from operators, and calls
-    its second argument meanwhile; None: there are none of these.
+    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: makes
+    an estimate's workload with TMPCs found from operators, and calls its second argument meanwhile; None: there are
+    none of these.
     """
 
     model: ModelConfig
@@ -77,25 +89,26 @@ class PlanDemand:
     set_aside_bytes: float = 0.0
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
-    others: tuple[tuple[str, EstimateRequest], ...] = ()
-    between_bytes_per_s: float | None = None
-    sites: tuple[str, ...] = ()
+    further: FurtherKinds | None = None
     schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
         """The name of each kind, its GPU, and what is asked of it."""
-        own = self.request
-        alike = {"samples": own.samples, "batch": own.batch, "precision": own.precision}
-        every = [(self.gpu, own), *((gpu, replace(one, **alike)) for gpu, one in self.others)]  # type: ignore[arg-type]
-        names = self.sites or [gpu for gpu, _ in every]
-        return tuple((name, gpu, one) for name, (gpu, one) in zip(names, every, strict=True))
+        own, further = self.request, self.further
+        if further is None:
+            return ((self.gpu, self.gpu, own),)
+        alike = [
+            (name, gpu, replace(one, samples=own.samples, batch=own.batch, precision=own.precision))
+            for name, gpu, one in further.others
+        ]
+        return ((further.name, self.gpu, own), *alike)
 
     @property
     def gpus_text(self) -> str:
         """``16 A100-80 and 16 H100-SXM``; with the names of sites."""
         return " and ".join(
-            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{f' at {name}' if self.sites else ''}"
+            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{'' if name == gpu else f' at {name}'}"
             for name, gpu, one in self.kinds
         )
 
@@ -148,7 +161,7 @@ class PlanDemand:
         if self.stack is None:
             kinds = replace(self, request=request).kinds
             of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
-            made = joined(of_kind, self.between_bytes_per_s)
+            made = joined(of_kind, None if self.further is None else self.further.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
         if self.schemes is not None:
@@ -180,11 +193,30 @@ class PlanDemand:
             found[samples] = made
         return found, []
 
-    @property
+    @cached_property
     def tries_host(self) -> bool:
         """Whether plans with the optimizer's state in host memory are sought besides."""
-        may_be = may_be_on_host(self.runtime, self.request, self.hardware.training)
-        return self.request.optimizer_on_host is None and may_be
+        if self.request.optimizer_on_host is not None:
+            return False
+        if not may_be_on_host(self.runtime, self.request, self.hardware.training):
+            return False
+        return self.further is not None or host_excess(self.model, self._gpu, self.request) is None
+
+    @property
+    def _gpu(self) -> Gpu:
+        """Of the first kind."""
+        return self.hardware.gpu(self.gpu) if self.stack is None else self.stack.gpu
+
+    @property
+    def host_bytes(self) -> float:
+        """Of a node's own memory, what the optimizer's state may take; of several kinds of the one with the least."""
+        if self.stack is not None:
+            return self.request.host_bytes_of(self._gpu)
+        return min(one.host_bytes_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
+
+    def hosts_hold(self, one: Proposed) -> bool:
+        """Whether nodes have the memory for what a plan has of the optimizer's state there."""
+        return one.host_bytes(self.request.node_of(self._gpu)) <= self.host_bytes
 
     @property
     def nothing_fits(self) -> str:
@@ -263,6 +295,19 @@ class Proposed:
     def on_host(self) -> bool:
         """Whether the optimizer's state is in host memory."""
         return self.instance.model is not None and self.instance.model.optimizer_on_host
+
+    def host_bytes(self, gpus_per_node: int) -> float:
+        """What the optimizer's state takes of the fullest node's own memory; 0 where it is on GPUs. Ranks follow each
+        other on the nodes."""
+        if not self.on_host:
+            return 0.0
+        nodes, of_gpus = self.estimate.architecture.nodes, list[float]()
+        for rank in self.simulation.ranks:
+            stages = [self.plan.stages[place] for place in rank.stages]
+            held = sum(nodes[layer].kind.parameters for stage in stages for layer in stage.layers)
+            gpus = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree
+            of_gpus += [HOST_BYTES * held / gpus] * gpus
+        return max(sum(of_gpus[first : first + gpus_per_node]) for first in range(0, len(of_gpus), gpus_per_node))
 
     @property
     def idle_devices(self) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from piper_ray.model.constraints import choices_made
-from piper_ray.model.mode import Mode, Recomputation, Sharding
+from piper_ray.model.instance import Tmpc
+from piper_ray.model.mode import Recomputation, Sharding, share_of
 from piper_ray.proposal.demand import Proposed
 
 _SHARING = {
@@ -114,9 +116,8 @@ class LayoutWords:
 
 def layout_words(one: Proposed) -> LayoutWords:
     """Of a plan that a search found."""
-    modes: Counter[Mode] = Counter()
-    for stage in one.plan.stages:
-        modes.update(tmpc.mode for _, _, tmpc in choices_made(one.instance, stage))
+    chosen = [found for stage in one.plan.stages for found in choices_made(one.instance, stage)]
+    modes = Counter(tmpc.mode for _, _, tmpc in chosen)
     first, schedule = one.plan.stages[0], one.simulation.schedule
     context = max(mode.context for mode in modes)
     spread = max((mode for mode in modes if mode.experts is not None), key=lambda mode: mode.experts or 0, default=None)
@@ -124,7 +125,6 @@ def layout_words(one: Proposed) -> LayoutWords:
     tensor_of = {stage.kind: stage.tensor_parallel_degree // context for stage in one.plan.stages}
     over = max(tensor_of.values()) if any(layer.experts for layer in one.instance.layers) else None
     alone = first.data_parallel_degree * context == 1  # with whom there is nobody to share
-    recomputed = {mode.recomputation for mode in modes if mode.recomputation != Recomputation.NONE}
     return LayoutWords(
         microbatch=one.samples,
         tensor=max(tensor_of.values()),
@@ -136,13 +136,26 @@ def layout_words(one: Proposed) -> LayoutWords:
         sequence_parallel=any(mode.sequence_parallel for mode in modes),
         sharding=Sharding.NONE if alone else usual.sharding,
         shards=usual.optimizer_shards,
-        recomputation=Recomputation.NONE if not recomputed else usual.recomputation if len(recomputed) == 1 else None,
+        recomputation=_common_recomputation(chosen),
         offload=any(mode.offload for mode in modes),
         optimizer_on_host=one.on_host,
         schedule=schedule.name.value,
         chunks=schedule.v,
         tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),
     )
+
+
+def _common_recomputation(chosen: Iterable[tuple[int, Sequence[Tmpc], Tmpc]]) -> Recomputation | None:
+    """What is asked of all layers, of which each does the parts that it has; None where layers differ otherwise.
+
+    chosen: of each layer the TMPCs that it may have, and its own.
+    """
+    made = {(frozenset(x.mode.recomputation for x in row), own.mode.recomputation) for _, row, own in chosen}
+    asked = {own for _, own in made} - {Recomputation.NONE}
+    if Recomputation.FULL in asked and len(asked) > 1:
+        return None
+    union = Recomputation.of_parts(part for own in asked for part in own.parts)
+    return union if all(share_of(union, known) == own for known, own in made) else None
 
 
 def differences(one: LayoutWords, other: LayoutWords) -> str:

@@ -118,8 +118,10 @@ def with_offers(
     spreads = usual_spreads(model, request.tokens, runtime, domain, devices) if experts is None else ()
     each_pass = runtime.sums_each_pass and request.offer.zero != 1
     most_ranks = max((ranks for ranks, _ in spreads), default=max(experts or (1,)))
+    every = request.offer.fsdp == ALL_REPLICAS and each_pass  # which is offered there anyway
     offer = replace(
         request.offer,
+        fsdp=1 if every else request.offer.fsdp,
         zero=request.offer.zero if runtime.shares_state else 1,
         sharded_over=_groups(devices, domain, most_ranks) if each_pass else (),
         summed_over=devices if runtime.sums_each_pass else 0,
@@ -169,7 +171,7 @@ def refuse_what_cannot_run(runtime: Runtime, request: EstimateRequest, hardware:
         raise UsageError(f"--zero-2: {title} {runtime.no_more_sharing}")
     if offer.zero2 > 1 and runtime.sums_each_pass:
         raise UsageError(f"--zero-2: {title} shares weights and gradients (--fsdp), or the optimizer's state alone")
-    if offer.fsdp > 1 and setting.most_sharding < Sharding.WEIGHTS:
+    if offer.fsdp != 1 and setting.most_sharding < Sharding.WEIGHTS:
         raise UsageError(f"--fsdp: {title} {runtime.no_more_sharing}; --runtime torchtitan shares weights")
     if offer.offload and not setting.offload:
         raise UsageError(f"--offload: {title}'s launch files have no activations in host memory")

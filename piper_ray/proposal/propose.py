@@ -140,7 +140,7 @@ def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate])
         moved = replace(one, estimate=of_size).on(of_size.instance, demand.step)
     except PiperRayError:
         return None
-    return None if moved.simulation.memory_violations else moved
+    return None if moved.simulation.memory_violations or not demand.hosts_hold(moved) else moved
 
 
 def what_would_help(

@@ -28,7 +28,7 @@ from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Closing
-from piper_ray.proposal.demand import Proposed
+from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
@@ -37,7 +37,6 @@ from piper_ray.report.simulated import early_receives_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
-from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.operators import LayerNode
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
@@ -125,7 +124,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
     )
     if best.on_host:
-        yield from _wrapped("host", _host_text(best))
+        yield from _wrapped("host", _host_text(proposal.demand, best))
     if proposal.demand.headroom.is_usual:
         share = proposal.demand.headroom.share
         over = f"{100.0 * share / (1.0 - share):.1f} %"
@@ -143,7 +142,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     yield from _wrapped("proof", proof_line(proposal))
 
 
-def _host_text(best: Proposed) -> str:
+def _host_text(demand: PlanDemand, best: Proposed) -> str:
     """What the optimizer's state in host memory takes there, and of a step."""
     nodes, gpu, stages = best.estimate.architecture.nodes, best.estimate.setting.gpu, best.plan.stages
     held = [
@@ -151,9 +150,10 @@ def _host_text(best: Proposed) -> str:
         for rank in best.simulation.ranks
     ]
     each, rate = stages[0].data_parallel_degree * stages[0].tensor_parallel_degree, gpu.host_updates_per_s
-    node_bytes = HOST_BYTES * max(held) / each * gpu.gpus_per_node
+    node_bytes = best.host_bytes(demand.request.node_of(gpu))
     return (
-        f"the optimizer's state takes {held_text(node_bytes)} of a node's own memory, and its update "
+        f"the optimizer's state takes {held_text(node_bytes)} of the {held_text(demand.host_bytes)} of host memory of "
+        "the fullest node (--host-memory says another size), and its update "
         f"{time_text(max(held) / each / rate, 3)} of the step, at {rounded(rate / 1e6)} M parameters/s for each GPU: "
         "published rates differ by five times (host_updates of --hardware says yours; --no-optimizer-on-host does "
         "without)"
@@ -161,19 +161,29 @@ def _host_text(best: Proposed) -> str:
 
 
 def _tower_text(best: Proposed) -> str:
-    """Where a vision tower and its projector are, and what share of the work there is theirs."""
+    """Where a vision tower and its projector are, and what of the work and of the memory there is theirs."""
     nodes, ranks, tower_s, all_s = best.estimate.architecture.nodes, [], 0.0, 0.0
+    held_bytes: list[float] = []
     for rank, held in enumerate(best.simulation.ranks):
-        chosen = [one for place in held.stages for one in choices_made(best.instance, best.plan.stages[place])]
-        seeing_s = sum(tmpc.time_per_sample_s for layer, _, tmpc in chosen if _seeing(nodes[layer]))
+        seeing_s = seeing_bytes = whole_s = 0.0
+        for place, in_flight in zip(held.stages, held.in_flight, strict=True):
+            stage = best.plan.stages[place]
+            for layer, _, tmpc in choices_made(best.instance, stage):
+                whole_s += tmpc.time_per_sample_s
+                if _seeing(nodes[layer]):
+                    seeing_s += tmpc.time_per_sample_s
+                    shared_bytes = tmpc.shared_bytes / stage.data_parallel_degree
+                    seeing_bytes += tmpc.fixed_bytes + shared_bytes + in_flight * tmpc.activation_bytes
         if seeing_s > 0.0:
             ranks.append(rank)
-            tower_s, all_s = tower_s + seeing_s, all_s + sum(tmpc.time_per_sample_s for _, _, tmpc in chosen)
+            held_bytes.append(seeing_bytes)
+            tower_s, all_s = tower_s + seeing_s, all_s + whole_s
     parameters = sum(node.kind.parameters for node in nodes if _seeing(node))
     where = f"pipeline rank{'s' if len(ranks) > 1 else ''} {range_text(ranks)}"
     return (
         f"tower and projector ({rounded(parameters / 1e6)} M parameters, trained with the rest) are on {where}: "
-        f"{share_text(tower_s / all_s)} of the work there{_undivided_text(nodes)}"
+        f"{share_text(tower_s / all_s)} of the work there and {held_text(max(held_bytes))} of a GPU's memory"
+        f"{_undivided_text(nodes)}"
     )
 
 
@@ -234,8 +244,22 @@ def proof_line(proposal: FoundPlans) -> str:
         less = "even 0.01 % less"
     return (
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes {less} "
-        f"under this model: gap {gap_text(proposal.gap)}"
+        f"under this model: gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
+
+
+def _open_text(proposal: FoundPlans) -> str:
+    """Of a gap that is worth a word, which combinations it is of."""
+    near_s = proposal.best.step_s * (1.0 - _SMALL_GAP)
+    held = [cell for cell in proposal.cells.cells if cell.lower_s < near_s]
+    if not held:
+        return ""
+    schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
+    unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
+    why = (
+        f"{unsearched:,} of them were not searched" if unsearched else "their searches end after a fixed amount of work"
+    )
+    return f", left by {plural(len(held), 'combination')} under {schedules}: {why}"
 
 
 def unfinished_text(known: FoundPlans) -> str:
@@ -252,6 +276,9 @@ def gap_text(gap: float) -> str:
     """``0.41 %``; a gap that rounds to nothing is ``0 %``."""
     return "0 %" if gap < _NO_GAP else f"{100.0 * gap:.2g} %"
 
+
+_SMALL_GAP = 0.005
+"""As much as searches under schedules with chunks leave open."""
 
 _NONE_FASTER = "no plan that was found on more of them is faster"
 
@@ -343,7 +370,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
-    if close < 2 or proposal.demand.others:  # of which no candidates are written
+    if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
     return [
@@ -445,16 +472,22 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
 
 
 def _runs_as(one: Proposed, other: Proposed) -> bool:
-    """Whether the two have the same microbatches, stages and schedule."""
-    mine, theirs = ((x.samples, x.plan.stages, x.simulation.schedule) for x in (one, other))
+    """Whether the two have the same microbatches, stages, schedule and place of the optimizer's state."""
+    mine, theirs = ((x.samples, x.on_host, x.plan.stages, x.simulation.schedule) for x in (one, other))
     return mine == theirs
 
 
 def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
     """Why theirs is not the plan, in words."""
     best, own = proposal.best, theirs.plan
-    if not theirs.fits:
-        return f"it does not fit: {theirs.plan.simulation.memory_violations[0]}"
+    if violations := own.simulation.memory_violations:
+        return f"it does not fit: {violations[0]}"
+    if not theirs.hosts_hold:
+        node_bytes = own.host_bytes(proposal.demand.request.node_of(own.estimate.setting.gpu))
+        there = held_text(proposal.demand.host_bytes)
+        return (
+            f"it does not fit: the optimizer's state takes {held_text(node_bytes)} of a node's {there} of host memory"
+        )
     if _per_sample(own) < _per_sample(best) * (1.0 - 1e-9):
         return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):

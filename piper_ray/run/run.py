@@ -49,8 +49,8 @@ def run(
     needs its ``instance``, which also makes the promise that the run is held against; without one it is what the plan's
     document says. schedule: None, the plan's own. steps: measured, after ``warm_up`` others. device: "cpu" or "cuda",
     where each rank takes a GPU. sharing: "ddp" or "fully-shard", how replicas of a stage share their work.
-    microbatches, microbatch_size: N, and samples of one, in place of the plan's. vertical_sync: under pipedream all stages
-    use the version of the weights that a microbatch came in with.
+    microbatches, microbatch_size: N, and samples of one, in place of the plan's. vertical_sync: under pipedream all
+    stages use the version of the weights that a microbatch came in with.
 
     Raises UsageError for a plan that torch's pipelines cannot run, InputError for a model that the plan does not fit
     and for what goes wrong in it, LimitError where memory is not enough, and ClusterError where a process is lost.

@@ -294,6 +294,21 @@ def test_candidates_are_jobs_that_calibrate_reads_back(tmp_path: Path) -> None:
     assert theirs["why_not"].startswith("the plan has")
 
 
+def test_a_launch_with_the_optimizer_in_host_memory_is_held_against_the_plan(tmp_path: Path) -> None:
+    out = tmp_path / "host"
+    made = small(tmp_path, "--nodes", "1", "--optimizer-on-host", "-o", str(out))
+    assert made.returncode == 0, made.stderr
+    step_s = json.loads((out / "search.json").read_text())["step_s"]
+    words = ("--nodes", "1", "--no-optimizer-on-host", "--dry-run", "--json", "--against", str(out))
+    for more, fits, why in (((), True, "the plan has"), (("--host-memory", "1MB"), False, "it does not fit: the opt")):
+        finished = small(tmp_path, *words, *more)
+        assert finished.returncode == 0, finished.stderr
+        theirs = json.loads(finished.stdout)["against"]
+        assert theirs["plan"]["step_s"] == pytest.approx(step_s, rel=1e-9)
+        assert (theirs["fits"], theirs["notes"]) == (fits, [])
+        assert theirs["why_not"].startswith(why)
+
+
 def test_several_clusters_are_a_table(tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("--gpu", "H100-SXM,A100-80", "--price", "2,1", "-o", str(out))

@@ -221,7 +221,10 @@ def test_a_solve_from_a_path_hears_its_notes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", global_batch=7, microbatch_size=2), "global_batch 7 is no multiple"),
+        (
+            lambda: piper_ray.estimate("llama3-8b", "H100-SXM", global_batch=7, microbatch_size=2),
+            "global_batch 7 is no multiple",
+        ),
         (lambda: piper_ray.estimate("llama3-8b", "H100-SXM", reserve_bytes=9e10), "reserve_bytes 83.82 GiB"),
         (lambda: piper_ray.estimate("llama3-8b", "h10"), "gpu h10: unknown"),
         (lambda: piper_ray.plan("llama3-8b", "H100-SXM", context_parallel=(3,)), "context_parallel 3: "),

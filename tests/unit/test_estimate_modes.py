@@ -188,6 +188,16 @@ def test_states_shared_by_replicas_by_hand() -> None:
     assert result.setting.workspace_bytes > max(10 * kind.parameters for kind in kinds if kind.key == "block")
 
 
+def test_weights_over_all_replicas_are_over_as_many_as_a_stage_may_have() -> None:
+    """On 64 devices stages of t = 8 have 8, 4 or 2 replicas; each is priced as if it were asked for alone."""
+    every = estimated(gpt(2, 4096, 32), "H100-SXM", nodes=8, batch=64, offer=Offer(fsdp=ALL_REPLICAS))
+    found = {mode for mode in every.modes["block"] if mode.degree == 8 and mode.sharding is Sharding.WEIGHTS}
+    assert {mode.optimizer_shards for mode in found} == {2, 4, 8}
+    alone = estimated(gpt(2, 4096, 32), "H100-SXM", nodes=8, batch=64, offer=Offer(fsdp=4))
+    mode = LayerMode(degree=8, optimizer_shards=4, sharding=Sharding.WEIGHTS)
+    assert every.costs(kind_of(every), mode).planned_s == alone.costs(kind_of(alone), mode).planned_s
+
+
 def test_scattered_gradients_and_gathered_weights_hide_beside_passes() -> None:
     result = estimated(gpt(2, 4096, 32), "H100-SXM", nodes=8, batch=64)
     kind = kind_of(result)

@@ -23,8 +23,9 @@ from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
 from piper_ray.model.errors import InfeasibleError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event
-from piper_ray.model.figures import time_text
+from piper_ray.model.figures import plural, time_text
 from piper_ray.model.headroom import Headroom
+from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation, Sharding
 from piper_ray.model.one_mode import tmpcs_under
 from piper_ray.model.plan import Plan, Stage
@@ -37,7 +38,7 @@ from piper_ray.proposal.cells import LISTED, CellBegun, Cells, CellSearch, Closi
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.each_pass import counts_on_one_sum
 from piper_ray.proposal.figures import figures_of
-from piper_ray.proposal.layout_words import differences, layout_words
+from piper_ray.proposal.layout_words import _common_recomputation, differences, layout_words
 from piper_ray.proposal.offers import with_offers
 from piper_ray.proposal.propose import FoundPlans, Help, propose, what_would_help
 from piper_ray.report.proposal import (
@@ -47,6 +48,7 @@ from piper_ray.report.proposal import (
     gap_text,
     held_text,
     print_plan,
+    proof_line,
     rounded,
     rounded_down,
     settling_lines,
@@ -168,6 +170,7 @@ def test_passes_that_are_left_go_to_the_least_bound(tmp_path: Path, monkeypatch:
     assert len(once) == len(set(once)) < len(often)
     assert few.ledger.lower_s < many.ledger.lower_s <= many.ledger.upper_s <= few.ledger.upper_s
     assert many.ledger.lower_s >= many.ledger.upper_s * 0.99
+    assert len(many.found) <= sum(cell.found is not None for cell in many.cells)
 
 
 def test_no_clock_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,6 +381,13 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     assert len(found.found) == 1
     assert found.gap > 0.01
     assert {cell.closing for cell in found.cells.cells} >= {Closing.LEFT_OPEN}
+    near_s = found.best.step_s * 0.995
+    held = [cell for cell in found.cells.cells if cell.lower_s < near_s]
+    unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
+    left = f"left by {plural(len(held), 'combination')} under 1f1b: {unsearched:,} of them were not searched"
+    assert proof_line(found).endswith(f"gap {gap_text(found.gap)}, {left}")
+    closed = replace(found, lower_s=found.best.step_s, cells=replace(found.cells, cells=()))
+    assert proof_line(closed).endswith("gap 0 %")
     assert list(what_would_help(proposal, stop)) == []
 
 
@@ -385,6 +395,22 @@ def tight(folder: Path) -> PlanDemand:
     """Layers that fit on all devices together, and on none of them as plans without tensor parallelism share them."""
     asked = demand(folder, samples=1, hidden=22528)
     return replace(asked, request=replace(asked.request, nodes=4, gpus_per_node=1))
+
+
+def test_recomputation_is_what_is_asked_of_layers_that_have_not_all_parts() -> None:
+    """Experts that compute their activation again beside dense layers that have none to compute."""
+    none, acts, norms = (Recomputation.of_parts(parts) for parts in ((), ("moe_act",), ("layernorm", "moe_act")))
+    plain, act, norm, full = (
+        Tmpc(f"{number}", 1.0, mode=Mode(recomputation=kind))
+        for number, kind in enumerate((none, acts, norms, Recomputation.FULL))
+    )
+    dense, experts = (plain, full), (plain, act, norm, full)
+    for of_dense, of_experts, wanted in (
+        (plain, plain, none), (plain, act, acts), (plain, norm, norms), (full, full, Recomputation.FULL),
+        (plain, full, None), (full, act, None),
+    ):  # fmt: skip
+        assert _common_recomputation([(0, dense, of_dense), (1, experts, of_experts)]) == wanted
+    assert _common_recomputation([(0, experts, plain), (1, experts, act)]) is None
 
 
 def test_what_fits_nowhere_is_said_with_the_reason(tmp_path: Path) -> None:

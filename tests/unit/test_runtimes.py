@@ -336,7 +336,9 @@ def test_nodes_within_a_domain(tmp_path: Path) -> None:
 
 def test_domains_are_whole_nodes() -> None:
     def cluster(domain: int | None) -> Cluster:
-        return piper_ray.estimate("llama3-8b", "H100-SXM", nodes=8, gpus_per_node=4, domain=domain, global_batch=64).cluster
+        return piper_ray.estimate(
+            "llama3-8b", "H100-SXM", nodes=8, gpus_per_node=4, domain=domain, global_batch=64
+        ).cluster
 
     assert cluster(16).links[0].devices == 16
     assert cluster(None).node_devices is None

@@ -59,7 +59,7 @@ def test_what_does_not_hold_is_found_again(entry: Path, damage: str) -> None:
     assert kept.read_schemes(entry.name, _OF, 2) is not None
 
 
-def test_a_scheme_is_drawn_with_its_placements(entry: Path) -> None:  # noqa: ARG001 - where schemes are kept
+def test_a_scheme_is_drawn_with_its_placements(entry: Path) -> None:
     (found, *_) = schemes_of(_OF, 2, (4.0,), lambda _: None)
     picture = entry.parent / "scheme.svg"
     draw_scheme(found, _OF, picture)

@@ -21,6 +21,7 @@ from piper_ray.proposal.offers import refuse_what_cannot_run
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.estimate.refusals import reasons_against
 from tests.unit.test_propose import demand, tight
 
 RATE = 1.4e8
@@ -78,6 +79,35 @@ def test_one_more_axis_is_never_slower_and_is_all_there_is_where_nothing_else_fi
     assert any("the workload has it on GPUs" in note for note in elsewhere.notes)
     with pytest.raises(UsageError, match="keeps the optimizer's state on GPUs"):
         export_plan(instance, plan, schedule, Target.TORCHTITAN, 1)
+
+
+def test_nodes_hold_what_ranks_have_there(tmp_path: Path) -> None:
+    found = propose(asked(tight(tmp_path)))
+    best, own = found.best, found.demand
+    nodes, stages = best.estimate.architecture.nodes, best.plan.stages
+    of_gpus = [
+        16.0 * sum(nodes[layer].kind.parameters for layer in stage.layers) / each
+        for stage in stages
+        for each in [stage.data_parallel_degree * stage.tensor_parallel_degree]
+        for _ in range(each)
+    ]
+    for size in (1, 2):
+        sums = [sum(of_gpus[first : first + size]) for first in range(0, len(of_gpus), size)]
+        assert best.host_bytes(size) == pytest.approx(max(sums))
+    per_node = own.request.node_of(own.hardware.gpu(own.gpu))
+    needed_bytes = best.host_bytes(per_node)
+
+    def with_host(size_bytes: float, on_host: bool | None = None) -> PlanDemand:
+        changed = asked(tight(tmp_path), on_host)
+        return replace(changed, request=replace(changed.request, host_memory_bytes=size_bytes))
+
+    assert propose(with_host(needed_bytes)).best.plan == best.plan
+    with pytest.raises(InfeasibleError):
+        propose(with_host(0.4 * needed_bytes))
+    none = with_host(1e6, on_host=True)
+    assert not with_host(1e6).tries_host
+    (reason,) = reasons_against(none.model, none.hardware, none.gpu, none.request, none.runtime)
+    assert "of host memory, where all nodes together have" in reason
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -267,8 +267,9 @@ class DegreeTables:
 
     def least_fixed_bytes(self, data_parallel_degree: int) -> float:
         """Of all layers together."""
-        d = data_parallel_degree
-        return sum(min(tmpc.fixed_bytes + tmpc.shared_bytes / d for tmpc in row) for row in self.tmpcs)
+        fixed = self.figures(data_parallel_degree)[:, FIGURE.fixed]
+        found: float = sum(np.minimum.reduceat(fixed, self.option_start[:-1]).tolist())
+        return found
 
     def held_layers(self, data_parallel_degree: int, microbatches: int, sync_of_byte_s: float) -> HeldLayers:
         """For a bound on a batch of so many microbatches a replica. sync_of_byte_s: of a rank's weights."""
@@ -285,16 +286,24 @@ class DegreeTables:
 
     def figures(self, data_parallel_degree: int) -> FloatArray:
         """Of all options, float64[options, COLUMNS]."""
-        found = np.zeros((int(self.option_start[-1]), COLUMNS))
-        at = 0
-        for row, passes in zip(self.tmpcs, self.passes, strict=True):
-            for tmpc, seconds in zip(row, passes, strict=True):
-                found[at, :3] = seconds
-                found[at, FIGURE.weights] = tmpc.weights_bytes
-                found[at, FIGURE.activation] = tmpc.activation_bytes
-                found[at, FIGURE.fixed] = tmpc.fixed_bytes + tmpc.shared_bytes / data_parallel_degree
-                at += 1
+        own, shared_bytes = self._own_figures
+        found = own.copy()
+        found[:, FIGURE.fixed] += shared_bytes / data_parallel_degree
         return found
+
+    @cached_property
+    def _own_figures(self) -> tuple[FloatArray, FloatArray]:
+        """``figures`` without what replicas share, which is float64[options]."""
+        found = np.zeros((int(self.option_start[-1]), COLUMNS))
+        found[:, :3] = list(chain.from_iterable(self.passes))
+        options = list(chain.from_iterable(self.tmpcs))
+        for column, name in (
+            (FIGURE.weights, "weights_bytes"),
+            (FIGURE.activation, "activation_bytes"),
+            (FIGURE.fixed, "fixed_bytes"),
+        ):
+            found[:, column] = [getattr(tmpc, name) for tmpc in options]
+        return found, np.array([tmpc.shared_bytes for tmpc in options])
 
     def layers(self, data_parallel_degree: int) -> OrderedLayers:
         instance, position = self.order.instance, self.order.position

@@ -64,6 +64,7 @@ class EstimateRequest:
     of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
     memory and updated there; None: it is not, and ``plan`` may choose. reserve_bytes: the bytes of each GPU
     for CUDA's context, communicators and the allocator's fragments; None: as ``Runtime.reserve_bytes`` says.
+    host_memory_bytes: of a node's own memory, what the optimizer's state may take; None: all that such nodes have.
     calibration: what measurements say of the constants.
     """
 
@@ -86,7 +87,13 @@ class EstimateRequest:
     lora: int = 0
     optimizer_on_host: bool | None = None
     reserve_bytes: float | None = None
+    host_memory_bytes: float | None = None
     calibration: Calibration = UNCALIBRATED
+
+    def host_bytes_of(self, gpu: Gpu) -> float:
+        """Of a node's own memory, what the optimizer's state may take."""
+        usual = gpu.host_memory_bytes * self.node_of(gpu)
+        return usual if self.host_memory_bytes is None else self.host_memory_bytes
 
     def node_of(self, gpu: Gpu) -> int:
         """GPUs of a node."""
@@ -209,7 +216,9 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     architecture = _architecture(model, microbatch, request)
     degrees = degrees_of(architecture.kinds, domain)
     require_offered(architecture, request.offer)
-    offer = replace(request.offer, recomputations=offered_recomputations(architecture, stack, request.recomputations))
+    offer = replace(
+        request.offer.on(devices), recomputations=offered_recomputations(architecture, stack, request.recomputations)
+    )
     modes = {
         kind.key: tuple(
             mode
@@ -359,6 +368,10 @@ def _hands_out_heads(stack: Stack) -> bool:
     return stack.software.context is ContextExchange.ALL_TO_ALL
 
 
+_Sizes = tuple[tuple[float, ...], ...]
+"""Bytes for each layer before one, and for each layer behind it."""
+
+
 def _instance(
     architecture: Architecture,
     modes: dict[str, tuple[LayerMode, ...]],
@@ -373,21 +386,31 @@ def _instance(
     plain = {
         key: [(mode.devices, tmpc_of(of_kind[mode], mode)) for mode in modes[key]] for key, of_kind in costs.items()
     }
-    known: dict[tuple[object, ...], list[tuple[Sequence[float], ...]]] = {}
+    known: dict[tuple[object, ...], tuple[dict[_Sizes, int], list[int]]] = {}
     layers = []
     for index, node in enumerate(architecture.nodes):
         kind, sizes = node.kind, [tuple(side.values()) for side in tensors[index]]
         alike = kind.key, *sizes
         if alike not in known:
-            known[alike] = [
-                tuple([sync_bytes(size, mode.degree, mode, setting) for size in side] for side in sizes)
-                for mode in modes[kind.key]
-            ]
+            found: dict[_Sizes, int] = {}  # modes that hand on as much have tables in common
+            known[alike] = (
+                found,
+                [
+                    found.setdefault(
+                        tuple(tuple(sync_bytes(size, mode.degree, mode, setting) for size in side) for side in sizes),
+                        len(found),
+                    )
+                    for mode in modes[kind.key]
+                ],
+            )
         tmpcs: dict[int, list[Tmpc]] = {}
-        before, after = map(tuple, tensors[index])
-        for (t, tmpc), (arriving, leaving) in zip(plain[kind.key], known[alike], strict=True):
-            made = tmpc.between(dict(zip(before, arriving, strict=True)), dict(zip(after, leaving, strict=True)))
-            tmpcs.setdefault(t, []).append(made)
+        distinct, numbers = known[alike]
+        tables = [
+            [dict(zip(ends, side, strict=True)) for ends, side in zip(tensors[index], of_mode, strict=True)]
+            for of_mode in distinct
+        ]
+        for (t, tmpc), number in zip(plain[kind.key], numbers, strict=True):
+            tmpcs.setdefault(t, []).append(tmpc.between(*tables[number]))
         rows = {t: tuple(tmpcs[t]) for t in sorted(tmpcs)}
         common = TOKEN_EMBEDDING if index in tied else ""
         layers.append(Layer(index, kind.name, rows, node.path, common, kind.experts, kind.key_heads, node.predictor))

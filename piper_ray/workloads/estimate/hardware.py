@@ -92,6 +92,7 @@ _SIZES = {
     "link_bytes_per_s": "/s",
     "network_bytes_per_s": "/s",
     "host_bytes_per_s": "/s",
+    "host_memory_bytes": "",
 }
 """Fields of a GPU, and what their unit ends in."""
 
@@ -138,6 +139,7 @@ class Gpu(Closed):
     host_bytes_per_s: PositiveRate = Field(alias="host_bandwidth", description=_RATE)
     host_fraction: _Fraction
     host_updates_per_s: Positive = Field(default=1.4e8, alias="host_updates", description="parameters/s > 0")
+    host_memory_bytes: PositiveSize = Field(default=128e9, alias="host_memory", description="a size > 0, such as 128GB")
     gpus_per_node: Degree = Field(description="a whole number >= 1")
     domain: Degree | None = Field(default=None, description="a whole number >= 1")
 

@@ -38,4 +38,5 @@ def _on_host(tmpc: Tmpc, byte_s: float) -> Tmpc:
     if not tmpc.shared_bytes:
         return tmpc
     whole_s = rounded_s(tmpc.time_per_sample_s + byte_s * tmpc.shared_bytes)
-    return replace(tmpc, time_per_sample_s=whole_s, backward_s=None, shared_bytes=0.0)
+    backward_s = None if tmpc.forward_s is None else whole_s - tmpc.forward_s
+    return tmpc.changed(time_per_sample_s=whole_s, backward_s=backward_s, shared_bytes=0.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property, wraps
 from typing import TypeVar
 
+from piper_ray.model.instance import divisors
 from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Mode, Recomputation, Sharding
 from piper_ray.workloads.estimate.operators import Exchange, KeptBytes, LayerKind, Operator, Split
 
@@ -106,13 +107,12 @@ class Offer:
     """What modes are offered beside plain ones, sequence parallelism and recomputation.
 
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
-    ALL_REPLICAS for the first alone. contexts: groups that share a sequence. experts: ranks that experts are spread
-    over, each of which expert_tensor devices share. spreads: further pairs of both, each left out where others never
-    lose to it. gathered: what sequence parallelism would gather again is kept.
-    recomputations: those of the whole model, of which a layer follows each with the parts that it has. sharded_over:
-    numbers of devices over which weights are shared, by another number of replicas for each t. summed_over: devices of
-    plans whose replicas share weights, which then sum gradients between groups in every pass; 0: any, once a batch.
-    always_sequence: what
+    ALL_REPLICAS for the first and the last (``on``). contexts: groups that share a sequence. experts: ranks that
+    experts are spread over, each of which expert_tensor devices share. spreads: further pairs of both, each left out
+    where others never lose to it. gathered: what sequence parallelism would gather again is kept. recomputations: those
+    of the whole model, of which a layer follows each with the parts that it has. sharded_over: numbers of devices over
+    which weights are shared, by another number of replicas for each t. summed_over: devices of plans whose replicas
+    share weights, which then sum gradients between groups in every pass; 0: any, once a batch. always_sequence: what
     tensor parallelism divides has sequence parallelism, where it can.
     """
 
@@ -129,6 +129,12 @@ class Offer:
     sharded_over: tuple[int, ...] = ()
     summed_over: int = 0
     always_sequence: bool = False
+
+    def on(self, devices: int) -> Offer:
+        """On so many devices: weights over all replicas are over as many devices as any stage may have."""
+        if self.fsdp != ALL_REPLICAS:
+            return self
+        return replace(self, fsdp=1, sharded_over=tuple(dict.fromkeys((*self.sharded_over, *divisors(devices)[::-1]))))
 
     def shardings(self, degree: int) -> tuple[tuple[int, Sharding], ...]:
         """Shards of each at that t, and what of, the plainest first."""

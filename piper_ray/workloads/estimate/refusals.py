@@ -24,6 +24,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest, trained_model
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
+from piper_ray.workloads.estimate.host import HOST_BYTES
 from piper_ray.workloads.estimate.layout import Layout, priced
 from piper_ray.workloads.estimate.memory import kept_bytes, numbers_on_device
 from piper_ray.workloads.estimate.modes import LayerMode, degrees_of
@@ -45,7 +46,21 @@ def reasons_against(
         runtime.constraints(instance, runtime.schedules[0], request.domain_of(hardware.gpu(gpu)))
     except UsageError as error:
         found.append(f"{runtime.title} cannot train {model.name}: {error}")
+    if request.optimizer_on_host and (excess := host_excess(model, hardware.gpu(gpu), request)) is not None:
+        found.append(excess)
     return (*found, *_without_room(model, hardware, gpu, request, runtime))
+
+
+def host_excess(model: ModelConfig, gpu: Gpu, request: EstimateRequest) -> str | None:
+    """Why all nodes together have not the memory for the optimizer's state; None where they have."""
+    architecture = model.architecture(Microbatch(1, request.tokens or model.tokens, request.fused))
+    needed, there = HOST_BYTES * architecture.parameters, request.nodes * request.host_bytes_of(gpu)
+    if needed <= there:
+        return None
+    return (
+        f"the optimizer's state takes {size_text(needed)} of host memory, where all nodes together have "
+        f"{size_text(there)}; --host-memory says another size of a node's"
+    )
 
 
 def why_not_on_host(runtime: Runtime, request: EstimateRequest, training: Training) -> str | None:
@@ -185,7 +200,7 @@ def _room(model: ModelConfig, training: Training, gpu: Gpu, request: EstimateReq
     if request.lora:
         architecture = with_adapters(architecture, request.lora)
     degrees = {t for of_kind in degrees_of(architecture.kinds, request.domain_of(gpu)).values() for t in of_kind}
-    if may_be_on_host(runtime, request, training):
+    if may_be_on_host(runtime, request, training) and host_excess(model, gpu, request) is None:
         training = training.model_copy(update={"optimizer_bytes": 0.0})
     reserve = DEFAULT.reserve_bytes(gpu.device_bytes) if request.reserve_bytes is None else request.reserve_bytes
     return _Room(

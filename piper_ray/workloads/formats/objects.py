@@ -370,6 +370,7 @@ def _check_layer(
         faults.at(f"{path}.tmpcs", f"not a dict ({shown(tmpcs_of)}); expected tuples of TMPCs by degree")
         return
     ends: tuple[frozenset[int], frozenset[int]] | None = None
+    sound_tables = set[tuple[int, int]]()  # by their identities, as TMPCs have them in common
     if neighbours is not None:
         ends = frozenset(neighbours.predecessors[layer.id]), frozenset(neighbours.successors[layer.id])
     for degree, row in tmpcs_of.items():
@@ -384,8 +385,12 @@ def _check_layer(
                 fields = tuple(map(id, _fields_of_tmpc(tmpc)))
                 if fields not in sound and _has_sound_fields(tmpc, f"{where}[{index}]", faults):
                     sound.add(fields)
-                if not _has_sound_tables(tmpc, ends):
-                    _check_tables(tmpc, f"{where}[{index}]", layer.id, ends, faults)
+                tables = id(tmpc.forward_sync_bytes), id(tmpc.backward_sync_bytes)
+                if tables not in sound_tables:
+                    if _has_sound_tables(tmpc, ends):
+                        sound_tables.add(tables)
+                    else:
+                        _check_tables(tmpc, f"{where}[{index}]", layer.id, ends, faults)
     graph.check_some_tmpc(tmpcs_of.values(), f"{path}.tmpcs", faults)
 
 

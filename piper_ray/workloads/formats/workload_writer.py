@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from piper_ray.model.figures import given_size_text, size_text
@@ -178,22 +179,29 @@ def _types(instance: Instance, graph: _Graph) -> dict[int, _Type]:
 
 
 def _row(tmpc: Tmpc, layer: int, graph: _Graph) -> _Row:
-    sizes: dict[str, Sizes] = {
-        "weights": tmpc.weights_bytes,
-        "activation": tmpc.activation_bytes,
-        "fixed": tmpc.fixed_bytes,
-        "shared": tmpc.shared_bytes,
-        "forward_sync": _common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]]),
-        "backward_sync": _common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]]),
-    }
-    figures = [f"{key} = {_sizes(size)}" for key, size in sizes.items() if size != 0.0]
-    if tmpc.least_data_parallel_degree > 1:
-        figures.append(f"least_data_parallel_degree = {tmpc.least_data_parallel_degree}")
-    if tmpc.kind:
-        figures.append(f"kind = {_text(tmpc.kind)}")
-    if tmpc.recompute != (tmpc.id == RECOMPUTE_ID):
-        figures.append(f"recompute = {str(tmpc.recompute).lower()}")
-    return _Row(f"id = {_text(tmpc.id)}", tuple(_times(tmpc)), tuple(figures))
+    own = tmpc.weights_bytes, tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes
+    forward_sync = _common([tmpc.forward_sync_bytes.get(u, 0.0) for u in graph.predecessors[layer]])
+    backward_sync = _common([tmpc.backward_sync_bytes.get(w, 0.0) for w in graph.successors[layer]])
+    others = tmpc.least_data_parallel_degree, tmpc.kind, tmpc.recompute
+    return _row_of(tmpc.id, tuple(_times(tmpc)), (*own, forward_sync, backward_sync), *others)
+
+
+_SIZES = "weights", "activation", "fixed", "shared", "forward_sync", "backward_sync"
+
+
+@lru_cache(maxsize=2**12)  # layers of one kind have the same rows
+def _row_of(
+    tmpc_id: str, times: tuple[str, ...], sizes: tuple[Sizes, ...], least_d: int, kind: str, recompute: bool
+) -> _Row:
+    """sizes: by ``_SIZES``."""
+    figures = [f"{key} = {_sizes(size)}" for key, size in zip(_SIZES, sizes, strict=True) if size != 0.0]
+    if least_d > 1:
+        figures.append(f"least_data_parallel_degree = {least_d}")
+    if kind:
+        figures.append(f"kind = {_text(kind)}")
+    if recompute != (tmpc_id == RECOMPUTE_ID):
+        figures.append(f"recompute = {str(recompute).lower()}")
+    return _Row(f"id = {_text(tmpc_id)}", times, tuple(figures))
 
 
 def _times(tmpc: Tmpc) -> Iterator[str]:
