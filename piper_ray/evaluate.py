@@ -450,9 +450,9 @@ def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     return found
 
 
-def replicas_bytes_per_s(instance: Instance, devices: int, d: int, t: int) -> float:
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
     """Of a ring through d replicas, in a plan of so many devices; inf for one replica."""
-    return _ring_bytes_per_s(links_holding(instance.cluster, devices), d, t)
+    return _ring_bytes_per_s(links_holding(cluster, devices), d, t)
 
 
 def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> float:

@@ -51,7 +51,9 @@ class _Twin:
         these."""
         yield from self._from(0, ({}, {}, {}))
 
-    def _from(self, number: int, made: tuple[dict[str, Strategy], ...]) -> Iterator[float]:
+    def _from(
+        self, number: int, made: tuple[dict[str, Strategy], dict[str, Strategy], dict[str, Strategy]]
+    ) -> Iterator[float]:
         if self._pass_s(*self._steps(*made)) >= self.best:
             return
         if number == len(self.graph.steps):
@@ -63,8 +65,9 @@ class _Twin:
         step = self.graph.steps[number]
         options = strategies(step, self.graph, self.degree)
         for forward, backward, again in itertools.product(options, options, [None, *options]):
-            pair = [{**of, step.name: one} for of, one in zip(made, (forward, backward), strict=False)]
-            yield from self._from(number + 1, (*pair, {**made[2], **({step.name: again} if again else {})}))
+            redone = {step.name: again} if again else {}
+            chosen = {**made[0], step.name: forward}, {**made[1], step.name: backward}, {**made[2], **redone}
+            yield from self._from(number + 1, chosen)
 
     def _pass_s(self, forward: tuple[float, float], backward: tuple[float, float]) -> float:
         return sum(device_s + idle_s(device_s, host_s) for device_s, host_s in (forward, backward))

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -107,12 +107,13 @@ class Certificate:
 class StageWay:
     """degree: t. tmpcs: for each layer id what it may run, nothing if it cannot be in such a stage.
 
-    data_parallel_degrees: those at which just these configurations are there, ascending.
+    data_parallel_degrees: those at which just these configurations are there, ascending. kind: of the stage's devices.
     """
 
     degree: int
     data_parallel_degrees: tuple[int, ...]
     tmpcs: Mapping[int, tuple[Tmpc, ...]]
+    kind: str = ""
 
 
 def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, ...]:
@@ -120,11 +121,12 @@ def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, .
     found: list[StageWay] = []
     degrees = restrictions.data_parallel_degrees(instance)
     starts = [*instance.least_data_parallel_degrees, instance.data_parallel_limit + 1]
-    for t in instance.degrees:
-        if t > instance.devices or not restrictions.admits_tensor_parallel_degree(t):
+    for kind, t in product(instance.cluster.kind_names, instance.degrees):
+        if t > instance.cluster.of_kind(kind).devices or not restrictions.admits_tensor_parallel_degree(t):
             continue
+        of_kind = {layer.id: tuple(x for x in layer.tmpcs.get(t, ()) if x.kind == kind) for layer in instance.layers}
         for role in _ROLES.get(restrictions.recompute, (None,)):
-            rows = {layer.id: _in_role(layer.tmpcs.get(t, ()), role) for layer in instance.layers}
+            rows = {layer: _in_role(row, role) for layer, row in of_kind.items()}
             for least, beyond in pairwise(starts):
                 inside = tuple(d for d in degrees if least <= d < beyond)
                 if inside:
@@ -132,7 +134,7 @@ def ways_of(instance: Instance, restrictions: Restrictions) -> tuple[StageWay, .
                         layer: tuple(x for x in row if x.least_data_parallel_degree <= least)
                         for layer, row in rows.items()
                     }
-                    found.append(StageWay(t, inside, tmpcs))
+                    found.append(StageWay(t, inside, tmpcs, kind))
     return tuple(found)
 
 
@@ -186,6 +188,8 @@ def charged(instance: Instance, restrictions: Restrictions) -> Instance:
 
 def levels_of(instance: Instance) -> list[Instance]:
     """On each group of devices with a link of its own, and on all."""
+    if instance.cluster.kinds:
+        return [instance]
     sizes = [link.devices for link in instance.cluster.links if link.devices is not None]
     smaller = [size for size in sizes if size < instance.devices]
     return [instance.replace(devices=size) for size in (*smaller, instance.devices)]

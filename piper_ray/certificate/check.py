@@ -49,7 +49,7 @@ from piper_ray.model.figures import PROOF_TOLERANCE, relative_gap
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, StepTerms
+from piper_ray.model.schedule import FLUSHED, Schedule, StepTerms
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats import instance_of
 from piper_ray.workloads.formats.load import Source
@@ -196,6 +196,10 @@ def _levels_of(instance: Instance, certificate: Certificate) -> list[Instance]:
             "same devices, microbatches, memory and bandwidth as to the solve"
         )
     require_certifiable(certificate.restrictions, certificate.schedule)
+    if instance.cluster.kinds and certificate.schedule.name not in FLUSHED:
+        raise CertificateRefused(
+            f"bounds under {certificate.schedule.name.value} have no certificate on devices of several kinds"
+        )
     on_levels = levels_of(charged(instance, certificate.restrictions))
     if not certificate.schedule.asynchronous:
         return on_levels

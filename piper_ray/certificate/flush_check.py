@@ -26,7 +26,7 @@ import numpy as np
 from piper_ray.certificate.certificate import Certificate, PassPrices, charged, free_bytes, levels_of, ways_of
 from piper_ray.certificate.flush_tables import FlushTails, OnDegrees, StagePrices, least_priced_s, pairs_of, shape_of
 from piper_ray.certificate.kernels.flush_plans import look_through
-from piper_ray.certificate.kernels.flush_states import FOUND, PROVED, Lookup
+from piper_ray.certificate.kernels.flush_states import ENDED, FOUND, PROVED, TOO_MANY, Lookup
 from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
@@ -38,6 +38,9 @@ _BYTES_OF_FIGURES = 8
 _MOST_DOWNSETS = 300_000
 """To look through: more come to more comparisons than are made, unless prices leave next to nothing."""
 
+_MOST_LOOKS = 64
+"""At the plans of a pair whose edges' rates hang on where their ends are."""
+
 _LOOK_S = 0.1
 """Between two looks at a stop."""
 
@@ -47,8 +50,8 @@ Key = tuple[int, int, int, int, int]
 
 @dataclass(frozen=True)
 class Counts:
-    """pairs: of d and t that a plan may have. by_prices: settled by prices alone. downsets: of those looked through;
-    tails: states of them."""
+    """pairs: of d and t that a plan may have. by_prices: settled by prices or work alone. downsets: of those looked
+    through; tails: states of them."""
 
     pairs: int = 0
     by_prices: int = 0
@@ -84,7 +87,7 @@ class FlushProblem:
         """Raises LimitError for more downsets than fit."""
         devices = pair.instance.devices
         if devices not in self._tails:
-            figures = 40 * (len(pair.ways) + 1) + 2 * pair.most_ranks
+            figures = 40 * (len(pair.ways) * len(pair.degrees) ** 2 + 1) + 2 * pair.most_ranks
             fit = max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
             self._tails[devices] = FlushTails(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))
         return self._tails[devices]
@@ -92,12 +95,31 @@ class FlushProblem:
     def look(
         self, pair: OnDegrees, prices: StagePrices | None, limit_s: float, control: Any
     ) -> tuple[int, float, Counts]:
-        """Through the tails and plans of a pair for one that takes no more. As ``look_through``."""
-        tails = self.tails_of(pair)
-        tables, order = tails.of(pair)
-        search = Lookup(tables, shape_of(pair, limit_s), tails.priced(pair, prices, order))
-        status, least_s, states = look_through(search, control)
-        return int(status), float(least_s), Counts(1, 0, tails.size, int(states))
+        """Through the tails and plans of a pair for one that takes no more. As ``look_through``.
+
+        Where rates hang on the kinds of devices at the ends of edges that skip stages, plans at the fastest rates are
+        none yet: those with an open end on each kind are looked through by themselves.
+        """
+        tails, looks, total = self.tails_of(pair), 0, 0
+        left = [(np.inf, pair)]  # each with a bound on its plans that take less
+        while left:
+            (_, part), looks = left.pop(), looks + 1
+            tables, order, open_ends = tails.of(part)
+            search = Lookup(tables, shape_of(part, limit_s), tails.priced(part, prices, order))
+            status, least_s, states = look_through(search, control)
+            total += int(states)
+            if status == PROVED:
+                continue
+            if status == ENDED or not open_ends or looks >= _MOST_LOOKS or least_s == 0.0:
+                code = TOO_MANY if status == FOUND and open_ends else int(status)
+                return (
+                    code,
+                    float(min(least_s, *(bound_s for bound_s, _ in left), np.inf)),
+                    Counts(1, 0, tails.size, total),
+                )
+            parts = [part.on_kind(open_ends[0], kind) for kind in pair.instance.cluster.kind_names]
+            left += [(least_s, x) for x in parts if x.is_possible]
+        return PROVED, limit_s, Counts(1, 0, tails.size, total)
 
 
 def batch_limit_s(instance: Instance, step: StepTerms, bound_s: float) -> float:
@@ -166,7 +188,7 @@ def _by_prices(pair: OnDegrees, known: Mapping[Key, PassPrices], limit_s: float)
     """Whether they prove the limit, and where tails may do so, those there are. Raises CertificateRefused where nothing
     else could."""
     for ranks in shapes_of(pair):
-        given = known.get((pair.instance.devices, pair.data_parallel_degree, pair.degree, ranks, pair.schedule.v))
+        given = known.get((pair.instance.devices, pair.data_parallel_degree, pair.degrees[0], ranks, pair.schedule.v))
         prices = None if given is None else StagePrices.of(pair, given)
         if prices is not None and proved_by(prices, pair) >= limit_s:
             continue
@@ -182,7 +204,9 @@ def _key(prices: PassPrices) -> Key:
 
 
 def _words(pair: OnDegrees) -> str:
-    return f"d = {pair.data_parallel_degree} and t = {pair.degree}"
+    names = pair.instance.cluster.kind_names
+    of_kinds = [f"t = {t}{f' on {name}' if name else ''}" for name, t in zip(names, pair.degrees, strict=True) if t > 0]
+    return f"d = {pair.data_parallel_degree} and {', '.join(of_kinds)}"
 
 
 def _unproved(pair: OnDegrees, status: int) -> str:

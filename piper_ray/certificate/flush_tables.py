@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import product
 
 import numpy as np
 
 from piper_ray.certificate.certificate import PassPrices, StageWay, Tails
+from piper_ray.certificate.flush_kinds import PlacedWays
 from piper_ray.certificate.kernels.downsets import Floats, Ints, sums_over
+from piper_ray.certificate.kernels.flush_mixes import units_of
 from piper_ray.certificate.kernels.flush_stages import SUM, FlushShape, StageTables
 from piper_ray.certificate.kernels.flush_states import PositionPrices
 from piper_ray.certificate.passes import KINDS, PassCounts, PassGraph
@@ -19,13 +22,13 @@ from piper_ray.certificate.tables import (
     MARGIN_S,
     ChoiceTable,
     Vertices,
-    between_bytes_per_s,
     choice_table,
     downsets_of,
     least_charge_bytes,
     tensors_of,
 )
 from piper_ray.evaluate import replicas_bytes_per_s
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
@@ -48,29 +51,75 @@ _NO_TIME = 1e-18
 
 @dataclass(frozen=True)
 class OnDegrees:
-    """All plans of one d and one t. ways: those in which their stages may run. layers: ids, each after what it hands
-    anything to."""
+    """All plans of one d, and one t on each kind of devices. ways: those in which their stages may run. layers: ids,
+    each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices."""
 
     instance: Instance
     schedule: Schedule
     data_parallel_degree: int
-    degree: int
+    degrees: tuple[int, ...]
     ways: tuple[StageWay, ...]
     layers: tuple[int, ...]
-    sync_s_per_byte: float
+    sync_s_per_byte: Mapping[str, float]
 
     @property
     def microbatches(self) -> int:
         return self.instance.microbatches // self.data_parallel_degree
 
     @property
+    def has_kinds(self) -> bool:
+        """Whether devices are of several kinds, for which there are no prices."""
+        return len(self.degrees) > 1
+
+    @property
+    def most_of_kind(self) -> tuple[int, ...]:
+        """Ranks that there may be on each kind of devices."""
+        own, most = self.instance.cluster.alike, len(self.layers) // self.schedule.v
+        return tuple(
+            min(x.devices // (self.data_parallel_degree * t), most) if t > 0 else 0
+            for x, t in zip(own, self.degrees, strict=True)
+        )
+
+    @property
     def most_ranks(self) -> int:
-        devices = self.instance.devices // (self.data_parallel_degree * self.degree)
-        return min(devices, len(self.layers) // self.schedule.v)
+        return min(sum(self.most_of_kind), len(self.layers) // self.schedule.v)
 
     @property
     def memory_bytes(self) -> float:
-        return self.instance.memory_bytes * (1.0 + MARGIN_BYTES)
+        """Of a device; of several kinds the most."""
+        return max(self.memory_of_kind)
+
+    @property
+    def memory_of_kind(self) -> tuple[float, ...]:
+        return tuple(own.memory_bytes * (1.0 + MARGIN_BYTES) for own in self.instance.cluster.alike)
+
+    @cached_property
+    def share_of_kind(self) -> Floats:
+        """float64[kinds]: what a second counts there, as a share of what all layers take that it runs."""
+        found = []
+        for name in self.instance.cluster.kind_names:
+            rows = [
+                [sum(self.row(x)[:3]) for w in self.ways if w.kind == name for x in w.tmpcs[v]] for v in self.layers
+            ]
+            found.append(1.0 / (sum(min(row) for row in rows if row) or 1.0))
+        return np.array(found)
+
+    @cached_property
+    def least_share(self) -> Floats:
+        """float64[layers]: of each, wherever it is."""
+        number = {name: g for g, name in enumerate(self.instance.cluster.kind_names)}
+        share = {way.kind: float(self.share_of_kind[number[way.kind]]) for way in self.ways}
+        return np.array(
+            [
+                min(sum(self.row(x)[:3]) * share[w.kind] for w in self.ways for x in w.tmpcs[layer])
+                for layer in self.layers
+            ]
+        )
+
+    def on_kind(self, layer: int, kind: str) -> OnDegrees:
+        """Those plans that have a layer on one kind of devices."""
+        ways = tuple(x if x.kind == kind else replace(x, tmpcs={**x.tmpcs, layer: ()}) for x in self.ways)
+        return replace(self, ways=ways)
 
     def row(self, tmpc: Tmpc) -> tuple[float, ...]:
         """Its figures."""
@@ -79,7 +128,7 @@ class OnDegrees:
             passes.forward_s,
             passes.input_s,
             passes.weight_s,
-            tmpc.weights_bytes * self.sync_s_per_byte,
+            tmpc.weights_bytes * self.sync_s_per_byte[tmpc.kind],
             tmpc.activation_bytes,
             tmpc.fixed_bytes + tmpc.shared_bytes / self.data_parallel_degree,
         )
@@ -119,7 +168,8 @@ class OnDegrees:
             once = slice(0, 3 if self.schedule.name in _WHOLE_BACKWARD else 2)
             once_s = sum(float(rows[:, once].sum(axis=1).min()) for rows in self.rows) * (1.0 - _SUMS_OFF)
             return max(once_s, self.work_s * self.microbatches / self.most_ranks)
-        return self.work_s * (1.0 + 1.0 / float(self.room[-1])) * (1.0 - _SUMS_OFF)
+        share = float(self.least_share.sum() / (np.array(self.most_of_kind) @ self.share_of_kind))
+        return max(self.work_s * (1.0 + 1.0 / float(self.room[-1])), self.microbatches * share) * (1.0 - _SUMS_OFF)
 
     @cached_property
     def room(self) -> Floats:
@@ -140,19 +190,34 @@ class OnDegrees:
 def pairs_of(
     instance: Instance, schedule: Schedule, step: StepTerms, ways: Sequence[StageWay], degrees: Iterable[int]
 ) -> list[OnDegrees]:
-    """For each d and t that a plan may have."""
+    """For each d and t, or t of each kind of devices, that a plan may have. On a kind where no stage can be t is 0."""
     layers, found = _after_successors(instance), []
+    names, own = instance.cluster.kind_names, instance.cluster.alike
     for d in sorted(degrees):
-        for t in sorted({way.degree for way in ways}):
-            used = tuple(way for way in ways if way.degree == t and d in way.data_parallel_degrees)
-            if not used or d * t > instance.devices:
-                continue
-            sync = 0.0
-            if d > 1:
-                link = replicas_bytes_per_s(instance, instance.devices, d, t)
-                sync = step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * link)
-            found.append(OnDegrees(instance, schedule, d, t, used, layers, sync))
+        able = [way for way in ways if d in way.data_parallel_degrees]
+        choices = [
+            sorted({way.degree for way in able if way.kind == name and d * way.degree <= x.devices}) or [0]
+            for name, x in zip(names, own, strict=True)
+        ]
+        for each in product(*choices):
+            of_kind = dict(zip(names, each, strict=True))
+            used = tuple(way for way in able if way.degree == of_kind[way.kind])
+            sync = {
+                name: _sync_s_per_byte(instance.cluster.of_kind(name), step, d, t)
+                for name, t in of_kind.items()
+                if t > 0
+            }
+            if used:
+                found.append(OnDegrees(instance, schedule, d, each, used, layers, sync))
     return found
+
+
+def _sync_s_per_byte(cluster: Cluster, step: StepTerms, d: int, t: int) -> float:
+    """Of a stage's replicas."""
+    if d == 1:
+        return 0.0
+    link = replicas_bytes_per_s(cluster, cluster.devices, d, t)
+    return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * link)
 
 
 def _after_successors(instance: Instance) -> tuple[int, ...]:
@@ -256,48 +321,58 @@ class FlushTails:
         self.vertices = Vertices.of(instance, tails)
         self._bits, self._parent, self._added = downsets_of(self.vertices, most)
         self.size = int(self._bits.shape[0])
-        self._tensors, self._tensor_s = tensors_of(instance, self.vertices, {})
+        self._tensors, self._tensor_bytes = tensors_of(instance, self.vertices, {})
 
     def _sums(self, values: Floats) -> Floats:
         return np.asarray(sums_over(self._parent, self._added, np.ascontiguousarray(values)))
 
-    def of(self, pair: OnDegrees) -> tuple[StageTables, Ints]:
-        """For these degrees, and the order of the downsets in them."""
-        vertices, between = self.vertices, between_bytes_per_s(self._instance)
+    def of(self, pair: OnDegrees) -> tuple[StageTables, Ints, tuple[int, ...]]:
+        """For these degrees, the order of the downsets in them, and the open ends (``flush_kinds``)."""
+        vertices = self.vertices
+        placed = PlacedWays.of(self._instance, vertices, pair.ways)
         ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
         choices = choice_table(self._instance, vertices, pair.ways, pair.stage_row)
-        in_s, out_s = (found / between for found in least_charge_bytes(vertices, choices))
+        in_bytes, out_bytes = least_charge_bytes(vertices, choices)
+        tensor_s = self._tensor_bytes / placed.tensor_rate[:, None]
         least = np.array([[_least_of(choices, r, v) for v in range(n)] for r in range(ways)])
         sums = np.stack([np.stack([self._sums(column) for column in of_way.T], axis=1) for of_way in least])
         own_s = self._sums(np.array([rows[:, :3].sum(axis=1).min() for rows in pair.rows]))
         own_f = self._sums(np.array([rows[:, 0].min() for rows in pair.rows]))
+        own_share = self._sums(pair.least_share)
         order = np.lexsort((np.bitwise_count(self._bits).sum(axis=1), own_s))
         terms = 8.0 * (n + 2 * edges + 2) * _EPSILON
         rounding = terms * least.sum(axis=1)
         rounding[:, [SUM.mixed, SUM.missing]] = 0.0
-        whole_s, whole_f = own_s.max(), own_f.max()
+        whole_s, whole_f, whole_share = own_s.max(), own_f.max(), own_share.max()
         tables = StageTables(
             bits=np.ascontiguousarray(self._bits[order]),
             own_s=np.ascontiguousarray(own_s[order]),
-            sums=np.ascontiguousarray(sums[:, order]),
-            rounding=rounding,
+            kind=placed.kind,
+            behind=placed.behind,
+            ahead=placed.ahead,
+            memory_bytes=np.array(pair.memory_of_kind)[placed.kind],
+            sums=np.ascontiguousarray(sums[placed.way][:, order]),
+            rounding=rounding[placed.way],
             tail=np.array([u for u, _ in vertices.edges], np.int64),
             head=np.array([v for _, v in vertices.edges], np.int64),
-            in_s=in_s,
-            out_s=out_s,
+            in_rate=placed.in_rate,
+            out_rate=placed.out_rate,
+            in_s=in_bytes[placed.way] / placed.in_rate,
+            out_s=out_bytes[placed.way] / placed.out_rate,
             tensors=self._tensors,
-            tensor_forward_s=np.ascontiguousarray(self._tensor_s[:, 0]),
-            tensor_backward_s=np.ascontiguousarray(self._tensor_s[:, 1]),
-            start=choices.start,
+            tensor_forward_s=np.ascontiguousarray(tensor_s[:, 0]),
+            tensor_backward_s=np.ascontiguousarray(tensor_s[:, 1]),
+            start=choices.start[placed.way],
             choices=choices.figures,
             charge_start=choices.charge_start,
-            charge_s=choices.charge_bytes / between,
+            charge_bytes=choices.charge_bytes,
             edge_start=choices.edge_start,
             edge=choices.edge,
             ahead_s=np.maximum(0.0, whole_s - own_s[order] - terms * whole_s),
             ahead_f=np.maximum(0.0, whole_f - own_f[order] - terms * whole_f),
+            ahead_share=np.maximum(0.0, whole_share - own_share[order] - terms * whole_share),
         )
-        return tables, order
+        return tables, order, tuple(v for _, v in placed.open_ends)
 
     def priced(self, pair: OnDegrees, prices: StagePrices | None, order: Ints) -> PositionPrices:
         """Of positions, whose stages are counted from the back."""
@@ -334,10 +409,12 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
         gpipe=pair.schedule.name is ScheduleName.GPIPE,
         microbatches=pair.microbatches,
         most_stages=pair.most_ranks,
+        most_of_kind=np.array(pair.most_of_kind, np.int64),
         limit_s=limit_s * (1.0 + MARGIN_S),
-        memory_bytes=pair.memory_bytes,
         work_s=pair.work_s,
         room=pair.room,
+        share=pair.share_of_kind,
+        mix_unit=units_of(pair.most_of_kind),
     )
 
 

@@ -17,7 +17,7 @@ from piper_ray.certificate.kernels.downsets import Bits, DownsetRoom, Floats, In
 from piper_ray.certificate.kernels.types import Budgets, Claim, ClaimedTails, Graph, Least, Ways
 from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.errors import CertificateRefused, LimitError
-from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.instance import Instance, Tensor, Tmpc
 
 MARGIN_S = 5e-11
 """Relative. What stages may take in the check is more by that than the bound: far more than the
@@ -172,17 +172,17 @@ def as_bits(rows: Sequence[Iterable[int]], words: int) -> Bits:
 
 
 def _graph(instance: Instance, vertices: Vertices, tails: certificate.Tails) -> Graph:
-    tensors, tensor_s = tensors_of(instance, vertices, tails.joined)
+    tensors, tensor_bytes = tensors_of(instance, vertices, tails.joined)
     return Graph(
         tail=np.array([u for u, _ in vertices.edges], np.int64),
         head=np.array([v for _, v in vertices.edges], np.int64),
         tensors=tensors,
-        tensor_s=tensor_s.sum(axis=1),
+        tensor_s=(tensor_bytes / between_bytes_per_s(instance)).sum(axis=1),
     )
 
 
 def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]) -> tuple[Bits, Floats]:
-    """Ends of tensors that a stage can cut, uint64[h, words], and seconds that it takes then, forward and backward,
+    """Ends of tensors that a stage can cut, uint64[h, words], and the bytes that it moves then, forward and backward,
     float64[h, 2]."""
     number = {layer: v for v, layer in enumerate(vertices.layers)}
     ends: list[set[int]] = []
@@ -193,7 +193,12 @@ def tensors_of(instance: Instance, vertices: Vertices, joined: Mapping[int, int]
             ends.append(held)
             moved.append((tensor.forward_bytes, tensor.backward_bytes))
     words = max(1, (len(vertices.layers) + 63) // 64)
-    return as_bits(ends, words), np.array(moved, np.float64).reshape(-1, 2) / between_bytes_per_s(instance)
+    return as_bits(ends, words), np.array(moved, np.float64).reshape(-1, 2)
+
+
+def crossing_tensors(instance: Instance) -> list[Tensor]:
+    """Those of several layers, none of which joins others."""
+    return [tensor for tensor in instance.tensors if len(set(tensor.layers)) > 1]
 
 
 def between_bytes_per_s(instance: Instance) -> float:
@@ -225,7 +230,7 @@ def choice_table(
     instance: Instance, vertices: Vertices, ways: Sequence[StageWay], figures: Callable[[Tmpc], tuple[float, ...]]
 ) -> ChoiceTable:
     """figures: five of a TMPC, each of them better where it is less."""
-    edge_bytes = _edge_bytes(instance)
+    edge_bytes = edge_bytes_of(instance)
     edges_of: list[list[int]] = [[] for _ in vertices.layers]
     for e, (u, v) in enumerate(vertices.edges):
         edges_of[u].append(e)
@@ -295,7 +300,7 @@ def _ways(instance: Instance, ways: Sequence[StageWay], choices: ChoiceTable) ->
     for r, way in enumerate(ways):
         for k, d in enumerate(degrees.tolist()):
             if d > 1:
-                link = replicas_bytes_per_s(instance, instance.devices, d, way.degree)
+                link = replicas_bytes_per_s(instance.cluster, instance.devices, d, way.degree)
                 resync[r, k] = 4.0 * (d - 1) / (instance.microbatches * link)
     return Ways(
         degree=np.array([way.degree for way in ways], np.int64),
@@ -311,7 +316,7 @@ def _ways(instance: Instance, ways: Sequence[StageWay], choices: ChoiceTable) ->
     )
 
 
-def _edge_bytes(instance: Instance) -> Mapping[tuple[int, int], float]:
+def edge_bytes_of(instance: Instance) -> Mapping[tuple[int, int], float]:
     """By the ends of edges, whatever the TMPCs."""
     found: dict[tuple[int, int], float] = {}
     for edge in instance.edges:

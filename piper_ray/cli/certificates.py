@@ -148,7 +148,9 @@ def certified_text(found: CertifiedBound, silent_on: Sequence[str], time_s: floa
     checked = f"{plural(found.stages, 'stage')} in front of {plural(found.tails, 'tail')}"
     if not found.schedule.asynchronous:
         by_tails = f"{found.pairs - found.by_prices} by {plural(found.tails, 'state')} of tails"
-        checked = f"{plural(found.pairs, 'pair')} of d and t, {found.by_prices} by prices alone, {by_tails}"
+        checked = (
+            f"{plural(found.pairs, 'pair')} of d and t, {found.by_prices} by prices or their work alone, {by_tails}"
+        )
     return [f"certified: {text}", f"checked: {checked}"]
 
 

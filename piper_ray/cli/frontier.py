@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
 
 import typer
 
 import piper_ray
-from piper_ray import Status, Stop, StoppedBy
+from piper_ray import Instance, Restrictions, ScheduleName, Solution, SolveOptions, Status, Stop, StoppedBy
 from piper_ray.cli.interrupts import current
 from piper_ray.cli.options import Without, option
 from piper_ray.cli.shared import JsonOption, RestrictionOptions, ScheduleOptions, SearchOptions, WorkloadOptions
 from piper_ray.cli.solve import check_own_plan, simulate_own_plan
-from piper_ray.cli.telling import Unwritten, refuse_unwritable, say
+from piper_ray.cli.telling import Unwritten, refuse_unwritable, say, working
 from piper_ray.cli.values import counts_text
 from piper_ray.engine.frontier.ranges import parse_numbers
 from piper_ray.model.errors import EXIT_INTERRUPTED, EXIT_SOLVED, InfeasibleError, LimitError, UsageError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from piper_ray.report.frontier_table import PlanEntry
 
     _Curves: TypeAlias = tuple[Frontier, tuple[FrontierPoint, ...]]
+
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True)
@@ -64,12 +67,7 @@ def frontier(
     bounds = None if budgets in (None, "all") else parse_numbers(counts_text(str(budgets)), "--budgets")
     instance = workload.load(None if wanted is None else wanted[-1])
     if instance.cluster.kinds or of_kinds:
-        others = {"--budgets": budgets, "--plot": plot, "--plans": plans, "--json": told_as.json or None}
-        for name in (name for name, given in others.items() if given is not None):
-            raise UsageError(f"{name}: not of devices of several kinds, whose table is shown, and written by --out")
-        from piper_ray.cli.kind_table import table_of_kinds
-
-        table_of_kinds(instance, scheduled.asked(instance.schedule), restrictions, options, devices, out)
+        _table_of_kinds(instance, scheduled.asked(instance.schedule), restrictions, options, curves, told_as.json)
         return
 
     from piper_ray.cost.schedules import most_chunks
@@ -116,7 +114,12 @@ def frontier(
     entries: dict[int, PlanEntry] = {}
     if plans is not None:
         with unwritten.noted(), log:
-            entries = _write_plans(found, plans)
+            steps = [point.devices for point in found.points() if point.is_step]
+            entries = _write_plans(
+                plans,
+                restrictions,
+                [(k, f"devices-{k:05}.json", instance.replace(devices=k), found.solution(k)) for k in steps],
+            )
     if out is not None:
         from piper_ray.report.frontier_table import BUDGETS, DEVICES, frontier_table, write_table
 
@@ -127,14 +130,13 @@ def frontier(
         with unwritten.noted():
             _draw(plot, found, of_budgets)
     unwritten.report()
-    if (code := exit_code(found)) != EXIT_SOLVED:
+    if (code := exit_code(found.points(), found.stopped_by is StoppedBy.INTERRUPT)) != EXIT_SOLVED:
         raise typer.Exit(code)
 
 
-def exit_code(found: Frontier) -> int:
+def exit_code(points: Sequence[FrontierPoint | Solution], interrupted: bool) -> int:
     """Some plan is a success; infeasible only where no number of devices has one."""
-    points = found.points()
-    if found.stopped_by is StoppedBy.INTERRUPT:
+    if interrupted:
         return EXIT_INTERRUPTED
     if all(point.status is Status.INFEASIBLE for point in points):
         return InfeasibleError.exit_code
@@ -160,18 +162,19 @@ def _refuse_unwritable(out: Path | None, plot: Path | None, plans: Path | None) 
         raise UsageError(f"--plans {plans}: is a file; expected a folder")
 
 
-def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
-    """The plan of each step, checked, as solve writes it; by the number of devices at which the step begins.
+def _write_plans(
+    folder: Path, restrictions: Restrictions, steps: Sequence[tuple[_Key, str, Instance, Solution]]
+) -> dict[_Key, PlanEntry]:
+    """Plans, checked, as solve writes them: by its key each one's file, instance and solution.
 
     After a signal those that are quickly made: each is an evaluation. Raises UsageError if one cannot be written.
     """
-    steps = [point for point in found.points() if point.is_step]
-    entries: dict[int, PlanEntry] = {}
+    entries: dict[_Key, PlanEntry] = {}
 
-    def write(stop: Stop[dict[int, PlanEntry]]) -> dict[int, PlanEntry]:
+    def write(stop: Stop[dict[_Key, PlanEntry]]) -> dict[_Key, PlanEntry]:
         stop.offer(lambda: dict(entries))
-        for point in steps:
-            entries[point.devices] = _write_step(found, point, folder)
+        for key, name, instance, solution in steps:
+            entries[key] = _write_step(folder / name, instance, solution, restrictions)
         return entries
 
     try:
@@ -184,17 +187,75 @@ def _write_plans(found: Frontier, folder: Path) -> dict[int, PlanEntry]:
     return written
 
 
-def _write_step(found: Frontier, point: FrontierPoint, folder: Path) -> PlanEntry:
+def _write_step(path: Path, instance: Instance, solution: Solution, restrictions: Restrictions) -> PlanEntry:
     from piper_ray.report.document import plan_document, proof_document, to_text, write_atomically
     from piper_ray.report.frontier_table import PlanEntry
 
-    solution = found.solution(point.devices)
-    instance = found.instance.replace(devices=point.devices)
-    evaluation = check_own_plan(instance, solution, found.restrictions, simulate_own_plan(instance, solution))
+    evaluation = check_own_plan(instance, solution, restrictions, simulate_own_plan(instance, solution))
     assert solution.plan is not None
-    name, proof = f"devices-{point.devices:05}.json", proof_document(solution)
-    write_atomically(folder / name, to_text(plan_document(instance, solution.plan, evaluation, proof)))
-    return PlanEntry(solution.plan, name)
+    document = plan_document(instance, solution.plan, evaluation, proof_document(solution), solution.schedule)
+    write_atomically(path, to_text(document))
+    return PlanEntry(solution.plan, path.name)
+
+
+def _table_of_kinds(
+    instance: Instance,
+    asked: Schedule | ScheduleName,
+    restrictions: Restrictions,
+    options: SolveOptions,
+    curves: CurveOptions,
+    json: bool,
+) -> None:
+    """Of each number of the one kind with each of the other. Raises UsageError, and typer.Exit unless it succeeds."""
+    from piper_ray.engine.frontier.kinds import KindPoint, kind_table, numbers_of, with_devices
+    from piper_ray.report.document import kind_document, to_text, write_atomically
+    from piper_ray.report.kind_table import kind_csv, kind_figure, kind_rows, print_kind_table
+    from piper_ray.report.plots.style import save
+    from piper_ray.report.summary import instance_lines, schedule_line
+    from piper_ray.report.terminal import console, print_lines
+
+    if curves.budgets is not None:
+        raise UsageError("--budgets: bounds on the sum of d are for plans whose stages may differ in d (schedule 2bw)")
+    if curves.out is not None and curves.out.suffix.lower() != ".csv":
+        raise UsageError(f"--out {curves.out}: a table of two kinds of devices is written as .csv")
+    numbers = numbers_of(instance, curves.devices)
+    kinds, screen, known = [*numbers], console(stderr=json), list[KindPoint]()
+    print_lines(screen, [*instance_lines(instance), schedule_line(Schedule.of(asked)), ""])
+    with working("each number of devices of the one kind with each of the other"):
+
+        def found(stop: Stop[tuple[KindPoint, ...]]) -> tuple[KindPoint, ...]:
+            stop.offer(lambda: tuple(sorted(known, key=lambda one: one.devices)) or None)
+            return kind_table(instance, numbers, restrictions, asked, options, stop=stop, tell=known.append)
+
+        points = current().run(found)
+    print_kind_table(screen, kinds, points)
+    plans: dict[tuple[int, int], PlanEntry] = {}
+    unwritten = Unwritten()
+    if curves.plans is not None:
+        distinct = {id(point.solution.plan): point for point in reversed(points) if point.solution.plan is not None}
+        steps = []
+        for (one, other), solution in sorted((x.devices, x.solution) for x in distinct.values()):
+            on = with_devices(instance.cluster, {kinds[0]: one, kinds[1]: other})
+            steps.append(((one, other), f"devices-{one:05}-{other:05}.json", instance.replace(cluster=on), solution))
+        with unwritten.noted():
+            plans = _write_plans(curves.plans, restrictions, steps)
+    rows = kind_rows(kinds, points, {devices: entry.file for devices, entry in plans.items()})
+    if json:
+        document = kind_document(instance, restrictions, options, Schedule.of(asked), rows)
+        typer.echo(to_text(document), nl=False)
+    if curves.out is not None:
+        with unwritten.noted():
+            write_atomically(curves.out, kind_csv(rows))
+    if curves.plot is not None:
+        with unwritten.noted():
+            figure = kind_figure(instance, kinds, points)
+            if figure is None:
+                say(f"there is no plan to plot to {curves.plot}")
+            else:
+                save(figure, curves.plot)
+    unwritten.report()
+    if (code := exit_code([x.solution for x in points], current().number is not None)) != EXIT_SOLVED:
+        raise typer.Exit(code)
 
 
 def _draw(plot: Path, found: Frontier, of_budgets: tuple[FrontierPoint, ...]) -> None:

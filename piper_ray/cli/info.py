@@ -38,6 +38,7 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     instance = workload.load()
 
     from piper_ray.report.document import degree_rows, info_document, to_text
+    from piper_ray.report.machine import machine_table
     from piper_ray.report.summary import blocks_text, instance_lines
     from piper_ray.report.terminal import Column, console, print_lines, print_table
 
@@ -61,6 +62,8 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
         for degree, row in zip(instance.degrees, degree_rows(instance), strict=True)
     ]
     print_table(screen, [*columns, Column("by id", wrap=max(40, screen.width - 24))], rows)
+    screen.print()
+    print_table(screen, *machine_table(instance))
     screen.print()
     if blocks is not None:
         print_lines(screen, [f"Blocks    {blocks_text(blocks)}"])

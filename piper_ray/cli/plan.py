@@ -104,7 +104,7 @@ class _Question:
 
     def demand(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> PlanDemand:
         """For one cluster, in the first precision. Raises UsageError."""
-        from piper_ray.proposal.demand import PlanDemand
+        from piper_ray.proposal.demand import FurtherKinds, PlanDemand
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
         from piper_ray.workloads.schemes.tmpcs import offering_schemes
@@ -114,7 +114,8 @@ class _Question:
         schedules = schedules_of(named, self.trained.schedule, kinds=bool(kinds))
         request = self.request(model, hardware, gpu, nodes)
         gpus = {name: self.modelled.gpu_of(name) for name in kinds}
-        others = tuple((gpus[name], self.request(model, hardware, gpus[name], kinds[name])) for name in [*kinds][1:])
+        others = [(name, gpus[name], self.request(model, hardware, gpus[name], kinds[name])) for name in [*kinds][1:]]
+        between_bytes_per_s = self.modelled.between_bytes_per_s
         _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
         return PlanDemand(
@@ -126,9 +127,7 @@ class _Question:
             schedules,
             self.charged.terms(),
             headroom=headroom,
-            others=others,
-            sites=tuple(kinds) if self.modelled.site else (),
-            between_bytes_per_s=self.modelled.between_bytes_per_s,
+            further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
             schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
         )
 
@@ -305,7 +304,7 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
     from piper_ray.workloads.estimate.refusals import reasons_against
 
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
-    if reasons and not demand.others:  # which may hold what this kind does not
+    if reasons and demand.further is None:  # which may hold what this kind does not
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
     facts = None if against is None else facts_of(against)
     if facts is not None:

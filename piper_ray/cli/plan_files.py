@@ -36,7 +36,7 @@ def launch_of(found: FoundPlans, one: Proposed) -> Export:
     from piper_ray.runtimes.meshes import gpus_per_node_of
 
     demand = found.demand
-    node = gpus_per_node_of(one.instance, None if demand.others else demand.request.gpus_per_node)
+    node = gpus_per_node_of(one.instance, None if demand.further else demand.request.gpus_per_node)
     target = Target(demand.runtime.name.value)
     words = {word for stage in one.plan.stages for x in stage.tmpc_ids.values() for word in x.split("+")}
     if new := sorted(word for word in words if word.startswith(FOUND)):

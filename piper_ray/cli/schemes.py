@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,19 +13,24 @@ import typer
 from piper_ray import Stop
 from piper_ray.cli.estimate import ModelOptions, RunningOptions, TrainingOptions
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import Without, of_options, option
+from piper_ray.cli.options import Without, flag, of_options, option
 from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import note, refuse_unwritable, working
 from piper_ray.cli.values import parse_degrees
 from piper_ray.model.errors import EXIT_INTERRUPTED, UsageError
+from piper_ray.model.figures import plural
 from piper_ray.storage.files import write_atomically
 from piper_ray.version import __version__
 
 if TYPE_CHECKING:
     from piper_ray.workloads.estimate.build import Estimate
+    from piper_ray.workloads.schemes.document import SchemesSubject
     from piper_ray.workloads.schemes.frontier import KindSchemes
 
+    _Find = Callable[[Callable[[str], None]], KindSchemes]
+
 _MOST_DEGREE = 64
+_USUAL_MICROBATCHES = 8
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,9 @@ class SchemeOptions:
         default="8",
     )
     show: str | None = option("ID", "Show a scheme operator by operator; ID: the beginning of its id.")
+    picture: Path | None = option(
+        "FILE", "With --show, draw the scheme's operators with placements, as FILE.svg, .png or .pdf."
+    )
     out: Path | None = option(
         "FILE",
         "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
@@ -49,6 +59,7 @@ class SchemeOptions:
         "-o",
         "--out",
     )
+    strict: bool = flag("Refuse a module of PyTorch that has an operator without a rule, in place of a note.")
     zero: str | None = option(
         "REPLICAS", "Offer sharing the optimizer's state among all replicas of a stage, too (.toml): all."
     )
@@ -64,51 +75,61 @@ def schemes(
     """Find how the layers of MODEL may run on t devices: what is sharded where, kept, and computed again.
 
     An integer program over a table of rules gives the schemes that no other beats in time and memory, and the names of
-    those that runtimes have. Only layers that the estimator knows: no module of PyTorch is traced, and no runtime here
-    takes a scheme that is called new.
+    those that runtimes have. MODEL may be a module of PyTorch, as model.py:factory, which is traced: its layers are
+    found as profile finds them. No runtime here takes a scheme that is called new.
     """
-    from piper_ray.report.schemes import print_scheme, print_schemes
+    from piper_ray.report.schemes import draw_scheme, print_scheme, print_schemes
     from piper_ray.report.terminal import console
-    from piper_ray.workloads.schemes.document import digest_of, schemes_document
+    from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, schemes_document
     from piper_ray.workloads.schemes.frontier import find_schemes
 
     in_flight = _numbers("--in-flight", asked.in_flight, 4096)
     _refuse_mistakes(modelled, asked, running)
-    estimate, degrees = _estimated(modelled, asked, trained, running)
-    kinds = estimate.architecture.kinds
-    pairs = [(kind, degree) for kind in kinds for degree in degrees]
+    estimate: Estimate | None = None
+    finds: list[tuple[str, _Find]]
+    if _is_module(modelled.model):
+        subject, finds = _of_module(modelled, asked, trained, running, in_flight)
+    else:
+        estimate, degrees = _estimated(modelled, asked, trained, running)
+        subject = SchemesSubject(estimate.architecture.name, estimate.architecture.sample, estimate.setting.gpu.name)
+        pairs = [(kind, degree) for kind in estimate.architecture.kinds for degree in degrees]
+        finds = [(kind.name, partial(find_schemes, estimate, kind, degree, in_flight)) for kind, degree in pairs]
     known: list[KindSchemes] = []
 
     def find(stop: Stop[list[KindSchemes]]) -> list[KindSchemes]:
         stop.offer(lambda: known or None)
 
         def tell(text: str) -> None:
-            line(len(known), len(pairs), text)
+            line(len(known), len(finds), text)
             stop.check()
 
-        for kind, degree in pairs:
-            known.append(find_schemes(estimate, kind, degree, in_flight, tell))
+        for _, find_one in finds:
+            known.append(find_one(tell))
         return known
 
     with working("finding schemes") as line:
         found = current().run(find)
     interrupted = current().number is not None
     if not interrupted and not any(one.found for one in found):
-        raise UsageError("\n".join(f"{one.kind.name}, t = {one.degree}: {one.refused}" for one in found))
+        raise UsageError("\n".join(f"{one.name}, t = {one.degree}: {one.refused}" for one in found))
     if asked.out is not None:
-        _write(asked, estimate, found, complete=not interrupted)
+        _write(asked, subject, estimate, found, complete=not interrupted)
     if told_as.json:
         from piper_ray.report.document import to_text
 
-        typer.echo(to_text(schemes_document(estimate, found, __version__, not interrupted)), nl=False)
+        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted)), nl=False)
     elif asked.show is not None:
         shown = [one for of in found for one in of.found if digest_of(one.scheme).startswith(asked.show)]
         if not shown:
             raise UsageError(f"--show {asked.show}: no such scheme; expected the beginning of an id in the table")
         for one in shown:
             print_scheme(console(), one)
+        if asked.picture is not None:
+            (of,) = (one.priced for one in found if shown[0] in one.found)
+            assert of is not None
+            draw_scheme(shown[0], of, asked.picture)
     else:
-        print_schemes(console(), estimate, found)
+        print_schemes(console(), subject, found)
     if interrupted:
         current().tell("these are the schemes of the layers that were done")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -131,15 +152,69 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
         refuse_unwritable("--out", asked.out)
         if asked.out.suffix.lower() == ".toml" and modelled.nodes is None:
             raise UsageError(f"--out {asked.out}: a workload is for a cluster; expected --nodes COUNT, too")
+    if asked.picture is not None:
+        if asked.show is None or asked.picture.suffix.lower() not in (".svg", ".png", ".pdf"):
+            raise UsageError(
+                f"--picture {asked.picture}: expected --show ID, and a path that ends in .svg, .png or .pdf"
+            )
+        refuse_unwritable("--picture", asked.picture)
     if asked.zero not in (None, "all"):
         raise UsageError(f"--zero {asked.zero}: expected all")
     if running.precision == "fp8":
         raise UsageError("--precision fp8: what is kept in 8 bits has no rules yet; expected bf16 or fp16")
-    if modelled.model.endswith(".py") or ":" in modelled.model:
-        raise UsageError(
-            f"{modelled.model}: modules of PyTorch are not traced for schemes yet; expected a config.json or the name "
-            "of a known model"
-        )
+    if _is_module(modelled.model) and asked.out is not None and asked.out.suffix.lower() == ".toml":
+        raise UsageError(f"--out {asked.out}: a workload of a module is of profile; expected a path that ends in .json")
+    if asked.strict and not _is_module(modelled.model):
+        raise UsageError("--strict is for modules of PyTorch, as model.py:factory")
+
+
+def _is_module(model: str) -> bool:
+    return ":" in model
+
+
+def _of_module(
+    modelled: ModelOptions,
+    asked: SchemeOptions,
+    trained: TrainingOptions,
+    running: RunningOptions,
+    in_flight: tuple[int, ...],
+) -> tuple[SchemesSubject, list[tuple[str, _Find]]]:
+    """The layers of a traced module. Raises UsageError."""
+    from piper_ray.workloads.estimate.build import EstimateRequest
+    from piper_ray.workloads.estimate.costs import Setting
+    from piper_ray.workloads.estimate.hardware import load_hardware
+    from piper_ray.workloads.measure.operators import traced_layers
+    from piper_ray.workloads.schemes.document import SchemesSubject
+    from piper_ray.workloads.schemes.frontier import find_traced
+
+    hardware = load_hardware(modelled.hardware, note)
+    gpu = hardware.gpu(modelled.gpus[0])
+    stack = of_options(EstimateRequest, modelled, trained, running, nodes=modelled.nodes or 1).stack(gpu)
+    samples = trained.samples or 1
+    batches = max(1, trained.batch // samples) if trained.batch else _USUAL_MICROBATCHES
+    setting = Setting(stack, hardware.training, batches, 0.0, 0.0, 1)
+    degrees = _degrees(asked, stack.domain)
+    layers = traced_layers(modelled.model, samples)
+    for layer in layers:
+        unruled = [*layer.unruled(setting)]
+        if unruled and asked.strict:
+            raise UsageError("\n".join(f"--strict: {text}" for text in unruled))
+        for text in unruled:
+            note(text)
+    pairs = [(layer, degree) for layer in layers for degree in degrees]
+    finds: list[tuple[str, _Find]] = [
+        (x.graph.name, partial(find_traced, x, setting, degree, in_flight)) for x, degree in pairs
+    ]
+    return SchemesSubject(modelled.model, f"microbatches of {plural(samples, 'sample')}", gpu.name), finds
+
+
+def _degrees(asked: SchemeOptions, domain: int) -> tuple[int, ...]:
+    """Raises UsageError."""
+    usual = tuple(t for t in range(2, domain + 1) if domain % t == 0 and t <= _MOST_DEGREE)
+    degrees = usual if asked.degrees is None else _numbers("-t", asked.degrees, _MOST_DEGREE)
+    if wrong := [t for t in degrees if t < 2 or domain % t]:
+        raise UsageError(f"-t {wrong[0]}: no part of the {domain} GPUs that share a link; expected some of {usual}")
+    return degrees
 
 
 def _estimated(
@@ -162,23 +237,21 @@ def _estimated(
     found = estimate(model, hardware, gpu, modelled.calibrated_on(gpu, model, hardware, request))
     for text in found.instance.notes:
         note(text)
-    domain = found.setting.stack.domain
-    usual = tuple(t for t in range(2, domain + 1) if domain % t == 0 and t <= _MOST_DEGREE)
-    degrees = usual if asked.degrees is None else _numbers("-t", asked.degrees, _MOST_DEGREE)
-    if wrong := [t for t in degrees if t < 2 or domain % t]:
-        raise UsageError(f"-t {wrong[0]}: no part of the {domain} GPUs that share a link; expected some of {usual}")
-    return found, degrees
+    return found, _degrees(asked, found.setting.stack.domain)
 
 
-def _write(asked: SchemeOptions, estimate: Estimate, found: list[Any], *, complete: bool) -> None:
+def _write(
+    asked: SchemeOptions, subject: SchemesSubject, estimate: Estimate | None, found: list[Any], *, complete: bool
+) -> None:
     from piper_ray.report.document import to_text, workload_text
     from piper_ray.workloads.schemes.document import schemes_document
     from piper_ray.workloads.schemes.tmpcs import with_schemes
 
     assert asked.out is not None
     if asked.out.suffix.lower() == ".json":
-        write_atomically(asked.out, to_text(schemes_document(estimate, found, __version__, complete)))
+        write_atomically(asked.out, to_text(schemes_document(subject, found, __version__, complete)))
         return
+    assert estimate is not None
     instance = with_schemes(estimate, found, zero=asked.zero is not None)
     lines = ["TMPCs whose ids have a word scheme-... were found from operators; [schemes] has them in full."]
     write_atomically(

@@ -41,7 +41,8 @@ class PlannerOption:
     planner: str = option(
         "NAME",
         "piper, the exact one, or one to compare with: pipedream-2bw, megatron, gpipe, data-parallel, tensor-parallel, "
-        "pipedream, piper-published. Some take settings, as NAME:KEY=VALUE (the documentation lists them).",
+        "pipedream, piper-published; on devices of several kinds even-layers, layers-by-speed, one-kind. Some take "
+        "settings, as NAME:KEY=VALUE (the documentation lists them).",
         default=EXACT,
     )
 

@@ -174,7 +174,7 @@ class _StageProgram:
         return PassPrices(
             devices=pair.instance.devices,
             data_parallel_degree=pair.data_parallel_degree,
-            degree=pair.degree,
+            degree=pair.degrees[0],
             ranks=graph.ranks,
             chunks=pair.schedule.v,
             paths=tuple(paths),

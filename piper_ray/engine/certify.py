@@ -35,6 +35,7 @@ from piper_ray.model.errors import LimitError, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import FLUSHED
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 from piper_ray.workloads.formats import instance_of
@@ -76,11 +77,12 @@ def certify(
     True
     """
     instance = instance_of(instance)
-    instance.require_one_kind("a certificate")
     arguments.of_kind("solution", solution, Solution, "a Solution")
     arguments.of_kind("restrictions", restrictions, Restrictions, "Restrictions")
     contract = Contract.SAFE if solution.blocks is None else Contract.OPERATORS
     require_certifiable(restrictions, solution.schedule, contract)
+    if solution.schedule.name not in FLUSHED:
+        instance.require_one_kind(f"a certificate under {solution.schedule.name.value}")
     limit_bytes = SolveOptions().changed(memory_limit=memory_limit).memory_limit_bytes
     if not solution.schedule.asynchronous:
         return _under_flush(instance, solution, restrictions, threads or usable_cores(), stop or Stop())
@@ -111,7 +113,7 @@ def _under_flush(
         proved_s, prices = np.inf, []
         for ranks in shapes_of(pair):
             least_s = least_on_ranks(pair, ranks)
-            given = find_prices(pair, ranks, limit_s, look) if least_s < limit_s else None
+            given = None if pair.has_kinds or least_s >= limit_s else find_prices(pair, ranks, limit_s, look)
             if given is not None:
                 prices.append(given)
                 least_s = max(least_s, proved_by(StagePrices.of(pair, given), pair))

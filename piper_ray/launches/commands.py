@@ -10,7 +10,9 @@ from dataclasses import replace
 import yaml
 
 from piper_ray.launches.deepspeed import with_deepspeed_config, with_older_names
-from piper_ray.launches.launch import Asked, Dialect, Launch, Source
+from piper_ray.launches.documents import read_document
+from piper_ray.launches.files import text_beside
+from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
 from piper_ray.launches.shell import ShellCommand, follow
 from piper_ray.launches.shell_state import Outside
 from piper_ray.launches.titan_config import with_titan_base
@@ -23,6 +25,16 @@ _TELLING = frozenset({
     "global_batch_size", "use_distributed_optimizer", "model_parallel_size", "zero_stage", "recompute_granularity",
 })  # fmt: skip
 """Options of which a launch of Megatron's has at least one."""
+
+_DIVIDING = {name for name in _TELLING if "parallel" in name}
+
+_OVERRIDE = re.compile(
+    r"\+{0,2}(?:model|train|ddp|optimizer|system|dataset|scheduler|mixed_precision)(?:\.\w+)*\.(?P<name>\w+)=(?P<value>.*)"
+)
+"""What Megatron-Bridge's and FlagScale's commands set over a configuration: ``model.num_layers=2``."""
+
+_FILES = ("config", "config_file", "exp")
+"""Options that name a configuration."""
 
 _OTHER_FILES = {"yaml_cfg", "use_mp_args_from_checkpoint_args"}
 """Options by which further ones are elsewhere."""
@@ -53,6 +65,10 @@ def read_script(source: Source, asked: Asked) -> Launch:
     distinct = _distinct(found)
     if not distinct:
         others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
+        if outside.uses_yq:
+            others += (
+                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable"
+            )
         raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
@@ -82,6 +98,8 @@ def read_words(text: str, source: Source) -> Launch:
 
 def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> Launch | None:
     """None for a command that is no launch."""
+    overrides = {found["name"]: _plain(found["value"]) for word in words if (found := _OVERRIDE.fullmatch(word))}
+    words = [word for word in words if not _OVERRIDE.fullmatch(word)]
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     options = dict(_options(words if script is None else words[script + 1 :]))
     before = options if script is None else dict(_options(words[:script]))
@@ -93,13 +111,56 @@ def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> L
     if is_titan:
         _require_seen(words, options)
         return with_titan_base(_tables(options, dotted), options, source, ranks)
-    if not _TELLING & options.keys():
+    document, notes = _document(options, source)
+    if document is None and not _TELLING & (options.keys() | overrides.keys()):
         return None
     _require_seen(words, options)
+    if document is not None:
+        return replace(document, settings={**document.settings, **with_older_names(options), **overrides}, ranks=ranks)
+    if overrides:
+        return _over_a_recipe(overrides, options, ranks, notes)
     is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
     if is_deepspeed:
         return with_deepspeed_config(options, files, source, ranks)
-    return Launch(Dialect.MEGATRON, with_older_names(options), ranks)
+    return Launch(Dialect.MEGATRON, with_older_names(options), ranks, notes=notes)
+
+
+def _over_a_recipe(
+    overrides: Mapping[str, object], options: Mapping[str, object], ranks: int | None, notes: tuple[str, ...]
+) -> Launch:
+    """What a command sets over a recipe, which is a function elsewhere. Raises UsageError where that says it all."""
+    recipe = _first(options["recipe"]) if "recipe" in options else None
+    named = readable(str(recipe)) if recipe is not None else "the recipe"
+    if not _DIVIDING & overrides.keys():
+        raise UsageError(
+            f"{named} is not there, and the command itself says nothing of how the model is divided; expected the "
+            "recipe's file with --recipe NAME"
+        )
+    told = (*notes, f"what {named} sets is elsewhere, and not seen")
+    return Launch(Dialect.BRIDGE, overrides, ranks, None if recipe is None else named, told)
+
+
+def _first(value: object) -> object:
+    """Of the words that follow an option."""
+    return value[0] if isinstance(value, list) else value
+
+
+def _document(options: Mapping[str, object], source: Source) -> tuple[Launch | None, tuple[str, ...]]:
+    """The configuration in YAML that a command names, if it is a launch; a sentence where it is not there."""
+    said = {name: _first(value) for name, value in options.items()}
+    name = next((value for key in _FILES if isinstance(value := said.get(key), str)), None)
+    if isinstance(inner := said.get("config_name"), str):
+        name = f"{said.get('config_path', '.')}/{inner.removesuffix('.yaml')}.yaml"
+    if name is None or not name.endswith((".yaml", ".yml")):
+        return None, ()
+    path, text = text_beside(name, source.path)
+    if text is None:
+        return None, (f"{readable(name)} is not there: what it sets is not seen",)
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"{name}: not YAML: {error}") from None
+    return read_document(document, Source(text, path), THE_ONE) if isinstance(document, Mapping) else None, ()
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, object]]:

@@ -77,6 +77,7 @@ class _Script:
 
     def run_text(self, text: str, depth: int, line: int | None = None) -> None:
         """line: to tell of all its commands, if it stands within another text."""
+        self.words.outside.uses_yq |= re.search(r"\$\(\s*yq\b", text) is not None
         parser = Parser(Language(tree_sitter_bash.language()))
         tree = parser.parse(text.encode())
         if tree.root_node.has_error:

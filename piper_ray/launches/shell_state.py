@@ -18,12 +18,13 @@ _Value = TypeVar("_Value")
 @dataclass
 class Outside:
     """What a script is given. variables: by the user, as of the environment. taken_as_unset: gets the names of others
-    that were looked for. path: of the script, where it is a file."""
+    that were looked for. path: of the script, where it is a file. uses_yq: whether a script takes words out of YAML."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     path: Path | None = None
     taken_as_unset: dict[str, str] = field(default_factory=dict)
     gets_arguments: bool = False
+    uses_yq: bool = False
     not_found: list[str] = field(default_factory=list)
 
 

@@ -206,7 +206,7 @@ class Cluster:
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with those of devices, memory_bytes and bandwidth_bytes_per_s that are given. Where another
         bandwidth is given, one link takes the place of all."""
-        if self.kinds and figures:
+        if self.kinds and {"devices", "memory_bytes", "bandwidth_bytes_per_s"} & set(figures):
             raise UsageError("each kind of devices has its own figures: change those of its cluster in cluster.kinds")
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
         changed = replace(self, **own) if own else self  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Forecast
 from piper_ray.planners.equal_runs import DataParallel, EqualRuns, GPipe, Megatron, PipeDream2BW, TensorParallel
+from piper_ray.planners.kind_runs import KindRuns, OneKind
 from piper_ray.planners.pipedream import Level, Partition, PipeDream, Recurrence, States
 from piper_ray.planners.planner import (
     BaselineResult,
@@ -47,6 +49,7 @@ __all__ = [
     "planner_of",
     "PLANNERS",
     "ALL_NAMES",
+    "KIND_PLANNERS",
     "BaselineResult",
     "Planner",
     "NamedPlanner",
@@ -150,7 +153,16 @@ PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
 )
 """The planners to compare the exact one with, by name, with default parameters."""
 
-ALL_NAMES = (EXACT, *PLANNERS)
+KIND_PLANNERS: Mapping[str, Callable[..., NamedPlanner]] = MappingProxyType(
+    {
+        "even-layers": partial(KindRuns, by_speed=False),
+        "layers-by-speed": partial(KindRuns, by_speed=True),
+        "one-kind": OneKind,
+    }
+)
+"""Those on devices of several kinds."""
+
+ALL_NAMES = (EXACT, *PLANNERS, *KIND_PLANNERS)
 
 
 def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
@@ -161,7 +173,7 @@ def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
     arguments.of_kind("planner", text, str, "a text such as 'megatron'")
     name, _, settings = text.partition(":")
     if name not in ALL_NAMES:
-        names = [*PLANNERS, EXACT]
+        names = [*PLANNERS, *KIND_PLANNERS, EXACT]
         meant = arguments.did_you_mean(name, names)
         raise UsageError(f"planner {name!r} is unknown; expected one of {', '.join(names)}{meant}")
     known = _SETTINGS.get(name, {})
@@ -177,7 +189,7 @@ def planner_of(text: str, terms: Terms | None = None) -> NamedPlanner:
             chosen[key.replace("-", "_")] = known[key](value)
         except ValueError:
             raise UsageError(f"planner {name}: {value!r} is no value for {key}") from None
-    return Exact(terms or Terms()) if name == EXACT else PLANNERS[name](**chosen)
+    return Exact(terms or Terms()) if name == EXACT else {**PLANNERS, **KIND_PLANNERS}[name](**chosen)
 
 
 def _flag(text: str) -> bool:

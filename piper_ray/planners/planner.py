@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from piper_ray.evaluate import Evaluation, evaluate
-from piper_ray.model.constraints import KeepOrder, SameDegrees
+from piper_ray.model.constraints import KeepOrder, SameDegrees, SameDegreesByKind
 from piper_ray.model.errors import InvalidPlan, LimitError, UsageError
 from piper_ray.model.events import Listener, silent
 from piper_ray.model.fields import renamed
@@ -64,7 +64,10 @@ def allowed_proposal(planner: Planner, instance: Instance, restrictions: Restric
     Who looks at one stage at a time knows nothing of constraints on the whole plan, such as one d and one t under a
     flush, which no runtime can do without.
     """
-    instance.require_one_kind("a comparison of planners")
+    if isinstance(planner, OfKinds) and not instance.cluster.kinds:
+        raise UsageError(f"{planner!r} is a planner for devices of several kinds, and these are alike")
+    if not isinstance(planner, (OfKinds, Exact)):
+        instance.require_one_kind("a planner that shares layers out among alike devices")
     if not restrictions.has(KeepOrder):
         return allowed(instance, restrictions, planner.propose(instance, restrictions))
     proposal = planner.propose(in_order(instance), restrictions.without(KeepOrder))
@@ -77,8 +80,9 @@ def allowed(instance: Instance, restrictions: Restrictions, proposal: Proposal) 
     if proposal.plan is None:
         return proposal
     under = Schedule.first_of(instance.schedule)
-    if not under.asynchronous and SameDegrees() not in restrictions.constraints:
-        restrictions = restrictions.adding(SameDegrees())
+    alike = SameDegreesByKind() if instance.cluster.kinds else SameDegrees()
+    if not under.asynchronous and alike not in restrictions.constraints:
+        restrictions = restrictions.adding(alike)
     broken = next(restrictions.violations(instance, proposal.plan, under), None)
     return proposal if broken is None else proposal.without_plan(f"its plan is not allowed: {broken}")
 
@@ -126,6 +130,10 @@ class Light:
 
     def needs(self, lattice: Forecast, devices: int, microbatches: int) -> Needs:  # noqa: ARG002 - as the protocol has it
         return Needs()
+
+
+class OfKinds(Light):
+    """One for devices of several kinds."""
 
 
 @dataclass(frozen=True)

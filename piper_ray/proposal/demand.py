@@ -57,16 +57,26 @@ def usual_batch(model: ModelConfig, devices: int) -> int:
 
 
 @dataclass(frozen=True)
+class FurtherKinds:
+    """What makes a cluster one of several kinds of GPUs, or of sites. name: of the demand's own kind. others: of each
+    further one its name, its GPU and what is asked of it. between_bytes_per_s: the rate between kinds, None: that of
+    the slower network."""
+
+    name: str
+    others: tuple[tuple[str, str, EstimateRequest], ...]
+    between_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
 class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. others: further
-    kinds of GPUs of the same cluster, with what is asked of each of batch, microbatches and precision as in
-    ``request``; between_bytes_per_s: the rate between kinds, None: that of the slower network. sites: the names of
-    kinds that are places of one GPU. schemes: makes an estimate's workload with TMPCs found from operators, and calls
-    its second argument meanwhile; None: there are none of these.
+    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: makes
+    an estimate's workload with TMPCs found from operators, and calls its second argument meanwhile; None: there are
+    none of these.
     """
 
     model: ModelConfig
@@ -79,25 +89,26 @@ class PlanDemand:
     set_aside_bytes: float = 0.0
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
-    others: tuple[tuple[str, EstimateRequest], ...] = ()
-    between_bytes_per_s: float | None = None
-    sites: tuple[str, ...] = ()
+    further: FurtherKinds | None = None
     schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
         """The name of each kind, its GPU, and what is asked of it."""
-        own = self.request
-        alike = {"samples": own.samples, "batch": own.batch, "precision": own.precision}
-        every = [(self.gpu, own), *((gpu, replace(one, **alike)) for gpu, one in self.others)]  # type: ignore[arg-type]
-        names = self.sites or [gpu for gpu, _ in every]
-        return tuple((name, gpu, one) for name, (gpu, one) in zip(names, every, strict=True))
+        own, further = self.request, self.further
+        if further is None:
+            return ((self.gpu, self.gpu, own),)
+        alike = [
+            (name, gpu, replace(one, samples=own.samples, batch=own.batch, precision=own.precision))
+            for name, gpu, one in further.others
+        ]
+        return ((further.name, self.gpu, own), *alike)
 
     @property
     def gpus_text(self) -> str:
         """``16 A100-80 and 16 H100-SXM``; with the names of sites."""
         return " and ".join(
-            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{f' at {name}' if self.sites else ''}"
+            f"{one.devices_of(self.hardware.gpu(gpu)):,} {gpu}{'' if name == gpu else f' at {name}'}"
             for name, gpu, one in self.kinds
         )
 
@@ -150,7 +161,7 @@ class PlanDemand:
         if self.stack is None:
             kinds = replace(self, request=request).kinds
             of_kind = {name: estimate(self.model, self.hardware, gpu, one) for name, gpu, one in kinds}
-            made = joined(of_kind, self.between_bytes_per_s)
+            made = joined(of_kind, None if self.further is None else self.further.between_bytes_per_s)
         else:
             made = estimate_on(self.stack, self.model, self.hardware, request)
         if self.schemes is not None:
@@ -189,7 +200,7 @@ class PlanDemand:
             return False
         if not may_be_on_host(self.runtime, self.request, self.hardware.training):
             return False
-        return bool(self.others) or host_excess(self.model, self._gpu, self.request) is None
+        return self.further is not None or host_excess(self.model, self._gpu, self.request) is None
 
     @property
     def _gpu(self) -> Gpu:
@@ -199,8 +210,9 @@ class PlanDemand:
     @property
     def host_bytes(self) -> float:
         """Of a node's own memory, what the optimizer's state may take; of several kinds of the one with the least."""
-        others = (one.host_bytes_of(self.hardware.gpu(gpu)) for gpu, one in self.others)
-        return min((self.request.host_bytes_of(self._gpu), *others))
+        if self.stack is not None:
+            return self.request.host_bytes_of(self._gpu)
+        return min(one.host_bytes_of(self.hardware.gpu(gpu)) for _, gpu, one in self.kinds)
 
     def hosts_hold(self, one: Proposed) -> bool:
         """Whether nodes have the memory for what a plan has of the optimizer's state there."""

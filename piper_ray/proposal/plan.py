@@ -25,7 +25,8 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.model.stop import Stop
-from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.model.units import parse_bytes_per_s
+from piper_ray.proposal.demand import FurtherKinds, PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.offers import headroom_of, refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
 from piper_ray.proposal.propose import propose
@@ -73,11 +74,13 @@ class Planned:
 @arguments.named_as_parameters(PARAMETERS)
 def plan(
     model: str | os.PathLike[str],
-    gpu: str,
+    gpu: str | Mapping[str, int],
     *,
     nodes: int = 1,
     gpus_per_node: int | None = None,
     domain: int | None = None,
+    site: Mapping[str, int] | None = None,
+    between: str | float | None = None,
     runtime: str = "megatron",
     global_batch: int | None = None,
     microbatch_size: int | None = None,
@@ -115,7 +118,9 @@ def plan(
 ) -> Planned:
     """The best plan that a runtime can run, over all that ``plan`` chooses, from the name of a model.
 
-    model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. runtime:
+    model, gpu, nodes, gpus_per_node, domain, tokens, images, hardware, calibrate: as of ``estimate``. gpu, for several
+    kinds: the nodes of each, as {"A100-80": 32, "H100-SXM": 32}. site: the nodes at each of several sites. between:
+    what a GPU sends and receives between kinds or sites, as "5GB/s"; None: as the slower network of the kinds. runtime:
     "megatron", "torchtitan", "torch", "deepspeed" or "flagscale". global_batch, microbatch_size: in samples; no
     microbatch_size: those that divide the batch are tried. schedule: no other one; None: 1f1b, and interleaved where
     the runtime has it. zero: replicas that may share the optimizer's state; "all": however many a stage has (under
@@ -137,7 +142,8 @@ def plan(
     >>> best.figures.devices
     8
     """
-    arguments.of_kind("gpu", gpu, str, "the name of a GPU, such as 'H100-SXM'")
+    arguments.of_kind("gpu", gpu, (str, Mapping), "the name of a GPU, such as 'H100-SXM', or the nodes of each")
+    kinds = _kinds(gpu, nodes, site, between)
     arguments.of_kind("step", step, StepTerms, "StepTerms")
     arguments.of_kind("stop", stop, (Stop, NoneType), "a Stop")
     if train_tokens is not None:
@@ -156,8 +162,8 @@ def plan(
     names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
         raise UsageError("precision must name one at least, such as 'bf16'")
-    request = EstimateRequest(
-        nodes=arguments.positive("nodes", nodes),
+    asked = EstimateRequest(
+        nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
         domain=arguments.positive_or_none("domain", domain),
         tokens=arguments.positive_or_none("tokens", tokens),
@@ -180,7 +186,8 @@ def plan(
         reserve_bytes=bytes_argument("reserve_bytes", reserve_bytes),
         host_memory_bytes=bytes_argument("host_memory_bytes", host_memory_bytes),
     )
-    refuse_what_cannot_run(named, request, table)
+    refuse_what_cannot_run(named, asked, table)
+    named.require_kinds([*kinds])
     contexts, experts = (
         None if values is None else arguments.degrees(name, values)
         for name, values in (("context_parallel", context_parallel), ("expert_parallel", expert_parallel))
@@ -188,24 +195,60 @@ def plan(
     contexts = None if contexts is None else tuple(sorted({1, *contexts}))
     used = None if software is None else text_argument("software", software, named.software)
     exchange = None if context_exchange is None else text_argument("context_exchange", context_exchange, "ring")
-    request = request.on(table.gpu(gpu))
-    domain = request.domain_of(table.gpu(gpu))
-    request = with_offers(request, read, named, domain, contexts, experts, used, exchange)
+
+    def on_kind(kind: str) -> tuple[str, str, EstimateRequest]:
+        own, count = kinds[kind]
+        there = replace(asked, nodes=count).on(table.gpu(own))
+        return (
+            kind,
+            own,
+            with_offers(there, read, named, there.domain_of(table.gpu(own)), contexts, experts, used, exchange),
+        )
+
+    (kind, own, request), *rest = map(on_kind, kinds)
+    rate = None if between is None else parse_bytes_per_s(between)
+    further = FurtherKinds(kind, tuple(rest), rate) if rest else None
     if calibrate is not None:
         from piper_ray.calibrate.measurements import Estimated, calibrated
 
-        request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, gpu, request))
+        request = calibrated(arguments.location("calibrate", calibrate), Estimated(read, table, own, request))
     only = None if schedule is None else arguments.choice("schedule", schedule, ScheduleName)
     kept = usual_headroom(request) if headroom is None else headroom_of(headroom)
     planned = {}
     for name in names:
-        asked = replace(request, precision=name)
-        schedules = schedules_of(named, only)
-        found = propose(PlanDemand(read, table, gpu, asked, named, schedules, step, headroom=kept), stop)
+        schedules = schedules_of(named, only, kinds=further is not None)
+        demand = PlanDemand(
+            read,
+            table,
+            own,
+            replace(request, precision=name),
+            named,
+            schedules,
+            step,
+            headroom=kept,
+            further=further,
+        )
+        found = propose(demand, stop)
         best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)
         planned[name] = replace(best, runners_up=tuple(others))
     fastest = min(planned.values(), key=lambda one: one.step_s)
     return replace(fastest, by_precision=planned)
+
+
+def _kinds(
+    gpu: str | Mapping[str, int], nodes: int, site: Mapping[str, int] | None, between: str | float | None
+) -> dict[str, tuple[str, int]]:
+    """Of each kind, or site, its GPU and its nodes. Raises UsageError."""
+    if isinstance(gpu, str):
+        counts: Mapping[str, int] = {gpu: nodes} if site is None else site
+        kinds = {name: (gpu, arguments.positive("nodes", count)) for name, count in counts.items()}
+    else:
+        kinds = {name: (name, arguments.positive("nodes", count)) for name, count in gpu.items()}
+    if site is not None and (len(kinds) < 2 or not isinstance(gpu, str) or between is None):
+        raise UsageError('site must be several sites of one GPU, as {"east": 64, "west": 64}, with the rate between')
+    if not kinds or (between is not None and (len(kinds) < 2 or parse_bytes_per_s(between) <= 0.0)):
+        raise UsageError('between must be a rate above 0 between several kinds, as {"A100-80": 32, "H100-SXM": 32}')
+    return kinds
 
 
 def _planned(one: Proposed, tokens: float | None, price_per_hour: float | None) -> Planned:

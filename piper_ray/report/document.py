@@ -19,6 +19,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, StepTerms
 from piper_ray.model.solution import BlockStats, Forecast, Solution
+from piper_ray.report.machine import machine_document
 from piper_ray.storage.files import write_atomically as write_atomically
 from piper_ray.workloads.formats.load import instance_of
 from piper_ray.workloads.formats.plans import Document, header, stage_documents
@@ -141,6 +142,19 @@ def frontier_document(
         "by_devices": [_fields(point, _POINT) for point in frontier.points()],
         "by_budget": [_fields(point, _POINT) for point in budgets],
         "stats": _plain(frontier.stats),
+    }
+
+
+def kind_document(
+    instance: Instance, restrictions: Restrictions, options: SolveOptions, schedule: Schedule, rows: Sequence[Document]
+) -> Document:
+    """A table over the devices of two kinds."""
+    return {
+        **header("frontier", instance),
+        "restrictions": restrictions.to_dict(),
+        "options": _plain(options),
+        **schedule.to_dict(),
+        "by_kinds": [*rows],
     }
 
 
@@ -315,6 +329,7 @@ def info_document(instance: Instance, forecast: Forecast, blocks: BlockStats | N
         "tmpcs": degree_rows(instance),
         "blocks": None if blocks is None else dataclasses.asdict(blocks),
         "forecast": dataclasses.asdict(forecast),
+        "machine": machine_document(instance),
     }
 
 

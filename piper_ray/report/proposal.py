@@ -370,7 +370,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     best = proposal.best
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
-    if close < 2 or proposal.demand.others:  # of which no candidates are written
+    if close < 2 or proposal.demand.further:  # of which no candidates are written
         return []
     count = min(close, _MEASURED)
     return [

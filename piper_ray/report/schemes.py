@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+import pygraphviz
 from rich.console import Console
 
 from piper_ray.model.figures import size_text, time_text
 from piper_ray.report.terminal import Column, print_lines, print_table
-from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.schemes.document import EXACTNESS, digest_of
+from piper_ray.storage.files import written_whole
+from piper_ray.workloads.schemes.document import EXACTNESS, SchemesSubject, digest_of
 from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
-from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.graph import REPLICATED
+from piper_ray.workloads.schemes.rules import strategies
+from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 
 _COLUMNS = (
     Column("id"),
@@ -26,16 +30,15 @@ _COLUMNS = (
 )
 
 
-def print_schemes(target: Console, estimate: Estimate, kinds: Sequence[KindSchemes]) -> None:
+def print_schemes(target: Console, of: SchemesSubject, kinds: Sequence[KindSchemes]) -> None:
     """Times of a microbatch; a for each microbatch in flight, b the state, w what replicas reduce, on each device."""
-    print_lines(target, [f"Model     {estimate.architecture.name}; {estimate.architecture.sample}"])
-    print_lines(target, [f"GPU       {estimate.setting.gpu.name}"])
+    print_lines(target, [f"Model     {of.model}; {of.sample}", f"GPU       {of.gpu}"])
     for one in kinds:
         target.print()
         if one.refused:
-            print_lines(target, [f"{one.kind.name}, t = {one.degree}: none; {one.refused}"])
+            print_lines(target, [f"{one.name}, t = {one.degree}: none; {one.refused}"])
             continue
-        print_lines(target, [f"{one.kind.name}, t = {one.degree}"])
+        print_lines(target, [f"{one.name}, t = {one.degree}"])
         print_table(target, _COLUMNS, [_row(found) for found in one.found])
     if any(one.found for one in kinds):
         target.print()
@@ -81,3 +84,46 @@ def _flow_lines(scheme: Scheme) -> Iterator[str]:
     for move in scheme.moves:
         what = "gradient of " if move.when in ("gradient", "part", "weight") else ""
         yield f"{move.when:<9} {what}{move.value}: {move.source.text} -> {move.target.text}"
+
+
+_COLOURS = ("#dbe9f6", "#fde3cf", "#d9efd9", "#f8dcdc", "#e6def2", "#f3f3cf")
+
+
+def draw_scheme(found: FoundScheme, of: PricedGraph, path: Path) -> None:
+    """A layer's operators, coloured by the axis of which each device takes its part. Arrows say where values lie when
+    they are read, in bold where they are moved; double ones are kept. Raises UsageError for a file that cannot be
+    written."""
+    graph, scheme = of.graph, found.scheme
+    drawn = pygraphviz.AGraph(directed=True, strict=False)
+    drawn.graph_attr.update(
+        rankdir="TB", fontname="Helvetica", label=f"{graph.name}, t = {scheme.degree}: {found.name}"
+    )
+    drawn.node_attr.update(shape="box", style="filled,rounded", fontname="Helvetica", fillcolor="#ffffff")
+    drawn.edge_attr.update(fontname="Helvetica", fontsize="9")
+    made = {name: (name, graph.at_border(name, scheme.border)) for name in graph.arriving}
+    made |= {name: (name, REPLICATED) for name in graph.given}
+    colours: dict[str, str] = {"whole": "#eeeeee"}
+    kept = {name for name, _ in scheme.kept}
+    for step, how in zip(graph.steps, scheme.steps, strict=True):
+        colour = colours.setdefault(how.forward, _COLOURS[(len(colours) - 1) % len(_COLOURS)])
+        again = f"\nagain by {how.again}" if how.again else ""
+        back = "" if how.backward == how.forward else f"\nbackwards by {how.backward}"
+        drawn.add_node(step.name, label=f"{step.name}\nby {how.forward}{back}{again}", fillcolor=colour)
+        strategy = next(x for x in strategies(step, graph, scheme.degree) if x.text == how.forward)
+        for name in step.inputs:
+            place = strategy.placements[name]
+            if name in scheme.weights:
+                source, lies = f"{name}: {scheme.weights[name].text}", scheme.weights[name]
+                drawn.add_node(source, shape="plaintext", style="", fontsize="9")
+            else:
+                source, lies = made[name]
+            moved = lies != place
+            label = f"{lies.text} to {place.text}" if moved else place.text
+            double = name in kept
+            drawn.add_edge(
+                source, step.name, key=name, label=label, penwidth="3" if moved else "1",
+                color="#333333:#333333" if double else "#333333",
+            )  # fmt: skip
+        made |= {name: (step.name, strategy.placements[name]) for name in step.outputs}
+    with written_whole(path) as unfinished:
+        drawn.draw(str(unfinished), format=path.suffix[1:], prog="dot")

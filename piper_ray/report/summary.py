@@ -145,6 +145,10 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
         yield speed_line(instance.batch, time_per_sample_s)
         if solution.gap > PROOF_TOLERANCE:
             yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
+        for kind in instance.cluster.kinds:
+            if kind.name not in {stage.kind for stage in plan.stages}:
+                idle = plural(kind.cluster.devices, "device")
+                yield f"no stage is on {printable(kind.name)}: the plan is faster without its {idle}"
     elif solution.infeasibility is not None:
         yield from _infeasibility_lines(solution.infeasibility)
     else:

@@ -38,7 +38,12 @@ class Point:
     schedule: Schedule = PAPERS_SCHEDULE
 
     def on(self, graph: Instance) -> Instance:
-        """The workload's graph on this point's cluster, under its schedule; layers and edges are shared, not copied."""
+        """The workload's graph on this point's cluster, under its schedule; layers and edges are shared, not copied.
+
+        Devices of several kinds are as the workload has them.
+        """
+        if graph.cluster.kinds:
+            return graph.replace(microbatches=self.microbatches, schedule=self.schedule)
         return graph.replace(
             devices=self.devices,
             microbatches=self.microbatches,
@@ -112,7 +117,9 @@ def scene_name(workload: str, schedule: str) -> str:
 
 
 def graph_hash(instance: Instance) -> str:
-    """A hash of layers and edges, and of links within groups of devices."""
+    """A hash of layers and edges, and of links within groups of devices; of several kinds of devices all of them."""
+    if instance.cluster.kinds:
+        return instance.replace(microbatches=1).digest
     bare = instance.replace(devices=1, microbatches=1, memory_bytes=1.0, bandwidth_bytes_per_s=1.0)
     links = (*instance.cluster.links[:-1], bare.cluster.links[-1])
     return bare.replace(cluster=replace(bare.cluster, links=links)).digest

@@ -62,6 +62,7 @@ def _blocks(case: _Case) -> list[str]:
     """A row for each degree and memory: that of sequence parallelism, and of it with everything recomputed."""
     rows = []
     for of in case.found:
+        assert of.kind is not None
         sizes: dict[str, Any] = {}
         times: dict[str, Any] = {}
         for words, result in (("Megatron", case.megatron), ("context", case.context)):

@@ -185,7 +185,7 @@ def test_forged_prices_prove_no_more(schedule: str) -> None:
         changed = _changed_first(certificate, wrong).prices[0]
         pair = next(
             pair for pair in problem.pairs()
-            if (pair.instance.devices, pair.data_parallel_degree, pair.degree)
+            if (pair.instance.devices, pair.data_parallel_degree, *pair.degrees)
             == (changed.devices, changed.data_parallel_degree, changed.degree)
         )  # fmt: skip
         with pytest.raises(CertificateRefused):
@@ -341,7 +341,7 @@ def test_price_sums_are_those_of_exact_rationals(seed: int, schedule: str) -> No
                 memory=(*found.memory, (last, rng.randrange(2), 0.01 * pair.work_s / pair.memory_bytes)),
             )
             for used in (found, altered):
-                of_layers, room_s = ExactPrices(instance, asked, used).least_s(pair.sync_s_per_byte)
+                of_layers, room_s = ExactPrices(instance, asked, used).least_s(pair.sync_s_per_byte[""])
                 least_s = least_priced_s(pair, StagePrices.of(pair, used))
                 assert least_s <= of_layers - room_s
                 assert least_s >= of_layers - room_s - Fraction(1e-9) * (of_layers + room_s)
@@ -361,5 +361,5 @@ def test_prices_are_a_bound_by_themselves(schedule: str) -> None:
         degrees = best.data_parallel_degree, best.tensor_parallel_degree
         for prices in certificate.prices:
             if (prices.data_parallel_degree, prices.degree) == degrees:
-                pair = next(x for x in problem.pairs() if (x.data_parallel_degree, x.degree) == degrees)
+                pair = next(x for x in problem.pairs() if (x.data_parallel_degree, *x.degrees) == degrees)
                 assert least_priced_s(pair, StagePrices.of(pair, prices)) <= best.batch_s * (1.0 + 1e-12)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +10,8 @@ from typer.testing import CliRunner, Result
 
 import piper_ray
 from piper_ray.cli.app import app
-from piper_ray.model.cluster import Cluster
+from piper_ray.engine.frontier.kinds import kind_table, with_devices
 from piper_ray.model.solution import Status
-from piper_ray.planners.kind_table import kind_table
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.kinds_brute_force import random_kinds
 
@@ -26,17 +25,13 @@ def test_each_point_is_what_a_solve_gives() -> None:
         a, b = made.cluster.kinds
         numbers = {one.name: range(1, one.cluster.devices + 1) for one in (a, b)}
         for point in kind_table(made, numbers, schedule="1f1b"):
-            kinds = [
-                replace(one, cluster=replace(one.cluster, devices=count))
-                for one, count in zip((a, b), point.devices, strict=True)
-            ]
-            cluster = Cluster.of_kinds(kinds, made.cluster.between_bytes_per_s or 0.0)
+            cluster = with_devices(made.cluster, dict(zip(numbers, point.devices, strict=True)))
             alone = piper_ray.solve(made.replace(cluster=cluster), schedule="1f1b", threads=1)
-            assert point.status is alone.status
+            assert point.solution.status is alone.status
             if alone.time_per_sample_s is not None:
-                assert point.time_per_sample_s == pytest.approx(alone.time_per_sample_s, rel=1e-9)
+                assert point.solution.time_per_sample_s == pytest.approx(alone.time_per_sample_s, rel=1e-9)
             spared += not point.solved
-            infeasible += point.status is Status.INFEASIBLE
+            infeasible += point.solution.status is Status.INFEASIBLE
     assert spared > 20
     assert infeasible > 3
 
@@ -47,8 +42,9 @@ def test_bounds_and_plans_are_carried_where_solves_end_early() -> None:
         numbers = {one.name: range(1, one.cluster.devices + 1) for one in made.cluster.kinds}
         exact = kind_table(made, numbers, schedule="1f1b")
         early = kind_table(made, numbers, schedule="1f1b", options=piper_ray.SolveOptions(gap=0.3))
-        for one, best in zip(early, exact, strict=True):
-            assert one.devices == best.devices
+        for early_point, point in zip(early, exact, strict=True):
+            assert early_point.devices == point.devices
+            one, best = early_point.solution, point.solution
             if best.time_per_sample_s is not None:
                 assert one.time_per_sample_s is not None
                 assert one.lower_bound_s <= best.time_per_sample_s * (1 + 1e-9)
@@ -75,8 +71,20 @@ def test_the_command_shows_and_writes_a_table(mixed: Path, tmp_path: Path) -> No
     assert result.stdout.split("a \\ b")[1].split()[:of_b] == [str(n) for n in range(1, of_b + 1)]
     assert f"{of_b} of {of_b} points proved" in result.stdout
     head, *rows = out.read_text().splitlines()
-    assert head == "a,b,time_per_sample_s,lower_bound_s,status"
+    assert head == "a,b,time_per_sample_s,lower_bound_s,status,plan_file"
     assert [row.split(",")[:2] for row in rows] == [["1", str(n)] for n in range(1, of_b + 1)]
+
+
+def test_the_table_is_a_document_a_picture_and_plans(mixed: Path, tmp_path: Path) -> None:
+    plans, plot = tmp_path / "plans", tmp_path / "table.svg"
+    result = run("frontier", mixed, "--schedule", "1f1b", "--json", "--plot", plot, "--plans", plans)
+    assert result.exit_code == 0, result.output
+    rows = json.loads(result.stdout)["by_kinds"]
+    written = {row["plan_file"]: row for row in rows if row["plan_file"] is not None}
+    assert {path.name for path in plans.iterdir()} == set(written)
+    for name, row in written.items():
+        assert json.loads((plans / name).read_text())["time_per_sample_s"] == row["time_per_sample_s"]
+    assert "devices of b" in plot.read_text()
 
 
 @pytest.mark.parametrize(
@@ -85,8 +93,7 @@ def test_the_command_shows_and_writes_a_table(mixed: Path, tmp_path: Path) -> No
         (("--devices", "a=1 c=2"), "'c=2'; expected numbers of each kind, as 'a="),
         (("--devices", "a=99"), "--devices a=99: there are "),
         (("--devices", "a=x"), "'x' is not a number or a range"),
-        (("--plot", "x.svg"), "--plot: not of devices of several kinds"),
-        (("--json",), "--json: not of devices of several kinds"),
+        (("--budgets", "all"), "--budgets: bounds on the sum of d are for plans whose stages may differ"),
         (("-o", "x.parquet"), "a table of two kinds of devices is written as .csv"),
         (("--schedule", "2bw"), "plans for schedule 2bw: not with devices of several kinds"),
     ],
@@ -95,3 +102,20 @@ def test_mistakes(mixed: Path, asked: tuple[str, ...], told: str) -> None:
     result = run("frontier", mixed, "--schedule", "1f1b", *asked)
     assert result.exit_code == 2
     assert told in result.stderr
+
+
+def test_a_sweep_takes_a_workload_on_several_kinds(mixed: Path, tmp_path: Path) -> None:
+    source = tmp_path / "sweep.toml"
+    grid = 'microbatches = [2, 4]\nplanners = ["piper", "one-kind"]\nschedules = ["1f1b"]\n'
+    source.write_text(f'[workloads]\nmixed = "{mixed.name}"\n[grid]\n{grid}', encoding="utf-8")
+    result = run("sweep", source, "--storage", tmp_path / "found")
+    assert result.exit_code == 0, result.output
+    rows = piper_ray.read_dataset(str(tmp_path / "found")).to_pylist()
+    for row in rows:
+        if row["planner"] == "piper":
+            alone = piper_ray.solve(piper_ray.load(mixed), microbatches=row["microbatches"], schedule="1f1b", threads=1)
+            assert row["time_per_sample_s"] == alone.time_per_sample_s
+    assert len(rows) == 4
+    source.write_text(f'[workloads]\nmixed = "{mixed.name}"\n[grid]\ndevices = [2]\n{grid}', encoding="utf-8")
+    result = run("sweep", source, "--storage", tmp_path / "found")
+    assert "each kind has its own figure; expected no --devices" in result.stderr

@@ -11,11 +11,14 @@ import piper_ray
 from piper_ray.engine.one_setting import worth_of
 from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.constraints import SameDegrees, SameDegreesByKind, TensorParallelDegrees
+from piper_ray.model.errors import CertificateRefused, UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy
+from piper_ray.planners import KIND_PLANNERS
+from piper_ray.planners import plan as baseline
 from piper_ray.workloads.formats.upstream import to_upstream
 from piper_ray.workloads.formats.workload_writer import to_toml
 from tests.data import goldens
@@ -178,3 +181,50 @@ def test_threads_and_forms_of_files_give_the_same_plan(tmp_path: Path) -> None:
         assert read.digest == other.digest
         assert read.cluster == other.cluster == made.cluster
         assert solved(read).plan == solved(other, threads=2).plan
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("kinds", [2, 3])
+def test_certificates_are_of_every_plan_and_no_more_is_proved(kinds: int, schedule: str) -> None:
+    """The check's own look at all plans agrees with trying and simulating each; what is above it is refused."""
+    plans = 0
+    for seed in range(30 // kinds):
+        made = random_kinds(seed, kinds=kinds)
+        certificate = piper_ray.certify(made, solved(made, schedule), threads=1)
+        assert not certificate.prices
+        bound_s, expected_s = (
+            piper_ray.verify_certificate(made, certificate, threads=1).bound_s,
+            least_batch_s(made, schedule),
+        )
+        if expected_s is None:
+            assert bound_s == float("inf")
+            continue
+        plans += 1
+        assert bound_s * made.microbatches == pytest.approx(expected_s, rel=3e-9)
+        for off in (1e-8, 0.1, float("inf")):
+            with pytest.raises(CertificateRefused, match="is faster"):
+                piper_ray.verify_certificate(made, replace(certificate, bound_s=bound_s * (1 + off)), threads=1)
+        with pytest.raises(CertificateRefused, match="2bw have no certificate on devices of several kinds"):
+            piper_ray.verify_certificate(made, replace(certificate, schedule=PAPERS_SCHEDULE), threads=1)
+    assert plans > 3
+
+
+def test_nobody_by_hand_is_faster_than_the_solver() -> None:
+    """Each plan is one that the restrictions of a flush allow, on kinds that are there; and some are as good."""
+    slower = as_good = 0
+    for seed in range(12):
+        made = random_kinds(seed)
+        best_s = solved(made).time_per_sample_s
+        for name in KIND_PLANNERS:
+            found = baseline(made, name, schedule="1f1b").time_per_sample_s
+            if found is not None:
+                assert best_s is not None
+                assert found >= best_s * (1 - 1e-9)
+                slower += found > best_s * 1.001
+                as_good += found <= best_s * 1.001
+        assert baseline(made, "piper", schedule="1f1b").time_per_sample_s == best_s
+        with pytest.raises(UsageError, match="a planner that shares layers out among alike devices: not with devices"):
+            baseline(made, "megatron", schedule="1f1b")
+    assert min(slower, as_good) > 3
+    with pytest.raises(UsageError, match="for devices of several kinds, and these are alike"):
+        baseline(piper_ray.estimate("bert-large", "A100-80"), "one-kind", schedule="1f1b")

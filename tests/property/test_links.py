@@ -292,5 +292,5 @@ def test_all_who_charge_a_ring_charge_the_same() -> None:
         instance = equal_chain(2).replace(cluster=cluster)
         expected = float(ring(instance, cluster.devices, d, t))
         assert cluster.spread().replicas_link(d, t).bandwidth_bytes_per_s == expected
-        assert replicas_bytes_per_s(instance, cluster.devices, d, t) == expected
+        assert replicas_bytes_per_s(cluster, cluster.devices, d, t) == expected
         assert simulated_bytes_per_s(cluster, cluster.devices, d, t) == expected

@@ -20,6 +20,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Mode, Recomputation
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
+from piper_ray.simulate.run import Transfers
 from piper_ray.workloads.estimate.modes import Offer
 from tests.estimate_support import estimated, model_of
 from tests.export_support import llama, mixture, plan_in, plan_of, random_case, random_counts
@@ -456,6 +457,14 @@ def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
     assert told in read(f"{TWO} --fp8-format hybrid").notes
     own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
     assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
+
+
+def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:
+    text = TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule": "Interleaved1F1B"')
+    found = read(text)
+    assert found.transfers is Transfers.ONE_STREAM
+    assert any("torch posts receives early" in note for note in found.notes)
+    assert read(TWO).transfers is Transfers.IN_PASSES
 
 
 def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:

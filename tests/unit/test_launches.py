@@ -173,6 +173,39 @@ def test_a_script_that_a_queue_is_given_is_followed(tmp_path: Path) -> None:
         assert (found.settings["tensor_model_parallel_size"], found.settings["seq_length"]) == ("4", "4096")
 
 
+def test_a_configuration_that_a_command_names_is_read_and_what_it_sets_over_it(tmp_path: Path) -> None:
+    (tmp_path / "conf.yaml").write_text(
+        "system: {tensor_model_parallel_size: 1, pipeline_model_parallel_size: 2}\nmodel: {micro_batch_size: 2}\n"
+    )
+    script = tmp_path / "run.sh"
+    for command in (
+        "python run.py --config-path . --config-name conf action=run system.tensor_model_parallel_size=4",
+        "torchrun train.py --config-file conf.yaml ++model.tensor_model_parallel_size=4",
+        "runner train --config conf.yaml --tensor_model_parallel_size 4",
+    ):
+        script.write_text(command)
+        found = read(command, path=script)
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "micro_batch_size")
+        assert [int(str(found.settings[name])) for name in names] == [4, 2, 2], command
+    script.write_text("python run_recipe.py --recipe small model.tensor_model_parallel_size=4")
+    found = read(script.read_text(), path=script)
+    assert (found.dialect, found.model) == (Dialect.BRIDGE, "small")
+    assert found.notes == ("what small sets is elsewhere, and not seen",)
+    with pytest.raises(UsageError, match="small is not there, and the command itself says nothing of how the model is"):
+        read("python run_recipe.py --recipe small checkpoint.load=x train.micro_batch_size=1", path=script)
+    script.write_text("runner train --config gone.yaml --tensor_model_parallel_size 4")
+    assert "gone.yaml is not there: what it sets is not seen" in read(script.read_text(), path=script).notes
+
+
+def test_a_script_that_takes_its_options_out_of_yaml_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    script = tmp_path / "bench.sh"
+    script.write_text("PARAMS=$(yq '.MODEL_ARGS | to_entries' conf.yaml)\nsrun bash -c \"$PARAMS\"")
+    with pytest.raises(
+        UsageError, match="yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each"
+    ):
+        read(script.read_text(), path=script)
+
+
 def test_recomputation_by_its_older_names() -> None:
     found = read("torchrun x.py --tensor-model-parallel-size 8 --activations-checkpoint-method block "
                  "--activations-checkpoint-num-layers 3").settings  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
+from piper_ray.report.simulated import early_receives_text
 from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
@@ -194,3 +195,14 @@ def test_plans_are_simulated_on_one_stream() -> None:
     assert found[Transfers.BESIDE].step_s <= found[Transfers.IN_PASSES].step_s < found[Transfers.ONE_STREAM].step_s
     with pytest.raises(UsageError, match="no runtime that has one runs schedule 2bw"):
         simulate(instance, plan_of(instance, [7, 7]), "2bw", options=SimulationOptions(transfers=Transfers.ONE_STREAM))
+
+
+def test_what_early_receives_cost_is_told() -> None:
+    from tests.export_support import llama, plan_of
+
+    instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
+    interleaved = simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, 2))
+    told = early_receives_text(instance, plan, interleaved)
+    assert told.startswith("in time, by the exported list; torch's own order posts them early")
+    assert "% longer (modelled)" in told
+    assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""

@@ -130,11 +130,32 @@ def test_all_options_of_the_command_are_there() -> None:
     assert len(given) > 30
     left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
-    left_out |= {"site", "between"}  # of clusters of several kinds, which the function does not take
     names = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}
     assert wanted <= set(inspect.signature(piper_ray.plan).parameters)
+
+
+def test_several_kinds_and_sites_are_planned_as_by_the_command(config: Path) -> None:
+    """One kind at two sites, at a rate that is none to speak of, is two kinds of it."""
+    best = piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, between="20GB/s", tokens=TOKENS, global_batch=BATCH)
+    assert best.instance.cluster.between_bytes_per_s == 20e9
+    assert {stage.kind for stage in best.plan.stages} <= {"A100-80", "H100-SXM"}
+    sites = piper_ray.plan(
+        config, "A100-80", site={"east": 1, "west": 1}, between="1GB/s", tokens=TOKENS, global_batch=BATCH
+    )
+    assert sites.instance.cluster.kind_names == ("east", "west")
+    assert sites.step_s >= best.step_s
+    for wrong, word in (
+        ({"site": {"east": 1}, "between": "1GB/s"}, "site must be several sites of one GPU"),
+        ({"site": {"east": 1, "west": 1}}, "with the rate between"),
+        ({"between": "1GB/s"}, "between must be a rate above 0"),
+        ({"site": {"east": 1, "west": 0}, "between": "1GB/s"}, "nodes must be"),
+    ):
+        with pytest.raises(UsageError, match=word):
+            piper_ray.plan(config, "A100-80", **wrong)
+    with pytest.raises(UsageError, match="DeepSpeed runs no plan on devices of several kinds"):
+        piper_ray.plan(config, {"A100-80": 1, "H100-SXM": 1}, runtime="deepspeed")
 
 
 def test_context_is_exchanged_as_asked_where_the_runtime_can(config: Path, tmp_path: Path) -> None:

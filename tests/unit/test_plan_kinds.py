@@ -24,7 +24,7 @@ from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.proposal.cells import cells_of
-from piper_ray.proposal.demand import PlanDemand
+from piper_ray.proposal.demand import FurtherKinds, PlanDemand
 from piper_ray.proposal.propose import propose
 from piper_ray.runtimes.meshes import gpus_per_node_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -60,7 +60,7 @@ def demand(config: Path, runtime: RuntimeName) -> PlanDemand:
     new = replace(old, gpus_per_node=8)
     schedules = (ScheduleName.ONE_F_ONE_B,)
     asked = PlanDemand(read_model(str(config)), load_hardware(None), "A100-80", old, RUNTIMES[runtime], schedules)
-    return replace(asked, others=(("H100-SXM", new),), between_bytes_per_s=20e9)
+    return replace(asked, further=FurtherKinds("A100-80", (("H100-SXM", "H100-SXM", new),), 20e9))
 
 
 @pytest.mark.parametrize("runtime", [RuntimeName.MEGATRON, RuntimeName.FLAGSCALE])

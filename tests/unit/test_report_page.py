@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+import piper_ray
 from piper_ray import planners
 from piper_ray.evaluate import evaluate
 from piper_ray.model.cluster import Cluster, Link
@@ -17,7 +18,7 @@ from piper_ray.model.errors import InputError
 from piper_ray.model.instance import Edge, Instance, Layer, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName, StepTerms
-from piper_ray.report.page.pictures import _Grid, memory_picture, most_by_column, placement, places_of
+from piper_ray.report.page.pictures import _Grid, memory_picture, most_by_column, placement, placements, places_of
 from piper_ray.report.page.render import assumptions, page_html
 from piper_ray.report.page.subject import COMPARED, subject_of, valued
 from piper_ray.report.page.tables import groups, rank_groups, stage_groups, stage_table
@@ -335,12 +336,25 @@ def test_nodes_replicas_and_what_is_left_over() -> None:
     links = (Link(100 * GIB, 4), Link(GIB))
     instance = dataclasses.replace(instance, cluster=Cluster(12, 8 * GIB, links))
     simulation = simulate(instance, cut([1, 1], 2, 2), "1f1b")
-    found = placement(instance, simulation)
+    found = placement(instance.cluster, simulation, range(2))
     assert found.legend == "A cell is one device; frames are nodes of 4. Numbers are those of stages."
     assert "stage 2: devices 4-7, 2 replicas of 2 devices" in found.picture
     assert "4 devices left over: 8-11" in found.picture
     assert found.picture.count('class="node"') == 3
     assert found.picture.count('class="c0"') == 2
+
+
+def test_each_kind_of_devices_has_a_picture_with_its_own_frames() -> None:
+    of_kind = {gpu: piper_ray.estimate("bert-large", gpu, global_batch=32) for gpu in ("A100-80", "H100-SXM")}
+    instance = piper_ray.on_several_kinds(of_kind)
+    plan = piper_ray.solve(instance, schedule="1f1b", threads=1).plan
+    assert plan is not None
+    found = placements(instance, plan, simulate(instance, plan, "1f1b"))
+    assert [one.legend.split(". ")[0] for one in found] == ["A100-80", "H100-SXM"]
+    for kind, one in zip(instance.cluster.kind_names, found, strict=True):
+        stages = [k + 1 for k, stage in enumerate(plan.stages) if stage.kind == kind]
+        assert all(f"stage {k}: devices" in one.picture for k in stages)
+        assert one.picture.count("<title>stage ") == len(stages)
 
 
 def test_numbers_of_stages_lie_within_a_replica_and_are_cut_short_where_they_are_many() -> None:
@@ -349,7 +363,9 @@ def test_numbers_of_stages_lie_within_a_replica_and_are_cut_short_where_they_are
     instance = dataclasses.replace(instance, cluster=Cluster(16, 8 * GIB, links))
     plan = cut([1] * 16, 2, 4)
     few, many = (
-        placement(instance, simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, chunks))).picture
+        placement(
+            instance.cluster, simulate(instance, plan, Schedule(ScheduleName.INTERLEAVED, chunks)), range(16)
+        ).picture
         for chunks in (8, 16)
     )
     assert ">1,3,5,7,9,11,13,15</text>" in few
@@ -368,14 +384,16 @@ def test_no_node_s_border_cuts_a_stage_that_divides_it() -> None:
     plan = Plan(tuple(Stage((i,), d, 1, {i: "vanilla"}) for i, d in enumerate(degrees)))
     simulation = simulate(instance, plan, "2bw")
     nodes = Cluster(24, GIB, (Link(100 * GIB, 8), Link(GIB)))
-    placed = {place.stages[0]: (place.first_device, place.devices) for place in places_of(simulation, nodes)}
+    placed = {place.stages[0]: (place.first_device, place.devices) for place in places_of(simulation, nodes, range(4))}
     assert placed == {1: (0, 12), 2: (12, 4), 0: (16, 2), 3: (18, 3)}, "12 replicas lie in nodes by fours"
 
 
 def test_chunks_of_a_rank_share_its_devices() -> None:
     simulation = simulate(chain([3.0] * 4, microbatches=8, devices=4), cut([1] * 4, 2), "interleaved")
     one_link = Cluster(4, GIB, (Link(GIB),))
-    assert [(place.stages, place.first_device, place.devices) for place in places_of(simulation, one_link)] == [
+    assert [
+        (place.stages, place.first_device, place.devices) for place in places_of(simulation, one_link, range(4))
+    ] == [
         ((0, 2), 0, 2),
         ((1, 3), 2, 2),
     ]

@@ -82,7 +82,7 @@ def _assert_costs(model: str, key: str, mode: LayerMode, degree: int, name: str)
     costs = found.costs(kind, mode)
     of = graph_of(kind, degree)
     border, only = known_divisions(of.graph, degree)[name]
-    program = SchemeProgram(of.graph, degree, EstimatedPrices(of, found.setting), border, only)
+    program = SchemeProgram(of.graph, degree, EstimatedPrices(degree, found.setting, of), border, only)
     scheme = program.fastest(1e3, 1e3 * costs.activation_bytes * 1.01 + costs.state_bytes)
     assert scheme is not None
     figures = scheme.figures

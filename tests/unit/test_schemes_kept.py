@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from piper_ray.report.schemes import draw_scheme
 from piper_ray.workloads.schemes import frontier, kept
 from piper_ray.workloads.schemes.frontier import schemes_of
 from piper_ray.workloads.schemes.scheme import PricedGraph
@@ -56,3 +57,12 @@ def test_what_does_not_hold_is_found_again(entry: Path, damage: str) -> None:
     assert kept.read_schemes(entry.name, _OF, 2) is None
     assert schemes_of(_OF, 2, (4.0,), lambda _: None)
     assert kept.read_schemes(entry.name, _OF, 2) is not None
+
+
+def test_a_scheme_is_drawn_with_its_placements(entry: Path) -> None:
+    (found, *_) = schemes_of(_OF, 2, (4.0,), lambda _: None)
+    picture = entry.parent / "scheme.svg"
+    draw_scheme(found, _OF, picture)
+    text = picture.read_text()
+    assert all(f">{step.name}<" in text for step in _OF.graph.steps)
+    assert f"t = 2: {found.name}" in text.replace("&#45;", "-")

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Floats, Ints, is_inside
+from piper_ray.certificate.kernels.flush_mixes import ends_whole, stages_of, taken_off
 from piper_ray.certificate.kernels.flush_stages import RowRoom, in_flight, least_stage, row_room, stage_rows
 from piper_ray.certificate.kernels.flush_states import (
     ENDED,
@@ -36,14 +37,14 @@ _MOST_NODES = 20_000
 class _Nodes(NamedTuple):
     """Beginnings of plans, front to back.
 
-    downset: int64[nodes], what is behind. behind: int64[nodes], stages still to come. parent: int64[nodes], without the
-    last stage. stage: float64[nodes, 4], f, b and R of the last stage, and 1 where all stages are as they may be taken,
-    0 where one of them is less than any. priced_s: float64[nodes]. open: int64[nodes], those to be continued. counts:
-    int64[2], nodes, and open ones.
+    downset: int64[nodes], what is behind. mix: int64[nodes], of the stages still to come. parent: int64[nodes], without
+    the last stage. stage: float64[nodes, 4], f, b and R of the last stage, and 1 where all stages are as they may be
+    taken, 0 where one of them is less than any. priced_s: float64[nodes]. open: int64[nodes], those to be continued.
+    counts: int64[2], nodes, and open ones.
     """
 
     downset: Ints
-    behind: Ints
+    mix: Ints
     parent: Ints
     stage: Floats
     priced_s: Floats
@@ -65,10 +66,10 @@ def _no_nodes() -> _Nodes:
 
 
 @leaf_kernel
-def _add(nodes: _Nodes, downset: int, behind: int, parent: int, priced_s: float) -> int:
+def _add(nodes: _Nodes, downset: int, mix: int, parent: int, priced_s: float) -> int:
     """The new node's number; it is open, and what it takes is to be written."""
     node = nodes.counts[0]
-    nodes.downset[node], nodes.behind[node], nodes.parent[node] = downset, behind, parent
+    nodes.downset[node], nodes.mix[node], nodes.parent[node] = downset, mix, parent
     nodes.priced_s[node] = priced_s
     nodes.open[nodes.counts[1]] = node
     nodes.counts[0] += 1
@@ -101,7 +102,7 @@ def _whole_batch_s(
     f, b, _ = stage
     if front.shape[0] > 0:
         f, b = max(f, front[0, 3]), max(b, front[0, 4])
-    behind = tails.stages[s]
+    behind = stages_of(tails.mix[s], search.shape)
     grown = put_in_front(gpipe, m, behind, stage, (f, b), lengths_of(tails.figures, s))
     for k in range(front.shape[0]):
         of_front = (front[k, 0], front[k, 1], front[k, 2])
@@ -116,21 +117,21 @@ def _may_take_s(node: int, front: Floats, nodes: _Nodes, search: Lookup) -> floa
     in_front_s = 0.0
     for k in range(front.shape[0]):
         in_front_s += front[k, 0] + front[k, 1]
-    behind = nodes.behind[node] - 1
+    behind = stages_of(nodes.mix[node], shape) - 1
     work_s = max(shape.work_s, (in_front_s + tables.own_s[nodes.downset[node]]) * (1.0 - 1e-12))
     at_position_s = (shape.limit_s - work_s) * (shape.room[behind + 1] - shape.room[behind])
     return float(min((shape.limit_s - in_front_s) / shape.microbatches, at_position_s))
 
 
 @leaf_kernel
-def _states_with(tails: TailStates, j: int, stages: int) -> tuple[int, int]:
-    """The first state of a downset with so many stages, and the one after the last."""
+def _states_with(tails: TailStates, j: int, mix: int) -> tuple[int, int]:
+    """The first state of a downset with such a mix of stages, and the one after the last."""
     first = tails.start[j]
     end = tails.start[j] + tails.size[j]
-    while first < end and tails.stages[first] < stages:
+    while first < end and tails.mix[first] < mix:
         first += 1
     last = first
-    while last < end and tails.stages[last] == stages:
+    while last < end and tails.mix[last] == mix:
         last += 1
     return first, last
 
@@ -158,12 +159,15 @@ def _is_within(
 def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailStates, nodes: _Nodes, room: RowRoom) -> int:
     """Adds nodes with one more stage, with J behind it. PROVED, or FOUND or TOO_MANY."""
     tables, shape, prices = search
-    i, behind = nodes.downset[node], nodes.behind[node] - 1
-    states = _states_with(tails, j, behind)
-    if states[0] == states[1] or not is_inside(tables.bits, j, i):
+    i, behind = nodes.downset[node], stages_of(nodes.mix[node], shape) - 1
+    if tails.size[j] == 0 or not is_inside(tables.bits, j, i):
         return PROVED
     cap_s = _may_take_s(node, front, nodes, search)
     for r in range(tables.sums.shape[0]):
+        mix = taken_off(nodes.mix[node], r, tables, shape)
+        states = _states_with(tails, j, mix)
+        if mix < 0 or states[0] == states[1]:
+            continue
         least = least_stage((i, j, r), cap_s, tables)
         if least.t > cap_s:
             continue
@@ -172,7 +176,7 @@ def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailState
         if not _is_within(of_least, nodes.priced_s[node] + by_layers_s, states, front, search, tails):
             continue
         y = in_flight(shape, behind)
-        rows, exact = stage_rows((i, j, r), least, y, cap_s, tables, shape.memory_bytes, room)
+        rows, exact = stage_rows((i, j, r), least, y, cap_s, tables, room)
         for row in range(rows):
             stage = (room.rows[row, 0], room.rows[row, 1], room.rows[row, 2])
             priced_s = nodes.priced_s[node] + max(by_layers_s, priced_row_s(behind, stage, prices))
@@ -184,7 +188,7 @@ def _continue(node: int, j: int, front: Floats, search: Lookup, tails: TailState
                 continue
             if nodes.counts[0] == _MOST_NODES:
                 return TOO_MANY
-            new = _add(nodes, j, behind, node, priced_s)
+            new = _add(nodes, j, mix, node, priced_s)
             nodes.stage[new, 0], nodes.stage[new, 1], nodes.stage[new, 2] = stage
             nodes.stage[new, 3] = nodes.stage[node, 3] if exact else 0.0
     return PROVED
@@ -208,8 +212,9 @@ def _plans(search: Lookup, tails: TailStates, control: Floats) -> int:
     m = tables.bits.shape[0]
     room, nodes = row_room(_MOST_ROWS, tables), _no_nodes()
     for s in range(tails.start[m - 1], tails.start[m - 1] + tails.size[m - 1]):
-        if nodes.counts[0] == 0 or nodes.behind[nodes.counts[0] - 1] != tails.stages[s]:
-            node = _add(nodes, m - 1, tails.stages[s], -1, prices.ahead_s[m - 1, tails.stages[s]])
+        mix = tails.mix[s]
+        if ends_whole(mix, shape) and (nodes.counts[0] == 0 or nodes.mix[nodes.counts[0] - 1] != mix):
+            node = _add(nodes, m - 1, mix, -1, prices.ahead_s[m - 1, stages_of(mix, shape)])
             nodes.stage[node, 3] = 1.0
     front = np.empty((shape.most_stages + 1, 5))
     while nodes.counts[1] > 0:
@@ -232,4 +237,4 @@ def look_through(search: Lookup, control: Floats) -> tuple[int, float, int]:
     status, least_s, tails = tail_states(search, control)
     if status == FOUND:
         status = _plans(search, tails, control)
-    return status, least_s, tails.stages.size
+    return status, least_s, tails.mix.size

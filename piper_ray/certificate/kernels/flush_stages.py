@@ -45,32 +45,44 @@ StageKey = tuple[int, int, int]
 
 class FlushShape(NamedTuple):
     """Of all plans that are looked at. room: float64[most_stages + 1], of the last so many positions together: no stage
-    takes more than a position's room times what the batch takes beyond the work of all stages."""
+    takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind, share:
+    of each kind of devices, the stages that there may be on it, and what a second counts there. mix_unit: see
+    ``flush_mixes``."""
 
     gpipe: bool
     microbatches: int
     most_stages: int
+    most_of_kind: Ints
     limit_s: float
-    memory_bytes: float
     work_s: float
     room: Floats
+    share: Floats
+    mix_unit: Ints
 
 
 class StageTables(NamedTuple):
     """Downsets by rising ``own_s``, their layers' least f + b, and what these may run. m downsets, n vertices, e edges.
 
-    sums: float64[r, m, columns]; rounding: float64[r, columns]. edges: tail, head; in_s, out_s: float64[r, e] at least,
-    in each direction, for the stage of the head and of the tail. choices: float64[choices, 5], f, b, R, bytes for each
-    microbatch and once, of vertex v from start[r, v] on; charges as in ``types.Ways``. ahead_s, ahead_f: float64[m], of
-    all layers outside.
+    kind, behind, ahead: int64[r], of a way's devices, and of those of the stages behind and in front of it.
+    memory_bytes: float64[r]. sums: float64[r, m, columns]; rounding: float64[r, columns]. edges: tail, head; in_rate,
+    out_rate: float64[r, e], in bytes per second, for the stage of the head and of the tail; in_s, out_s: what it takes
+    at least, in each direction. choices: float64[choices, 5], f, b, R, bytes for each microbatch and once, of vertex v
+    from start[r, v] on; charges as in ``types.Ways``, in bytes. ahead_s, ahead_f, ahead_share: float64[m], of all
+    layers outside.
     """
 
     bits: Bits
     own_s: Floats
+    kind: Ints
+    behind: Ints
+    ahead: Ints
+    memory_bytes: Floats
     sums: Floats
     rounding: Floats
     tail: Ints
     head: Ints
+    in_rate: Floats
+    out_rate: Floats
     in_s: Floats
     out_s: Floats
     tensors: Bits
@@ -79,11 +91,12 @@ class StageTables(NamedTuple):
     start: Ints
     choices: Floats
     charge_start: Ints
-    charge_s: Floats
+    charge_bytes: Floats
     edge_start: Ints
     edge: Ints
     ahead_s: Floats
     ahead_f: Floats
+    ahead_share: Floats
 
 
 class RowRoom(NamedTuple):
@@ -229,16 +242,16 @@ def _least_of_layer(r: int, v: int, y: int, tables: StageTables) -> tuple[float,
 @inlined_kernel
 def _paid_s(stage: StageKey, v: int, choice: int, tables: StageTables) -> float:
     """What a layer's choice pays, in each direction, for the layer's edges that cross the stage's ends."""
-    i, j, _ = stage
+    i, j, r = stage
     paid_s = 0.0
     for n in range(tables.edge_start[v], tables.edge_start[v + 1]):
         e = tables.edge[n]
         if tables.head[e] == v:
-            crosses = not holds(tables.bits, i, tables.tail[e])
+            crosses, rate = not holds(tables.bits, i, tables.tail[e]), tables.in_rate[r, e]
         else:
-            crosses = holds(tables.bits, j, tables.head[e])
+            crosses, rate = holds(tables.bits, j, tables.head[e]), tables.out_rate[r, e]
         if crosses:
-            paid_s += tables.charge_s[tables.charge_start[choice] + n - tables.edge_start[v]]
+            paid_s += tables.charge_bytes[tables.charge_start[choice] + n - tables.edge_start[v]] / rate
     return paid_s
 
 
@@ -271,26 +284,26 @@ def _with_layer(
 
 
 @leaf_kernel
-def _has_one_best(stage: StageKey, y: int, tables: StageTables, memory_bytes: float) -> bool:
+def _has_one_best(stage: StageKey, y: int, tables: StageTables) -> bool:
     """Whether each layer has a choice that is best in time, and these fit together."""
     i, j, r = stage
     if tables.sums[r, i, SUM.mixed] != tables.sums[r, j, SUM.mixed]:
         return False
     held = _least(i, j, r, SUM.one_a, tables) * y + _least(i, j, r, SUM.one_h, tables)
     off = tables.rounding[r, SUM.one_a] * y + tables.rounding[r, SUM.one_h]
-    return bool(held + 2.0 * off <= memory_bytes)
+    return bool(held + 2.0 * off <= tables.memory_bytes[r])
 
 
 @inner_kernel
 def stage_rows(
-    stage: StageKey, least: LeastStage, y: int, cap_s: float, tables: StageTables, memory_bytes: float, room: RowRoom
+    stage: StageKey, least: LeastStage, y: int, cap_s: float, tables: StageTables, room: RowRoom
 ) -> tuple[int, bool]:
     """Writes f, b and R of the stage's choices to ``room.rows``: how many, and whether each is one of them; 0: none
     fits. y: microbatches in flight. cap_s: for f + b.
     """
     i, j, r = stage
     _, rows, spare = room
-    if _has_one_best(stage, y, tables, memory_bytes):
+    if _has_one_best(stage, y, tables):
         rows[0, 0], rows[0, 1], rows[0, 2] = least.f, least.b, least.sync
         return 1, True
     rest_s, rest_bytes = 0.0, 0.0
@@ -299,7 +312,7 @@ def stage_rows(
             least_s, least_bytes = _least_of_layer(r, v, y, tables)
             rest_s += least_s
             rest_bytes += least_bytes
-    most_s, most_bytes = cap_s * (1.0 + _SUMS_OFF), memory_bytes * (1.0 + _SUMS_OFF)
+    most_s, most_bytes = cap_s * (1.0 + _SUMS_OFF), tables.memory_bytes[r] * (1.0 + _SUMS_OFF)
     if rest_s > most_s or rest_bytes > most_bytes:
         return 0, True
     rows[0, 0], rows[0, 1], rows[0, 2], rows[0, _HELD] = least.forward_s, least.backward_s, 0.0, 0.0

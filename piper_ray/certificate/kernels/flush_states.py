@@ -1,11 +1,13 @@
 """Kernel: the tails that plans below a limit can have under a flush, built from the back.
 
-A state of a downset is the figures of a tail of its layers with so many stages (``flush_tails``), and what it costs by
-the prices of its positions. Of two states of as many stages the one that is nowhere larger stands for both. A state
-goes whose figures, or prices, with what the layers in front take at least, exceed the limit.
+A state of a downset is the figures of a tail of its layers with a mix of stages (``flush_mixes``), and what it costs by
+the prices of its positions. Of two states of one mix the one that is nowhere larger stands for both. A state goes whose
+figures, or prices, with what the layers in front take at least, exceed the limit.
 
 No stage takes more than its position's room times what the limit leaves beyond the work of all stages; and so the work
-of the layers in front needs as many positions as have the room for it.
+of the layers in front needs as many positions as have the room for it. Let a second on each kind of devices count a
+share: each layer in front has a share at least, on whichever kind, and the stages that are left have no more than so
+many of the longest have.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from piper_ray.certificate.kernels.downsets import Floats, Ints, first_above, is_inside
+from piper_ray.certificate.kernels.flush_mixes import ends_whole, put_on, share_left, stages_of
 from piper_ray.certificate.kernels.flush_stages import (
     FlushShape,
     LeastStage,
@@ -72,28 +75,30 @@ class Lookup(NamedTuple):
 
 
 class TailStates(NamedTuple):
-    """start, size: int64[m]. figures: float64[states, 8], with the price. stages: int64[states], ascending for each
-    downset."""
+    """start, size: int64[m]. figures: float64[states, 8], with the price. mix: int64[states], ascending for each
+    downset, and so the number of stages."""
 
     start: Ints
     size: Ints
     figures: Floats
-    stages: Ints
+    mix: Ints
 
 
 class _New(NamedTuple):
     """Room for the states of one downset, as in ``TailStates``."""
 
     figures: Floats
-    stages: Ints
+    mix: Ints
 
 
 class _Left(NamedTuple):
-    """What a downset leaves. ahead_s, ahead_f: of the layers in front, at least. spare_s: of the limit beyond the work
-    of all stages. widest_s: for its first stage, at whichever position."""
+    """What a downset leaves. ahead_s, ahead_f: of the layers in front, at least. least_share: of theirs, for each
+    second of the longest stage that there may be. spare_s: of the limit beyond the work of all stages. widest_s: for
+    its first stage, at whichever position."""
 
     ahead_s: float
     ahead_f: float
+    least_share: float
     spare_s: float
     widest_s: float
 
@@ -126,8 +131,10 @@ def _left_by(i: int, search: Lookup) -> _Left:
     ahead_s = tables.ahead_s[i]
     spare_s = shape.limit_s - max(shape.work_s, tables.own_s[i] + ahead_s)
     widest_s = spare_s * (shape.room[shape.most_stages] - shape.room[shape.most_stages - 1])
+    longest_s = min(widest_s, shape.limit_s / shape.microbatches) * (1.0 + _OFF)
+    least_share = tables.ahead_share[i] / longest_s if longest_s > 0.0 else 0.0
     widest_s = min(widest_s, (shape.limit_s - ahead_s) / shape.microbatches)
-    return _Left(ahead_s, tables.ahead_f[i], spare_s, widest_s)
+    return _Left(ahead_s, tables.ahead_f[i], least_share, spare_s, widest_s)
 
 
 @inlined_kernel
@@ -141,24 +148,24 @@ def _may_take_s(behind: int, left: _Left, shape: FlushShape) -> float:
 
 @inlined_kernel
 def _grown(
-    s: int, stage: tuple[float, float, float], search: Lookup, found: TailStates, left: _Left
+    s: int, behind: int, stage: tuple[float, float, float], search: Lookup, found: TailStates, left: _Left
 ) -> tuple[bool, Lengths]:
     """The figures of a state with a stage in front, and whether they keep the limit."""
     shape = search.shape
     f, b, _ = stage
     tail = lengths_of(found.figures, s)
-    lengths = put_in_front(shape.gpipe, shape.microbatches, found.stages[s], stage, (f, b), tail)
+    lengths = put_in_front(shape.gpipe, shape.microbatches, behind, stage, (f, b), tail)
     batch_s = batch_with_ahead(shape.gpipe, shape.microbatches, left.ahead_s, left.ahead_f, lengths)
     return batch_s <= shape.limit_s, lengths
 
 
 @inner_kernel
-def _added(lengths: Lengths, priced_s: float, stages: int, new: _New, count: int) -> tuple[_New, int]:
+def _added(lengths: Lengths, priced_s: float, mix: int, new: _New, count: int) -> tuple[_New, int]:
     """With one more state, if none of the first ``count`` is as good, and without those that it is as good as."""
     kept = 0
     for other in range(count):
         keep = True
-        if new.stages[other] == stages:
+        if new.mix[other] == mix:
             as_good = new.figures[other, PRICED] <= priced_s
             no_better = new.figures[other, PRICED] >= priced_s
             for column in range(FIGURES):
@@ -170,13 +177,13 @@ def _added(lengths: Lengths, priced_s: float, stages: int, new: _New, count: int
         if keep:
             if kept != other:
                 new.figures[kept] = new.figures[other]
-                new.stages[kept] = new.stages[other]
+                new.mix[kept] = new.mix[other]
             kept += 1
-    if kept == new.stages.size:
-        new = _New(_twice_rows(new.figures), _twice(new.stages))
+    if kept == new.mix.size:
+        new = _New(_twice_rows(new.figures), _twice(new.mix))
     for column in range(FIGURES):
         new.figures[kept, column] = lengths[column]
-    new.figures[kept, PRICED], new.stages[kept] = priced_s, stages
+    new.figures[kept, PRICED], new.mix[kept] = priced_s, mix
     return new, kept + 1
 
 
@@ -194,43 +201,46 @@ def _with_stages(
             continue
         known, rows = -1, 0  # the rows there are of a stage with so many behind it
         for s in range(found.start[j], found.start[j] + found.size[j]):
-            behind = found.stages[s]
+            behind = stages_of(found.mix[s], shape)
             y = in_flight(shape, behind)
-            if behind >= shape.most_stages or least.a * y + least.h > shape.memory_bytes:
+            if behind >= shape.most_stages or least.a * y + least.h > tables.memory_bytes[r]:
                 break
+            mix = put_on(found.mix[s], r, tables, shape)
+            if mix < 0 or left.least_share > share_left(mix, shape):
+                continue
             cap_s = _may_take_s(behind, left, shape)
             by_layers_s = priced_stage_s(i, j, behind, least, prices)
             most_priced_s = shape.limit_s - prices.ahead_s[i, behind + 1] - found.figures[s, PRICED]
             if least.t > cap_s or by_layers_s > most_priced_s:
                 continue
             if known != behind:
-                if not _grown(s, (least.f, least.b, least.sync), search, found, left)[0]:
+                if not _grown(s, behind, (least.f, least.b, least.sync), search, found, left)[0]:
                     continue
                 known = behind
-                rows, _ = stage_rows((i, j, r), least, y, cap_s, tables, shape.memory_bytes, room)
+                rows, _ = stage_rows((i, j, r), least, y, cap_s, tables, room)
                 work += 50 * tables.edge_start.size
             work += 1 + rows * (1 + count)
             for row in range(rows):
                 stage = (room.rows[row, 0], room.rows[row, 1], room.rows[row, 2])
                 priced_s = max(by_layers_s, priced_row_s(behind, stage, prices))
-                keeps, lengths = _grown(s, stage, search, found, left)
+                keeps, lengths = _grown(s, behind, stage, search, found, left)
                 if keeps and priced_s <= most_priced_s:
-                    new, count = _added(lengths, found.figures[s, PRICED] + priced_s, behind + 1, new, count)
+                    new, count = _added(lengths, found.figures[s, PRICED] + priced_s, mix, new, count)
     return new, count, work
 
 
 @inner_kernel
 def _joined(i: int, new: _New, count: int, used: int, found: TailStates) -> TailStates:
     """With the states of I, after ``used`` others."""
-    figures, stages = found.figures, found.stages
-    while used + count > stages.size:
-        figures, stages = _twice_rows(figures), _twice(stages)
-    order = np.argsort(new.stages[:count])
+    figures, mix = found.figures, found.mix
+    while used + count > mix.size:
+        figures, mix = _twice_rows(figures), _twice(mix)
+    order = np.argsort(new.mix[:count])
     for k in range(count):
         figures[used + k] = new.figures[order[k]]
-        stages[used + k] = new.stages[order[k]]
+        mix[used + k] = new.mix[order[k]]
     found.start[i], found.size[i] = used, count
-    return TailStates(found.start, found.size, figures, stages)
+    return TailStates(found.start, found.size, figures, mix)
 
 
 @inner_kernel
@@ -266,21 +276,22 @@ def tail_states(search: Lookup, control: Floats) -> tuple[int, float, TailStates
             live_count += 1
     least_batch_s = np.inf
     for s in range(found.start[m - 1], found.start[m - 1] + found.size[m - 1]):
-        least_batch_s = min(least_batch_s, batch_of(shape.gpipe, shape.microbatches, lengths_of(found.figures, s)))
-    status = FOUND if found.size[m - 1] > 0 else PROVED
-    return status, least_batch_s, TailStates(found.start, found.size, found.figures[:used], found.stages[:used])
+        if ends_whole(found.mix[s], shape):
+            least_batch_s = min(least_batch_s, batch_of(shape.gpipe, shape.microbatches, lengths_of(found.figures, s)))
+    status = FOUND if least_batch_s < np.inf else PROVED
+    return status, least_batch_s, TailStates(found.start, found.size, found.figures[:used], found.mix[:used])
 
 
 @inner_kernel
 def _empty_tail(gpipe: bool, m: int) -> TailStates:
     """The state of no layers alone, with room for more."""
-    figures, stages = np.zeros((4096, FIGURES + 1)), np.zeros(4096, np.int64)
+    figures, mix = np.zeros((4096, FIGURES + 1)), np.zeros(4096, np.int64)
     empty = no_stages(gpipe)
     for column in range(FIGURES):
         figures[0, column] = empty[column]
     size = np.zeros(m, np.int64)
     size[0] = 1
-    return TailStates(np.zeros(m, np.int64), size, figures, stages)
+    return TailStates(np.zeros(m, np.int64), size, figures, mix)
 
 
 @inner_kernel

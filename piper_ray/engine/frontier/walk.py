@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
 
 from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.ledger import status_of
@@ -160,18 +161,27 @@ class Walk:
         found = {position: found.get(position) or self.unknown(position) for position in self.positions}
         if not self.falling:
             return found
-        lower_s = 0.0
-        for position in reversed(self.positions):
-            lower_s = max(lower_s, found[position].lower_bound_s)
-            found[position] = _bounded(found[position], lower_s)
-        best: Solution | None = None
-        for position in self.positions:
-            here = found[position]
-            if best is not None and _is_faster(best, here):
+        after = dict(pairwise(self.positions))
+        return settled(found, lambda position: [after[position]] if position in after else [])
+
+
+Place = TypeVar("Place", bound=Hashable)
+
+
+def settled(found: Mapping[Place, Solution], next_of: Callable[[Place], Sequence[Place]]) -> dict[Place, Solution]:
+    """With the bounds of those with more, and the plans of those with less. found: rising. next_of: those that have the
+    least more."""
+    known = dict(found)
+    for place in reversed([*found]):
+        known[place] = _bounded(known[place], max([known[x].lower_bound_s for x in (place, *next_of(place))]))
+    for place in found:
+        best = known[place]
+        for more in next_of(place):
+            here = known[more]
+            if best.plan is not None and _is_faster(best, here):
                 here = replace(here, plan=best.plan, time_per_sample_s=best.time_per_sample_s, schedule=best.schedule)
-                here = found[position] = _bounded(here, here.lower_bound_s)
-            best = here if here.plan is not None else best
-        return found
+                known[more] = _bounded(here, here.lower_bound_s)
+    return known
 
 
 def _ends_all(reason: StoppedBy | None) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 
 import numpy as np
@@ -12,8 +12,9 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.figures import plural, share_text, size_text, time_scale
+from piper_ray.model.figures import plural, printable, share_text, size_text, time_scale
 from piper_ray.model.instance import Instance
+from piper_ray.model.plan import Plan
 from piper_ray.report.page.tables import Group
 from piper_ray.report.simulated import ranks_text
 from piper_ray.simulate.result import Simulation
@@ -90,12 +91,14 @@ class StagePlace:
         return f"stage{'s' if len(self.stages) > 1 else ''} {numbers}"
 
 
-def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...]:
+def places_of(simulation: Simulation, cluster: Cluster, within: Container[int]) -> tuple[StagePlace, ...]:
     """Front to back, the devices of each beside those of the one before; where there are nodes, the stages that come in
-    the largest blocks of these first, so that no block is cut by a node's border."""
+    the largest blocks of these first, so that no block is cut by a node's border. within: stages that are placed."""
     held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):
         stages = next(ranks).stages
+        if stages[0] not in within:
+            continue
         figures = simulation.stages[stages[0]]
         held.append((stages, figures.data_parallel_degree * figures.tensor_parallel_degree, figures))
     if len(cluster.links) > 1:
@@ -109,10 +112,10 @@ def places_of(simulation: Simulation, cluster: Cluster) -> tuple[StagePlace, ...
     return tuple(found)
 
 
-def node_devices(instance: Instance) -> int | None:
+def _node_devices(cluster: Cluster) -> int | None:
     """The devices of a node, which is the smallest group with a link of its own; None where the input knows no
     groups."""
-    inner = instance.cluster.links[:-1]
+    inner = cluster.links[:-1]
     return inner[0].devices if inner else None
 
 
@@ -180,20 +183,29 @@ class _Grid:
         return x, _MARGIN + row * (_CELL_HEIGHT + _ROW_GAP)
 
 
-def placement(instance: Instance, simulation: Simulation) -> Placement:
-    """Devices of no stage stay empty."""
-    places = places_of(simulation, instance.cluster)
-    node = node_devices(instance)
-    grid = _Grid.of(instance.devices, node)
+def placements(instance: Instance, plan: Plan, simulation: Simulation) -> list[Placement]:
+    """Of each kind of devices its own, with its own frames."""
+    found = []
+    for name, cluster in zip(instance.cluster.kind_names, instance.cluster.alike, strict=True):
+        own = placement(cluster, simulation, [k for k, stage in enumerate(plan.stages) if stage.kind == name])
+        found.append(replace(own, legend=f"{printable(name)}. {own.legend}") if name else own)
+    return found
+
+
+def placement(cluster: Cluster, simulation: Simulation, within: Sequence[int]) -> Placement:
+    """Of some stages. Devices of no stage stay empty."""
+    places = places_of(simulation, cluster, within)
+    node = _node_devices(cluster)
+    grid = _Grid.of(cluster.devices, node)
     pieces = [_drawn(grid, place, f"c{index % COLOURS}") for index, place in enumerate(places)]
-    used = places[-1].first_device + places[-1].devices
-    if used < instance.devices:
-        boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(used, instance.devices)]
-        left_over = instance.devices - used
-        pieces.append(titled(boxes, f"{plural(left_over, 'device')} left over: {used}-{instance.devices - 1}"))
+    used = sum(place.devices for place in places)
+    if used < cluster.devices:
+        boxes = [rect(x, y, width, _CELL_HEIGHT, "unused") for x, y, width in grid.spans(used, cluster.devices)]
+        left_over = cluster.devices - used
+        pieces.append(titled(boxes, f"{plural(left_over, 'device')} left over: {used}-{cluster.devices - 1}"))
     if grid.in_block > 1:
         pieces += list(_frames(grid))
-    words = f"{plural(len(simulation.stages), 'stage')} on {used:,} of {plural(instance.devices, 'device')}"
+    words = f"{plural(len(within), 'stage')} on {used:,} of {plural(cluster.devices, 'device')}"
     return Placement(picture(_WIDTH, grid.height, pieces, words, "placement"), _legend(node, grid.cell_devices))
 
 

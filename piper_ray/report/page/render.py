@@ -14,7 +14,7 @@ from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import CHUNKED
 from piper_ray.report.document import speed_document
 from piper_ray.report.page import tables
-from piper_ray.report.page.pictures import memory_picture, placement
+from piper_ray.report.page.pictures import memory_picture, placements
 from piper_ray.report.page.planned import PlannedPage
 from piper_ray.report.page.subject import Subject
 from piper_ray.report.plots.timeline import timeline_element
@@ -44,7 +44,7 @@ def page_html(subject: Subject, planned: PlannedPage | None = None) -> str:
         rates=speed_document(instance.batch, simulation.time_per_sample_s),
         faults=[printable(fault) for fault in found.faults],
         findings=[printable(text) for text in findings(simulation)],
-        placement=placement(instance, simulation),
+        placements=placements(instance, found.plan, simulation),
         stages=tables.stage_table(found, by_stage),
         all_stages=tables.stage_table(found, tables.singles(stages)) if len(by_stage) < stages else None,
         timeline=Markup(timeline_element(simulation)),

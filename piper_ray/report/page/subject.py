@@ -11,6 +11,7 @@ from piper_ray.model.figures import relative_gap, size_text
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule, StepTerms
+from piper_ray.planners import KIND_PLANNERS
 from piper_ray.planners import plan as planned
 from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions, simulate
@@ -131,8 +132,9 @@ def report_subject(
     step = claims.step_under(schedule)
     found = valued(instance, plan, schedule, step)
     compared = []
-    for done, name in enumerate(() if instance.cluster.kinds else COMPARED):  # planners that take one kind of devices
-        on_planner(done, len(COMPARED), name)
+    planners = tuple(KIND_PLANNERS) if instance.cluster.kinds else COMPARED
+    for done, name in enumerate(planners):
+        on_planner(done, len(planners), name)
         compared.append(_compared(instance, schedule, step, name))
     return subject_of(found, claims, tuple(compared))
 

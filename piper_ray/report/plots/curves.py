@@ -20,7 +20,7 @@ from piper_ray.report.plots import style
 from piper_ray.report.summary import Throughput
 from piper_ray.sweep.findings import Method, Record, Scene, exact_times, method_order, slower
 
-_TIME = "time per microbatch (s)"
+TIME = "time per microbatch (s)"
 
 
 class _Panel(NamedTuple):
@@ -51,14 +51,14 @@ def frontier_figure(
         devices, times_s = [k for k, _ in known], [time_s for _, time_s in known]
         perfect_s = [times_s[0] * devices[0] / k for k in devices]
         expected = {f"perfect speedup over K = {devices[0]:,}": perfect_s}
-        panels.append(_Panel(batch, "devices K", _TIME, devices, times_s, expected))
+        panels.append(_Panel(batch, "devices K", TIME, devices, times_s, expected))
         throughput = Throughput.of(instance.batch)
         rates = [throughput.per_s(time_s) / k for k, time_s in known]
         panels.append(_Panel(batch, "devices K", f"{throughput.unit} per second and device", devices, rates, {}))
     known = [(point.data_parallel_budget, point.time_per_sample_s) for point in budgets if point.time_per_sample_s]
     if known:
         title, label = f"{batch}, K = {instance.devices:,}", "bound on the sum of data-parallel degrees"
-        panels.append(_Panel(title, label, _TIME, [s for s, _ in known], [time_s for _, time_s in known], {}))
+        panels.append(_Panel(title, label, TIME, [s for s, _ in known], [time_s for _, time_s in known], {}))
     return _figure(instance.name, panels) if panels else None
 
 
@@ -71,7 +71,7 @@ def _figure(title: str, panels: Sequence[_Panel]) -> Figure:
             axes.legend(frameon=False)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        if panel.y_label == _TIME:
+        if panel.y_label == TIME:
             style.log_axis(axes)
         else:
             axes.set_ylim(bottom=0.0)

@@ -80,7 +80,7 @@ def _own_layers(module: nn.Module, path: str) -> list[str]:
     for name, child in module.named_children():
         below = f"{path}.{name}" if path else name
         if isinstance(child, _CONTAINERS) or (
-            _holds_stack(child) and not isinstance(module, (nn.Sequential, nn.ModuleList))
+            holds_stack(child) and not isinstance(module, (nn.Sequential, nn.ModuleList))
         ):
             found += _own_layers(child, below)
         elif not _of_torch(child) or any(True for _ in child.parameters()):
@@ -88,7 +88,7 @@ def _own_layers(module: nn.Module, path: str) -> list[str]:
     return found
 
 
-def _holds_stack(module: nn.Module) -> bool:
+def holds_stack(module: nn.Module) -> bool:
     """Whether a container of composite modules is somewhere in it."""
     return not _of_torch(module) and any(
         isinstance(part, (nn.Sequential, nn.ModuleList)) and any(_is_composite(item) for item in part.children())

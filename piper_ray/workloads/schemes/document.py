@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.schemes.graph import Step, Value
 from piper_ray.workloads.schemes.prices import PassPhase
 from piper_ray.workloads.schemes.rules import strategies
@@ -127,20 +127,29 @@ def digest_of(scheme: Scheme) -> str:
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def schemes_document(estimate: Estimate, kinds: Sequence[KindSchemes], version: str, complete: bool) -> Document:
+@dataclass(frozen=True)
+class SchemesSubject:
+    """The model, a microbatch in words, and the GPU."""
+
+    model: str
+    sample: str
+    gpu: str
+
+
+def schemes_document(of: SchemesSubject, kinds: Sequence[KindSchemes], version: str, complete: bool) -> Document:
     """All that was found. complete: False where an interrupt left some out."""
     return {
         "format": "piper-ray/schemes",
         "version": 1,
         "piper_ray": version,
-        "model": estimate.architecture.name,
-        "gpu": estimate.setting.gpu.name,
-        "sample": estimate.architecture.sample,
+        "model": of.model,
+        "gpu": of.gpu,
+        "sample": of.sample,
         "complete": complete,
         "exactness": EXACTNESS,
         "layers": [
             {
-                "layer": one.kind.name,
+                "layer": one.name,
                 "tensor_parallel_degree": one.degree,
                 "refused": one.refused or None,
                 "schemes": [

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
+from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
 from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
@@ -15,6 +16,7 @@ from piper_ray.workloads.schemes.names import name_of
 from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
+from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
 
 BORDERS = TensorPlacement(TOKENS), REPLICATED
 """Where the values between layers may lie: one of the two in a whole plan."""
@@ -79,7 +81,7 @@ def _searched(
 ) -> Iterator[Scheme]:
     graph, count = of.graph, 0
     between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
-    whole = any(graph.sizes.get(place.axis, 0) % degree for place in between)
+    whole = any(graph.sizes.get(place.axis, 0) % degree for place in between) or not any(x.axis for x in between)
     for border in (REPLICATED,) if whole else BORDERS:
         for scheme in within_limits(graph, degree, of.prices, border, in_flight):
             count += 1
@@ -89,9 +91,11 @@ def _searched(
 
 @dataclass(frozen=True)
 class KindSchemes:
-    """Of a kind of layer on ``degree`` devices. refused: why it has none; empty where it has some."""
+    """Of a layer on ``degree`` devices. refused: why it has none; empty where it has some. kind: None for modules of
+    PyTorch."""
 
-    kind: LayerKind
+    name: str
+    kind: LayerKind | None
     degree: int
     found: tuple[FoundScheme, ...]
     refused: str = ""
@@ -102,14 +106,30 @@ def find_schemes(
     estimate: Estimate, kind: LayerKind, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
 ) -> KindSchemes:
     """The schemes of a kind, or why it has none. tell: as of ``schemes_of``."""
+    refused = ""
     if not kind.divides(degree):
         heads = ", ".join(f"{count:,}" for count in kind.heads)
-        return KindSchemes(kind, degree, (), f"t = {degree} does not divide its heads or experts ({heads})")
-    if TOKENS not in kind.symbols or not kind.tensor_parallel:
-        return KindSchemes(kind, degree, (), "no rules say how layers without tokens may be divided")
-    try:
-        of = graph_of(kind, degree)
-    except UsageError as error:
-        return KindSchemes(kind, degree, (), str(error))
-    priced = PricedGraph(of.graph, EstimatedPrices(of, estimate.setting))
-    return KindSchemes(kind, degree, tuple(schemes_of(priced, degree, in_flight, tell)), priced=priced)
+        refused = f"t = {degree} does not divide its heads or experts ({heads})"
+    elif TOKENS not in kind.symbols or not kind.tensor_parallel:
+        refused = "no rules say how layers without tokens may be divided"
+    else:
+        try:
+            of = graph_of(kind, degree)
+        except UsageError as error:
+            refused = str(error)
+    if refused:
+        return KindSchemes(kind.name, kind, degree, (), refused)
+    priced = PricedGraph(of.graph, EstimatedPrices(degree, estimate.setting, of))
+    return KindSchemes(kind.name, kind, degree, tuple(schemes_of(priced, degree, in_flight, tell)), "", priced)
+
+
+def find_traced(
+    of: TracedGraph, setting: Setting, degree: int, in_flight: Sequence[float], tell: Callable[[str], None]
+) -> KindSchemes:
+    """The schemes of a traced module, or why it has none. tell: as of ``schemes_of``."""
+    sizes, name = of.graph.sizes, of.graph.name
+    if not any(size % degree == 0 for size in sizes.values()):
+        told = ", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "none"
+        return KindSchemes(name, None, degree, (), f"t = {degree} divides none of its axes ({told})")
+    priced = PricedGraph(of.graph, TracedPrices(degree, setting, of))
+    return KindSchemes(name, None, degree, tuple(schemes_of(priced, degree, in_flight, tell)), "", priced)

@@ -12,7 +12,10 @@ from piper_ray.workloads.schemes.scheme import Scheme
 
 NEW = "new"
 
-_CHEAP = ("norm", "last norm", "activation function", "experts' activation function", "shared expert: activation")
+_CHEAP = (
+    "norm", "last norm", "activation function", "experts' activation function", "shared expert: activation",
+    "layer_norm", "rms_norm", "gelu", "silu", "relu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
         "context and expert parallelism, all-gather": (tokens, _Division(False, False, True)),
         "context and expert parallelism, all-to-all": (tokens, _Division(False, True, True)),
     }
-    tokens_divide = graph.sizes[TOKENS] % degree == 0
+    tokens_divide = graph.sizes.get(TOKENS, 1) % degree == 0
     options = {step.name: strategies(step, graph, degree) for step in graph.steps}
     found: dict[str, tuple[TensorPlacement, Mapping[str, str]]] = {}
     has_ring = any(one.exchange == RING for of_step in options.values() for one in of_step)
@@ -78,7 +81,12 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
 def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
     """The name of how it is divided, with ``selective`` or ``full recomputation``; ``new`` if it has none."""
     forward = {step.name: step.forward for step in scheme.steps}
-    alike = all(step.forward == step.backward and step.again in (None, step.forward) for step in scheme.steps)
+    sums = {step.name for step in graph.steps if step.family is OperatorFamily.SUM}  # of which only biases go back
+    alike = all(
+        (step.backward == step.forward or (step.name in sums and step.backward == "whole"))
+        and step.again in (None, step.forward)
+        for step in scheme.steps
+    )
     weights_stay = all(move.value not in scheme.weights for move in scheme.moves)
     known = known_divisions(graph, scheme.degree).items()
     found = next((name for name, (border, axes) in known if (border, axes) == (scheme.border, forward)), NEW)

@@ -75,10 +75,10 @@ class SchemePrices(Protocol):
 
 
 @dataclass(frozen=True)
-class EstimatedPrices:
-    """Of a kind's graph, on the stack of ``setting``."""
+class StackPrices:
+    """Of moves and of weights on the stack of ``setting``."""
 
-    of: KindGraph
+    degree: int
     setting: Setting
 
     @property
@@ -86,6 +86,40 @@ class EstimatedPrices:
         training, stack = self.setting.training, self.setting.stack
         state = training.weight_bytes + training.gradient_bytes + training.optimizer_bytes
         return WeightBytes(state, stack.software.reduced_bytes(stack.precision, training))
+
+    def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
+        """Collectives around a ring; what one device has already is free."""
+        if target.partial:
+            # A gradient that all have, or shards of it, is its own partial sum: with noughts elsewhere.
+            return 0.0 if phase is PassPhase.GRADIENT and not source.partial else None
+        if target.axis and not (source.axis or source.partial):
+            return 0.0
+        stack, degree = self.setting.stack, self.degree
+        software, group = stack.software, Group(degree)
+        if source.partial and not target.axis:
+            once_s = software.tensor_slowdown * all_reduce_s(value.bytes, group, stack.gpu, stack.domain)
+        elif source.axis and target.axis:
+            once_s = all_to_all_s(value.bytes / degree, group, stack.gpu, stack.domain)
+        else:
+            once_s = software.tensor_slowdown * all_gather_s(value.bytes, group, stack.gpu, stack.domain)
+        if phase is PassPhase.FORWARD:
+            return (once_s + software.message_s) * (1.0 - software.forward_overlap)
+        if phase is PassPhase.KEPT and not target.axis:
+            # Asked for before the product that needs it, beside another one, as sequence parallelism does.
+            once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
+        return (once_s + software.message_s) * (1.0 - software.backward_overlap)
+
+    def once_s(self, value: Value) -> float:
+        """As of context parallelism's replicas."""
+        reduced = Reduced(value.parameters * self.weight.synchronised, self.degree, 1)
+        return reduced.ring_s(1, self.setting.stack) / self.setting.microbatches
+
+
+@dataclass(frozen=True)
+class EstimatedPrices(StackPrices):
+    """Of a kind's graph."""
+
+    of: KindGraph
 
     def step(self, step: Step, strategy: Strategy) -> StepPrice | None:
         """As the estimator has the operator where the axis's side is divided."""
@@ -130,28 +164,11 @@ class EstimatedPrices:
         return max(0.0, moved_s - beside_s), max(0.0, 2.0 * moved_s - 2.0 * beside_s)
 
     def move_s(self, value: Value, source: TensorPlacement, target: TensorPlacement, phase: PassPhase) -> float | None:
-        """Collectives around a ring; what one device has already is free."""
-        if target.partial:
-            # A gradient that all have, or shards of it, is its own partial sum: with noughts elsewhere.
-            return 0.0 if phase is PassPhase.GRADIENT and not source.partial else None
-        if target.axis and not (source.axis or source.partial):
-            return 0.0
-        if value.sent_to_experts and TOKENS in (source.axis, target.axis):
+        """Copies of tokens go to experts by their own exchange."""
+        moved_s = super().move_s(value, source, target, phase)
+        if moved_s and value.sent_to_experts and TOKENS in (source.axis, target.axis):
             return self._to_experts_s(1 if EXPERTS in (source.axis, target.axis) else self.of.degree)
-        stack, degree = self.setting.stack, self.of.degree
-        software, group = stack.software, Group(degree)
-        if source.partial and not target.axis:
-            once_s = software.tensor_slowdown * all_reduce_s(value.bytes, group, stack.gpu, stack.domain)
-        elif source.axis and target.axis:
-            once_s = all_to_all_s(value.bytes / degree, group, stack.gpu, stack.domain)
-        else:
-            once_s = software.tensor_slowdown * all_gather_s(value.bytes, group, stack.gpu, stack.domain)
-        if phase is PassPhase.FORWARD:
-            return (once_s + software.message_s) * (1.0 - software.forward_overlap)
-        if phase is PassPhase.KEPT and not target.axis:
-            # Asked for before the product that needs it, beside another one, as sequence parallelism does.
-            once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
-        return (once_s + software.message_s) * (1.0 - software.backward_overlap)
+        return moved_s
 
     def _to_experts_s(self, expert_tensor: int) -> float:
         """One way of the two that the estimator's exchange has. expert_tensor: devices that share an expert."""
@@ -161,8 +178,3 @@ class EstimatedPrices:
         if expert_tensor > 1:
             mode = replace(mode, experts=degree // expert_tensor, expert_tensor=expert_tensor)
         return 0.5 * exchange_s(exchange, self.of.kind, mode, self.setting.stack)
-
-    def once_s(self, value: Value) -> float:
-        """As of context parallelism's replicas."""
-        reduced = Reduced(value.parameters * self.weight.synchronised, self.of.degree, 1)
-        return reduced.ring_s(1, self.setting.stack) / self.setting.microbatches

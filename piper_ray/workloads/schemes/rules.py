@@ -45,10 +45,15 @@ class Strategy:
 
 
 def strategies(step: Step, graph: OperatorGraph, degree: int) -> tuple[Strategy, ...]:
-    """All of a step's, each device's whole work first. An axis that t does not divide has none."""
+    """All of a step's, each device's whole work first. An axis that t does not divide has none, nor one that it goes
+    along."""
     whole = Strategy("", dict.fromkeys((*step.inputs, *step.outputs), REPLICATED))
-    found = [whole, *_RULES[step.family](step, graph)]
-    return tuple(one for one in found if not one.axis or graph.sizes.get(one.axis, 1) % degree == 0)
+    closed = () if step.family is OperatorFamily.ATTENTION else step.along
+    return tuple(
+        one
+        for one in (whole, *_RULES[step.family](step, graph))
+        if not one.axis or (one.axis not in closed and graph.sizes.get(one.axis, 1) % degree == 0)
+    )
 
 
 def _axes(step: Step, graph: OperatorGraph) -> tuple[str, ...]:
@@ -89,18 +94,15 @@ def _sum(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
 
 
 def _pointwise(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
-    """y[i] = f(x[i], z[i]; w): in each place by itself, so shards on an axis of all but weights."""
-    tensors = [name for name in (*step.inputs, *step.outputs) if not graph.values[name].parameters]
+    """y[i] = f(x[i], z): in each place by itself, so shards on an axis of all outputs; z without it is everywhere."""
     for axis in _axes(step, graph):
-        if all(axis in graph.values[name].axes for name in tensors):
+        if all(axis in graph.values[name].axes for name in step.outputs):
             yield _along(axis, step, graph)
 
 
 def _rows(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """y[i, :] = f(x[i, :]; w): each row by itself, so shards on any axis but those that f goes along."""
-    for strategy in _pointwise(step, graph):
-        if strategy.axis not in step.along:
-            yield strategy
+    yield from _pointwise(step, graph)
 
 
 def _attention(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
@@ -135,7 +137,7 @@ def _loss(step: Step, graph: OperatorGraph) -> Iterator[Strategy]:
     """l[i] = log sum over j of exp(x[i, j]) - x[i, n[i]]. Each row i by itself; or each device takes its j, and the
     devices add up their sums, numbers of one row each, before the logarithm: then all have l, and dx[i, j] is of j."""
     rows = graph.values[step.outputs[0]].axes
-    for strategy in _pointwise(replace(step, inputs=step.inputs[:1], outputs=()), graph):
+    for strategy in _pointwise(replace(step, inputs=(), outputs=step.inputs[:1]), graph):
         others = (*step.inputs[1:], *step.outputs)
         place = TensorPlacement(strategy.axis) if strategy.axis in rows else REPLICATED
         yield replace(

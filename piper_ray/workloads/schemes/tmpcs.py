@@ -28,6 +28,7 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
             for shared in ((False, True) if zero else (False,))
         ]
         for of in kinds
+        if of.kind is not None
     }
     layers = []
     for layer, node, (before, after) in zip(instance.layers, architecture.nodes, architecture.tensors, strict=True):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
-from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.frontier.ranges import parse_numbers
+from piper_ray.engine.frontier.walk import settled
 from piper_ray.engine.solve import solve
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
@@ -27,22 +26,12 @@ Counts = tuple[int, int]
 
 @dataclass(frozen=True)
 class KindPoint:
-    """What is known of so many devices of each kind. time_per_sample_s, plan: None where none is known. solved: whether
-    this was solved, and does not follow from more devices."""
+    """What is known of so many devices of each kind. solved: whether this was solved, and does not follow from more
+    devices."""
 
     devices: Counts
-    time_per_sample_s: float | None
-    lower_bound_s: float
-    plan: Plan | None
+    solution: Solution
     solved: bool
-
-    @property
-    def status(self) -> Status:
-        """Optimal where the bound is met, by a plan or by none."""
-        if self.time_per_sample_s is None:
-            return Status.INFEASIBLE if self.lower_bound_s == math.inf else Status.UNKNOWN
-        proved = self.time_per_sample_s * (1.0 - PROOF) <= self.lower_bound_s
-        return Status.OPTIMAL if proved else Status.FEASIBLE
 
 
 def numbers_of(instance: Instance, text: str | None) -> dict[str, tuple[int, ...]]:
@@ -83,31 +72,37 @@ def kind_table(
     A plan that is the best of more devices, and has room on fewer, is the best of these. Where a solve ended early,
     what no plan of more devices takes less than holds, and a plan of fewer is a plan. Raises UsageError.
     """
-    found: dict[Counts, KindPoint] = {}
+    found: dict[Counts, Solution] = {}
+    solved: set[Counts] = set()
     first, second = numbers.values()
+    after_first, after_second = dict(pairwise(first)), dict(pairwise(second))
+
+    def next_of(counts: Counts) -> list[Counts]:
+        """The next number of the one kind, and of the other. More may hurt plans that are to use all devices."""
+        if restrictions.all_devices:
+            return []
+        one, other = counts
+        more = [(after_first[one], other)] if one in after_first else []
+        return [*more, (one, after_second[other])] if other in after_second else more
+
     for counts in sorted(product(first, second), reverse=True):
-        larger = [found[other] for other in found if other[0] >= counts[0] and other[1] >= counts[1]]
-        lower_s = max((one.lower_bound_s for one in larger), default=0.0)
-        fitting = [one for one in larger if one.status is Status.OPTIMAL and _fits(one.plan, numbers, counts)]
-        if lower_s == math.inf:
-            point = KindPoint(counts, None, lower_s, None, solved=False)
-        elif fitting:
-            point = replace(fitting[0], devices=counts, solved=False)
+        more = [found[other] for other in next_of(counts)]
+        same = [one for one in more if one.status is Status.OPTIMAL and _fits(one.plan, numbers, counts)]
+        same += [one for one in more if one.status is Status.INFEASIBLE]
+        if same:
+            found[counts] = same[0]
         else:
-            some = instance.replace(cluster=_with_devices(instance.cluster, dict(zip(numbers, counts, strict=True))))
+            some = instance.replace(cluster=with_devices(instance.cluster, dict(zip(numbers, counts, strict=True))))
             part = None if stop is None else stop.part()
-            solution = solve(some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part)
-            point = _point(counts, solution, lower_s)
-        found[counts] = point
-        tell(point)
+            found[counts] = solve(
+                some, restrictions=restrictions, options=options, schedule=schedule, step=step, stop=part
+            )
+            solved.add(counts)
+        tell(KindPoint(counts, found[counts], counts in solved))
         if stop is not None and stop.requested:
             break
-    return tuple(_with_plans_of_fewer(found))
-
-
-def _point(counts: Counts, solution: Solution, lower_s: float) -> KindPoint:
-    bound_s = math.inf if solution.status is Status.INFEASIBLE else max(lower_s, solution.lower_bound_s)
-    return KindPoint(counts, solution.time_per_sample_s, bound_s, solution.plan, solved=True)
+    known = settled(dict(sorted(found.items())), next_of)
+    return tuple(KindPoint(counts, one, counts in solved) for counts, one in known.items())
 
 
 def _fits(plan: Plan | None, numbers: Mapping[str, Sequence[int]], counts: Counts) -> bool:
@@ -117,23 +112,8 @@ def _fits(plan: Plan | None, numbers: Mapping[str, Sequence[int]], counts: Count
     return all(used[name] <= there for name, there in zip(numbers, counts, strict=True))
 
 
-def _with_devices(cluster: Cluster, devices: Mapping[str, int]) -> Cluster:
+def with_devices(cluster: Cluster, devices: Mapping[str, int]) -> Cluster:
+    """With so many of each kind."""
     assert cluster.between_bytes_per_s is not None
     kinds = [replace(one, cluster=replace(one.cluster, devices=devices[one.name])) for one in cluster.kinds]
     return Cluster.of_kinds(kinds, cluster.between_bytes_per_s)
-
-
-def _with_plans_of_fewer(found: Mapping[Counts, KindPoint]) -> Iterator[KindPoint]:
-    """Rising; each with the fastest plan of those for no more devices of either kind."""
-    for counts in sorted(found):
-        fewer = [one for other, one in found.items() if other[0] <= counts[0] and other[1] <= counts[1]]
-        best = min((one for one in fewer if one.time_per_sample_s is not None), key=_time, default=None)
-        own = found[counts]
-        if best is None or (own.time_per_sample_s is not None and own.time_per_sample_s <= _time(best)):
-            yield own
-        else:
-            yield replace(own, time_per_sample_s=best.time_per_sample_s, plan=best.plan)
-
-
-def _time(point: KindPoint) -> float:
-    return math.inf if point.time_per_sample_s is None else point.time_per_sample_s

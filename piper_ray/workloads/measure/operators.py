@@ -1,0 +1,659 @@
+"""A PyTorch module as a graph of operators for schemes: what torch.export follows, with a name for each axis.
+
+Two sides of tensors are one axis where an operator goes along both. A side that is split, as a projection is into
+heads, has its axis in the first factor that is not just a pack of a few projections; sides that are cut into equal
+parts, or put behind each other, stay one axis. So a shard of a packed weight is a shard of each of its parts: its rows
+lie in that order. What an operator makes of constants alone is given to each device.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import map_arg
+
+from piper_ray.model.errors import UsageError
+from piper_ray.workloads.estimate.roofline import MatrixProducts
+from piper_ray.workloads.measure.factory import TrainableModel, find_factory, place_of, words_of
+from piper_ray.workloads.measure.graph import holds_stack, layers_of, signature_of
+from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
+from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
+from piper_ray.workloads.schemes.traced import TracedGraph, TracedWork
+
+_PACKED = 4
+"""So many projections, or fewer, in one matrix."""
+
+_NUMBER_BYTES = 2.0
+"""Of a number, as it is trained on GPUs."""
+
+Axes = tuple[int | None, ...]
+"""An axis for each side of a tensor; None for sides of 1."""
+
+_SAME = frozenset(
+    ["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "dropout_", "lift_fresh_copy"]
+)
+_LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
+_POINTWISE = frozenset(
+    [
+        "gelu",
+        "relu",
+        "silu",
+        "sigmoid",
+        "tanh",
+        "exp",
+        "log",
+        "sqrt",
+        "rsqrt",
+        "pow",
+        "abs",
+        "softplus",
+        "leaky_relu",
+        "elu",
+        "hardswish",
+        "mish",
+        "erf",
+        "sin",
+        "cos",
+        "square",
+        "reciprocal",
+        "clamp",
+        "where",
+        "masked_fill",
+        "maximum",
+        "minimum",
+        "logsigmoid",
+        "hardtanh",
+    ]
+) | {name + "_" for name in ("relu", "silu", "gelu", "sigmoid", "tanh")}
+_SUMS = frozenset(("add", "sub", "add_", "sub_"))
+_RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
+_CUT = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow"))
+_ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "topk": 2,
+          "sort": 1, "gather": 1, "flip": 1, "logsumexp": 1}  # fmt: skip
+"""Operators along one side, by the place of the argument that says it."""
+
+_SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
+_POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+          "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "pad", "constant_pad_nd")  # fmt: skip
+
+
+@dataclass
+class _AxisTable:
+    """Axes that are one. size: what each of its shards divides; 1: none does."""
+
+    parent: list[int] = field(default_factory=list)
+    size: list[int] = field(default_factory=list)
+    name: list[str] = field(default_factory=list)
+
+    def new(self, size: int, name: str) -> int | None:
+        if size == 1:
+            return None
+        self.parent.append(len(self.parent))
+        self.size.append(size)
+        self.name.append(name)
+        return len(self.parent) - 1
+
+    def root(self, axis: int) -> int:
+        while self.parent[axis] != axis:
+            axis = self.parent[axis]
+        return axis
+
+    def join(self, one: int | None, other: int | None) -> None:
+        if one is None or other is None:
+            return
+        first, second = sorted((self.root(one), self.root(other)))
+        self.parent[second] = first
+        self.size[first] = math.gcd(self.size[first], self.size[second])
+
+    def block(self, axis: int | None) -> None:
+        if axis is not None:
+            self.size[self.root(axis)] = 1
+
+
+@dataclass
+class _TracedValue:
+    """What a node stands for. name: of its value. learned: whether it has a gradient; a constant else."""
+
+    name: str
+    axes: Axes
+    shape: tuple[int, ...]
+    learned: bool
+    parameter: bool = False
+
+
+def traced_layers(spec: str, samples: int) -> list[TracedGraph]:
+    """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
+
+    Raises UsageError and InputError.
+    """
+    model = find_factory(spec, {}).build(samples, torch.device("cpu"), ())
+    if not holds_stack(model.module):
+        return [traced_graph(spec, type(model.module).__name__, model)]
+    found = {}
+    for layer in layers_of(spec, model, ()):
+        signature = signature_of(layer, [tensor.is_floating_point() for tensor in layer.inputs])
+        if signature not in found:
+            one = TrainableModel(layer.module, (layer.inputs, {}))
+            found[signature] = traced_graph(spec, layer.path, one)
+    return [*found.values()]
+
+
+def traced_graph(spec: str, name: str, model: TrainableModel) -> TracedGraph:
+    """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
+    args, kwargs = model.inputs
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # the error tells what torch would log
+    try:
+        exported = torch.export.export(model.module, args, kwargs, strict=False)
+    except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
+        text = f"{spec}: {name} is no one graph of operators: {words_of(error)[:300]}"
+        raise UsageError(
+            f"{text}\nexpected code that does the same whatever the numbers in its inputs{_at(error)}"
+        ) from None
+    finally:
+        logging.disable(before)
+    trace = _Trace(name)
+    for node in exported.graph.nodes:
+        trace.follow(node, exported)
+    return trace.finished(spec)
+
+
+def _at(error: BaseException) -> str:
+    place = place_of(error)
+    return f" ({place})" if place else ""
+
+
+class _Trace:
+    """notes: operators that no rule divides."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.axes = name, _AxisTable()
+        self.made: dict[fx.Node, _TracedValue | list[_TracedValue]] = {}
+        self.values: dict[str, tuple[Axes, float, float, bool]] = {}
+        self.steps: list[tuple[Step, TracedWork, tuple[int | None, ...]]] = []
+        self.arriving: list[str] = []
+        self.leaving: list[str] = []
+        self.notes: list[str] = []
+        self.tokens: int | None = None
+
+    def follow(self, node: Any, exported: Any) -> None:
+        if node.op == "placeholder":
+            self._given(node, exported.graph_signature)
+        elif node.op == "call_function" and "getitem" in str(node.target):
+            source, index = self.made[node.args[0]], node.args[1]
+            self.made[node] = source[index] if isinstance(source, list) else source
+        elif node.op == "call_function":
+            self._called(node)
+        elif node.op == "output":
+            flat = [arg for arg in node.args[0] if isinstance(arg, fx.Node)]
+            found = [self.made[arg] for arg in flat]
+            self.leaving = list(
+                dict.fromkeys(one.name for one in found if isinstance(one, _TracedValue) and one.learned)
+            )
+
+    def _given(self, node: Any, signature: Any) -> None:
+        tensor = node.meta["val"]
+        shape = tuple(tensor.shape) if isinstance(tensor, torch.Tensor) else ()
+        path = signature.inputs_to_parameters.get(node.name)
+        floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        arrives = node.name in signature.user_inputs and floating
+        sides = ("samples", TOKENS, "width") if arrives and len(shape) == 3 else ()
+        names = sides or [f"{path.rpartition('.')[0]} {i}" if path else f"{node.name} {i}" for i in range(len(shape))]
+        if path:
+            names = [path.rpartition(".")[0] or path, *names[1:]]
+        axes = tuple(self.axes.new(size, side) for size, side in zip(shape, names, strict=True))
+        if arrives and sides:
+            self.tokens = axes[1] if self.tokens is None else self.tokens
+            self.axes.block(axes[2])
+        learned = bool(path) or arrives
+        self.made[node] = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
+        if arrives:
+            self.arriving.append(node.name)
+
+    def _value(
+        self, name: str, axes: Axes, shape: tuple[int, ...], learned: bool, parameter: bool = False, of: Any = None
+    ) -> _TracedValue:
+        whole = isinstance(of, torch.Tensor) and not of.is_floating_point()
+        size = math.prod(shape) * (of.element_size() if whole else _NUMBER_BYTES)
+        self.values[name] = (axes, size, float(math.prod(shape)) if parameter else 0.0, learned)
+        return _TracedValue(name, axes, shape, learned, parameter)
+
+    def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _TracedValue:
+        name = node.name if number is None else f"{node.name} {number}"
+        learned = tensor.is_floating_point()
+        return self._value(name, tuple(axes), tuple(tensor.shape), learned, of=tensor)
+
+    def _called(self, node: Any) -> None:
+        operator = str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
+        read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in _as_list(self.made[arg])]
+        tensor = node.meta.get("val")
+        results = [
+            x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
+        ]
+        if not any(one.learned for one in read) or not results:
+            made = [self._new(node, self._fresh(node, x.shape), x, i) for i, x in enumerate(results)]
+            for one in made:
+                one.learned = False
+                self.values[one.name] = (*self.values[one.name][:3], False)
+            self.made[node] = made if isinstance(tensor, (list, tuple)) or not made else made[0]
+            return
+        rule = _RULES.get(operator)
+        if rule is None or not rule(self, node, operator, read, results):
+            self._opaque(node, operator, read, results)
+
+    def _fresh(self, node: Any, shape: Iterable[int]) -> list[int | None]:
+        return [self.axes.new(size, f"{node.name} {i}") for i, size in enumerate(shape)]
+
+    def _step(
+        self,
+        node: Any,
+        family: OperatorFamily,
+        read: Sequence[_TracedValue],
+        made: Sequence[_TracedValue],
+        *,
+        along: Sequence[int | None] = (),
+        keeps: Sequence[_TracedValue] = (),
+        name: str = "",
+        work: TracedWork | None = None,
+    ) -> None:
+        """read: constants are left out, as each device has all of them."""
+        inputs = tuple(dict.fromkeys(one.name for one in read if one.learned or family in _NUMBERED))
+        kept = {id(one) for one in made} | ({id(one) for one in read} if family in _NUMBERED else set())
+        keeps_names = tuple(dict.fromkeys(one.name for one in keeps if one.learned or id(one) in kept))
+        step = Step(name or node.name, family, inputs, tuple(one.name for one in made), (), keeps_names)
+        self.steps.append((step, work or TracedWork(), tuple(along)))
+        if node not in self.made:
+            self.made[node] = made[0] if len(made) == 1 else list(made)
+
+    def _opaque(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        made = [
+            self._new(node, self._fresh(node, x.shape), x, i if len(results) > 1 else None)
+            for i, x in enumerate(results)
+        ]
+        along = [axis for one in (*read, *made) for axis in one.axes]
+        self._step(node, OperatorFamily.ROWS, read, made, along=along, keeps=read, work=TracedWork(opaque=operator))
+        return True
+
+    def same(self, node: Any, _: str, read: list[_TracedValue], __: list[Any]) -> bool:
+        self.made[node] = read[0]
+        return True
+
+    def permuted(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        sides = list(range(len(read[0].axes)))
+        if operator in ("transpose", "t", "swapaxes"):
+            one, other = node.args[1:3] if operator != "t" else (0, 1)
+            sides[one], sides[other] = sides[other], sides[one]
+        else:
+            sides = [side % len(sides) for side in node.args[1]]
+        axes = tuple(read[0].axes[side] for side in sides)
+        self.made[node] = _TracedValue(read[0].name, axes, tuple(results[0].shape), read[0].learned, read[0].parameter)
+        return True
+
+    def reshaped(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Groups of sides of as many numbers; of a group the axis is in its first side on both."""
+        source, shape = read[0], tuple(results[0].shape)
+        if math.prod(source.shape) != math.prod(shape):  # it is repeated along new sides
+            axes = self._fresh(node, shape)
+            for ours, theirs in zip(reversed(axes), reversed(source.axes), strict=False):
+                if theirs is not None:
+                    self.axes.join(theirs, ours)
+            made = self._new(node, axes, results[0])
+            self._step(node, OperatorFamily.POINTWISE, [source], [made])
+            return True
+        axes = [None] * len(shape)
+        for before, after in _groups(source.shape, shape):
+            ours = _lead(after, shape)
+            theirs = _lead(before, source.shape)
+            for side in before:
+                if side != theirs:
+                    self.axes.block(source.axes[side])
+            if theirs is not None and ours is not None:
+                axes[ours] = fresh = self.axes.new(shape[ours], f"{node.name} {ours}")
+                self.axes.join(source.axes[theirs], fresh)
+        self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
+        return True
+
+    def pointwise(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        axes = self._fresh(node, results[0].shape)
+        for one in read:
+            for ours, theirs in zip(reversed(axes), reversed(one.axes), strict=False):
+                self.axes.join(theirs, ours)
+        made = self._new(node, axes, results[0])
+        tensors = [one for one in read if one.learned]
+        if operator in _SUMS:
+            self._step(node, OperatorFamily.SUM, tensors, [made])
+            return True
+        linear = operator in _LINEAR and len(tensors) == 1
+        made_of_it = [made]
+        if linear and "dropout" in operator:
+            mask = torch.empty(results[0].shape, dtype=torch.bool, device="meta")
+            made_of_it.append(self._value(f"{node.name} mask", tuple(axes), tuple(mask.shape), False, of=mask))
+            self.made[node] = made
+        self._step(node, OperatorFamily.POINTWISE, tensors, made_of_it, keeps=made_of_it[1:] if linear else tensors)
+        return True
+
+    def rows(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Along one side, or the last ones of norms."""
+        source = read[0]
+        count = len(source.shape)
+        if operator in _ALONG:
+            place = _ALONG[operator]
+            side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
+            sides = {int(side) % count}
+        elif operator in ("layer_norm", "rms_norm", "native_layer_norm"):
+            sides = {count - 1 - i for i in range(len(node.args[1]))}
+        elif operator == "group_norm":
+            sides = set(range(2, count))
+            if source.axes[1] is not None:
+                root = self.axes.root(source.axes[1])
+                self.axes.size[root] = math.gcd(self.axes.size[root], int(node.args[1]))
+        elif operator in ("batch_norm", "instance_norm"):
+            sides = {0, *range(2, count)}
+        else:
+            sides = set(range(2, count))  # pools
+        along = [source.axes[side] for side in sides]
+        made = []
+        for number, result in enumerate(results):
+            axes = self._fresh(node, result.shape)
+            for side in range(min(count, len(axes))):
+                if side not in sides or result.shape[side] == source.shape[side]:
+                    self.axes.join(source.axes[side], axes[side])
+            along += [axes[side] for side in sides if side < len(axes)]
+            made.append(self._new(node, axes, result, number if len(results) > 1 else None))
+        for weight in read[1:]:
+            if weight.parameter and operator in ("group_norm", "batch_norm"):
+                self.axes.join(weight.axes[0], source.axes[1])
+            elif weight.parameter:
+                for ours, theirs in zip(reversed(weight.axes), reversed(source.axes), strict=False):
+                    self.axes.join(ours, theirs)
+        self._step(
+            node, OperatorFamily.ROWS, [source, *(x for x in read[1:] if x.parameter)], made, along=along, keeps=read
+        )
+        return True
+
+    def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Equal parts keep the axis of what is cut; of other parts that side has none."""
+        source = read[0]
+        place = 1 if operator in ("unbind", "select", "slice", "narrow") else 2
+        side = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+        side = int(side) % len(source.shape)
+        made, along = [], []
+        for number, result in enumerate(results):
+            kept = [axis for i, axis in enumerate(source.axes) if i != side or operator not in ("unbind", "select")]
+            axes = self._fresh(node, result.shape)
+            alike = operator not in ("slice", "narrow") or result.shape[side] == source.shape[side]
+            for i, (ours, theirs) in enumerate(zip(axes, kept, strict=True)):
+                if i != side or operator in ("unbind", "select") or (alike and len({x.shape for x in results}) == 1):
+                    self.axes.join(ours, theirs)
+                else:
+                    along += [ours, theirs]
+            made.append(self._new(node, axes, result, number if len(results) > 1 else None))
+        self._step(node, OperatorFamily.POINTWISE, [source], made, along=along)
+        return True
+
+    def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Behind each other."""
+        axes = self._fresh(node, results[0].shape)
+        for one in read:
+            for ours, theirs in zip(axes, one.axes, strict=True):
+                self.axes.join(ours, theirs)
+        self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
+        return True
+
+    def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
+        if operator == "addmm":
+            read = [*read[1:], read[0]]
+        source, weight = read[:2]
+        axes = self._fresh(node, results[0].shape)
+        summed: list[int | None]
+        along: Axes = ()
+        if operator in _SPATIAL:
+            groups = _groups_of(node, operator)
+            out, into = (1, 0) if "transpose" in operator else (0, 1)
+            self.axes.join(source.axes[0], axes[0])
+            self.axes.join(weight.axes[out], axes[1])
+            self.axes.join(weight.axes[into], source.axes[1])
+            if groups > 1:
+                self.axes.join(source.axes[1], axes[1])
+                root = self.axes.root(axes[1]) if axes[1] is not None else None
+                if root is not None:
+                    self.axes.size[root] = math.gcd(self.axes.size[root], groups)
+            along = (*axes[2:], *source.axes[2:], *weight.axes[2:])
+            rows, columns = results[0].numel() // results[0].shape[1], results[0].shape[1]
+            depth = weight.parameter and math.prod(weight.shape) // weight.shape[out]
+            summed = [source.axes[1]]
+        else:
+            transposed = operator == "linear"
+            wide, deep = (weight.axes[::-1][1], weight.axes[-1]) if transposed else (weight.axes[-1], weight.axes[-2])
+            for ours, theirs in zip(axes[:-1], source.axes[:-1], strict=True):
+                self.axes.join(ours, theirs)
+            self.axes.join(axes[-1], wide)
+            self.axes.join(source.axes[-1], deep)
+            for ours, theirs in zip(weight.axes[:-2], axes[-2 - len(weight.axes[:-2]) : -2], strict=False):
+                self.axes.join(ours, theirs)
+            columns, depth = results[0].shape[-1], source.shape[-1]
+            rows = results[0].numel() // columns
+            summed = [source.axes[-1]]
+        path = weight.name.removesuffix(".weight") if weight.parameter else node.name
+        product = self._new(node, axes, results[0])
+        work = TracedWork(
+            (MatrixProducts(rows, columns, float(depth), 1.0),),
+            columns=(axes[1 if operator in _SPATIAL else -1],),
+            depth=tuple(summed),
+        )
+        self._step(
+            node,
+            OperatorFamily.CONTRACTION,
+            [source, weight],
+            [product],
+            along=along,
+            keeps=[source, weight],
+            name=path,
+            work=work,
+        )
+        for bias in (one for one in read[2:] if one.parameter):
+            self.axes.join(bias.axes[-1], axes[1 if operator in _SPATIAL else -1])
+            made = self._value(f"{product.name} and bias", product.axes, product.shape, learned=True)
+            free = TracedWork(free=True)
+            self._step(node, OperatorFamily.SUM, [product, bias], [made], name=f"{path} bias", work=free)
+            self.made[node] = made
+        return True
+
+    def contracted(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        """An einsum, or a sum over sides."""
+        if operator == "einsum":
+            text = str(node.args[0]).replace(" ", "")
+            if "..." in text or "->" not in text:
+                return False
+            parts, result = text.split("->")
+            letters: dict[str, int | None] = {}
+            sizes: dict[str, int] = {}
+            for part, one in zip(parts.split(","), read, strict=True):
+                for letter, axis, size in zip(part, one.axes, one.shape, strict=True):
+                    self.axes.join(letters.setdefault(letter, axis), axis)
+                    sizes[letter] = size
+            made = self._new(node, [letters[letter] for letter in result], results[0])
+            depth = math.prod(size for letter, size in sizes.items() if letter not in result)
+            columns = math.prod(sizes[x] for x in result if x not in parts.split(",")[0]) or 1
+            work = TracedWork(
+                (MatrixProducts(results[0].numel() / columns, columns, depth, 1.0),),
+                columns=tuple(letters[x] for x in result if x not in parts.split(",")[0]),
+                depth=tuple(axis for letter, axis in letters.items() if letter not in result),
+            )
+            self._step(node, OperatorFamily.CONTRACTION, read, [made], keeps=read, work=work)
+            return True
+        given = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+        count = len(read[0].shape)
+        sides = (
+            range(count)
+            if given is None
+            else [int(x) % count for x in (given if isinstance(given, (list, tuple)) else [given])]
+        )
+        left = [axis for i, axis in enumerate(read[0].axes) if i not in sides]
+        kept = len(results[0].shape) == count
+        axes = [None if i in sides else axis for i, axis in enumerate(read[0].axes)] if kept else left
+        self._step(node, OperatorFamily.CONTRACTION, read[:1], [self._new(node, axes, results[0])])
+        return True
+
+    def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        q, k, v = read[:3]
+        axes = self._fresh(node, results[0].shape)
+        for one in (q, k, v):
+            for side in range(len(axes) - 2):
+                self.axes.join(one.axes[side], axes[side])
+        self.axes.join(q.axes[-2], axes[-2])
+        self.axes.join(v.axes[-1], axes[-1])
+        self.axes.join(k.axes[-2], v.axes[-2])
+        for axis in (q.axes[-1], k.axes[-1]):
+            self.axes.block(axis)
+        made = self._new(node, axes, results[0])
+        causal = bool(node.args[5]) if len(node.args) > 5 else bool(node.kwargs.get("is_causal", False))
+        count = math.prod(q.shape[:-2]) * (0.5 if causal else 1.0)
+        products = (
+            MatrixProducts(q.shape[-2], k.shape[-2], q.shape[-1], count),
+            MatrixProducts(q.shape[-2], v.shape[-1], k.shape[-2], count),
+        )
+        work = TracedWork(products, on_chip=True)
+        self._step(
+            node, OperatorFamily.ATTENTION, [q, k, v], [made], along=q.axes[-2:-1], keeps=[q, k, v, made], work=work
+        )
+        return True
+
+    def lookup(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
+        table, numbers = read[:2]
+        made = self._new(node, (*numbers.axes, table.axes[-1]), results[0])
+        self._step(
+            node,
+            OperatorFamily.LOOKUP,
+            [numbers, table],
+            [made],
+            keeps=[numbers],
+            name=table.name.removesuffix(".weight"),
+        )
+        return True
+
+    def loss(self, node: Any, _: str, read: list[_TracedValue], __: list[Any]) -> bool:
+        logits, targets = read[:2]
+        if len(logits.shape) != 2 or targets.learned:
+            return False
+        self.axes.join(logits.axes[0], targets.axes[0])
+        made = self._value(node.name, logits.axes[:1], logits.shape[:1], learned=False)
+        self._step(node, OperatorFamily.LOSS, [logits, targets], [made], keeps=[logits, targets])
+        return True
+
+    def finished(self, spec: str) -> TracedGraph:
+        """Raises UsageError for a weight that two operators read."""
+        readers: dict[str, list[str]] = {}
+        for step, _, _ in self.steps:
+            for name in step.inputs:
+                readers.setdefault(name, []).append(step.name)
+        used = {*readers, *(name for step, _, _ in self.steps for name in step.outputs), *self.arriving}
+        for name, (_, _, parameters, _) in self.values.items():
+            if parameters and len(readers.get(name, [])) > 1:
+                raise UsageError(
+                    f"{spec}: {name} is read by two operators ({', '.join(readers[name][:2])}): no rule is for a "
+                    "module that is called twice, or for tied weights; expected each module to be called once"
+                )
+        names = self._names()
+
+        def named(axes: Iterable[int | None]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(names[self.axes.root(axis)] for axis in axes if axis is not None))
+
+        values = {}
+        for name, (axes, size, parameters, learned) in self.values.items():
+            if name not in used:
+                continue
+            own = tuple(sorted(named(axes), key=lambda axis: axis not in (TOKENS, OTHER_TOKENS)))
+            values[name] = Value(name, own, size, parameters, has_gradient=learned)
+        steps = tuple(replace(step, along=named(along)) for step, _, along in self.steps)
+        there = {axis for value in values.values() for axis in value.axes}
+        sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
+        sizes = {axis: size for axis, size in sizes.items() if size > 1}
+        if TOKENS in sizes:  # samples are for data parallelism
+            sizes.pop("samples", None)
+        works = {step.name: work.named(named) for step, work, _ in self.steps}
+        graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
+        return TracedGraph(graph, works)
+
+    def _names(self) -> dict[int, str]:
+        """A name for each axis: of the first side that is in it; those of inputs and weights come first."""
+        found: dict[int, str] = {}
+        tokens = None if self.tokens is None else self.axes.root(self.tokens)
+        for axis in range(len(self.axes.parent)):
+            root = self.axes.root(axis)
+            if root not in found:
+                members = [self.axes.name[one] for one in range(len(self.axes.parent)) if self.axes.root(one) == root]
+                first = next((x for x in ("samples", "width", TOKENS) if x in members), members[0])
+                name = TOKENS if root == tokens else OTHER_TOKENS if first == TOKENS else first
+                found[root] = name if name not in found.values() else f"{name} ({root})"
+        return found
+
+
+_NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
+"""Families that read numbers of rows."""
+
+
+def _as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
+    return made if isinstance(made, list) else [made]
+
+
+def _nodes(arguments: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    map_arg(arguments, found.append)
+    return found
+
+
+def _groups_of(node: Any, operator: str) -> int:
+    place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
+    groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
+    return int(groups)
+
+
+def _lead(sides: Sequence[int], shape: Sequence[int]) -> int | None:
+    """The side of a group that has its axis."""
+    wide = [side for side in sides if shape[side] > 1]
+    if len(wide) > 2 and shape[wide[0]] <= _PACKED:
+        return wide[1]
+    return wide[0] if wide else None
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Sides that hold the same numbers, the smallest groups."""
+    found, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        one, other = [i] if i < len(before) else [], [j] if j < len(after) else []
+        left = before[i] if one else 1
+        right = after[j] if other else 1
+        i, j = i + len(one), j + len(other)
+        while left != right:
+            if left < right:
+                left, one, i = left * before[i], [*one, i], i + 1
+            else:
+                right, other, j = right * after[j], [*other, j], j + 1
+        found.append((one, other))
+    return found
+
+
+_Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
+_RULES: Mapping[str, _Rule] = {
+    **dict.fromkeys(_SAME, _Trace.same),
+    **dict.fromkeys(("transpose", "t", "permute", "swapaxes"), _Trace.permuted),
+    **dict.fromkeys(_RESHAPED, _Trace.reshaped),
+    **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
+    **dict.fromkeys((*_ALONG, *_POOLS), _Trace.rows),
+    **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"), _Trace.rows),
+    **dict.fromkeys(_CUT, _Trace.cut),
+    **dict.fromkeys(("cat", "concat"), _Trace.joined),
+    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "addmm", *_SPATIAL), _Trace.product),
+    **dict.fromkeys(("einsum", "sum", "mean"), _Trace.contracted),
+    "scaled_dot_product_attention": _Trace.attention,
+    "embedding": _Trace.lookup,
+    "cross_entropy_loss": _Trace.loss,
+}

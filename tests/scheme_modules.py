@@ -1,0 +1,222 @@
+"""Plain PyTorch code of several families, for tests of schemes that are found by tracing. A factory each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+WIDTH, HEADS, TOKENS = 32, 4, 16
+
+Made = tuple[nn.Module, list[Tensor]]
+
+
+class Gpt(nn.Module):
+    """A packed projection, cut by chunk, unflattened into heads."""
+
+    def __init__(self, causal: bool = True) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.dropout, self.causal = nn.Dropout(0.1), causal
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.before(x)).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in parts)
+        seen = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        x = x + self.dropout(self.out(seen.transpose(1, 2).flatten(2)))
+        found: Tensor = x + self.down(functional.gelu(self.up(self.after(x))))
+        return found
+
+
+class Llama(nn.Module):
+    """Grouped queries, rotary positions by hand, gated feed-forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.norm2 = nn.RMSNorm(WIDTH), nn.RMSNorm(WIDTH)
+        self.q, self.k, self.v = (nn.Linear(WIDTH, n * 8, bias=False) for n in (HEADS, 2, 2))
+        self.o, self.gate = nn.Linear(WIDTH, WIDTH, bias=False), nn.Linear(WIDTH, 64, bias=False)
+        self.up, self.down = nn.Linear(WIDTH, 64, bias=False), nn.Linear(64, WIDTH, bias=False)
+
+    def _turned(self, x: Tensor) -> Tensor:
+        angles = torch.arange(TOKENS)[:, None] / 10.0 ** torch.arange(4)[None, :]
+        first, second = x.chunk(2, -1)
+        return torch.cat(
+            [first * angles.cos() - second * angles.sin(), first * angles.sin() + second * angles.cos()], -1
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.norm(x)
+        q, k, v = (of(read).view(x.shape[0], TOKENS, -1, 8).transpose(1, 2) for of in (self.q, self.k, self.v))
+        seen = functional.scaled_dot_product_attention(
+            self._turned(q), self._turned(k), v, is_causal=True, enable_gqa=True
+        )
+        x = x + self.o(seen.transpose(1, 2).reshape(x.shape))
+        read = self.norm2(x)
+        found: Tensor = x + self.down(functional.silu(self.gate(read)) * self.up(read))
+        return found
+
+
+class Experts(nn.Module):
+    """A softmax over experts, each token's word of all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(WIDTH, 4, bias=False)
+        self.into, self.out = nn.Parameter(torch.randn(4, WIDTH, 64)), nn.Parameter(torch.randn(4, 64, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shares = self.router(x).softmax(-1)
+        inner = functional.gelu(torch.einsum("bsh,ehf->bsef", x, self.into))
+        return x + torch.einsum("bsef,efh,bse->bsh", inner, self.out, shares)
+
+
+class StateSpace(nn.Module):
+    """A convolution of neighbours, and a scan as a running sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.near = nn.Conv1d(64, 64, 4, padding=3, groups=64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.into(x)
+        near = self.near(inner.transpose(1, 2))[..., :TOKENS].transpose(1, 2)
+        found: Tensor = x + self.out(torch.cumsum(functional.silu(near), 1) * torch.sigmoid(inner))
+        return found
+
+
+class Vit(nn.Module):
+    """Patches by a convolution, positions, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
+        self.positions, self.layer = nn.Parameter(torch.randn(TOKENS, WIDTH)), Gpt(causal=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.layer(self.patches(x).flatten(2).transpose(1, 2) + self.positions)
+        return found
+
+
+class Unet(nn.Module):
+    """Down, up again, and a skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.norm = nn.Conv2d(8, 16, 3, padding=1), nn.GroupNorm(4, 16)
+        self.low, self.up = nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.Conv2d(32, 8, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = functional.silu(self.norm(self.down(x)))
+        low = functional.interpolate(functional.relu(self.low(first)), scale_factor=2.0)
+        found: Tensor = x + self.up(torch.cat([first, low], 1))
+        return found
+
+
+class Cross(nn.Module):
+    """Attention to other tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        k, v = self.kv(other).view(*other.shape[:2], 2, HEADS, -1).unbind(2)
+        q = self.q(x).unflatten(-1, (HEADS, -1))
+        seen = functional.scaled_dot_product_attention(*(part.transpose(1, 2) for part in (q, k, v)))
+        found: Tensor = x + self.o(seen.transpose(1, 2).flatten(2))
+        return found
+
+
+class Language(nn.Module):
+    """Words, two equal layers, logits and a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(40, WIDTH), nn.ModuleList([Gpt(), Gpt()])
+        self.head = nn.Linear(WIDTH, 40)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), words.flatten())
+
+
+class Twice(nn.Module):
+    """One matrix, called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.again(self.again(x))
+        return found
+
+
+class Branching(Twice):
+    """Its graph changes with its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.again(x) if x.sum() > 0.0 else x
+        return found
+
+
+class Unruled(Twice):
+    """An operator without a rule."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.linalg.matrix_exp(self.again(x).bmm(x.transpose(1, 2)))
+        return found
+
+
+def _tokens(microbatch: int) -> Tensor:
+    return torch.randn(microbatch, TOKENS, WIDTH)
+
+
+def gpt(microbatch: int) -> Made:
+    return Gpt(), [_tokens(microbatch)]
+
+
+def llama(microbatch: int) -> Made:
+    return Llama(), [_tokens(microbatch)]
+
+
+def experts(microbatch: int) -> Made:
+    return Experts(), [_tokens(microbatch)]
+
+
+def state_space(microbatch: int) -> Made:
+    return StateSpace(), [_tokens(microbatch)]
+
+
+def vit(microbatch: int) -> Made:
+    return Vit(), [torch.randn(microbatch, 3, 16, 16)]
+
+
+def unet(microbatch: int) -> Made:
+    return Unet(), [torch.randn(microbatch, 8, 8, 8)]
+
+
+def cross(microbatch: int) -> Made:
+    return Cross(), [_tokens(microbatch), torch.randn(microbatch, 24, WIDTH)]
+
+
+def language(microbatch: int) -> Made:
+    return Language(), [torch.randint(40, (microbatch, TOKENS))]
+
+
+def twice(microbatch: int) -> Made:
+    return Twice(), [_tokens(microbatch)]
+
+
+def branching(microbatch: int) -> Made:
+    return Branching(), [_tokens(microbatch)]
+
+
+def unruled(microbatch: int) -> Made:
+    return Unruled(), [_tokens(microbatch)]
