@@ -12,13 +12,14 @@ from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.engine.solve import solve
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
-from piper_ray.model.schedule import PAPERS_SCHEDULE
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 from scripts.benchmarks.cases import ROWS
 from scripts.benchmarks.families import cells, chain, mixture, operators, tower_edges, towers
 from scripts.benchmarks.subjects import (
     CELLS,
     CHAINS,
     FAMILIES,
+    KINDS,
     MIXTURES,
     OPERATORS,
     TOWERS,
@@ -108,6 +109,11 @@ def test_small_ones_have_the_optimum_of_brute_force(family: str, seed: int) -> N
 @pytest.mark.parametrize("subject", [subject for subject in FAMILIES if subject.quick], ids=lambda subject: subject.id)
 def test_titles_say_what_is_measured(subject: Subject) -> None:
     instance = subject.make()
+    if subject.family == KINDS:
+        words = " + ".join(f"{kind.cluster.devices} {kind.name}" for kind in instance.cluster.kinds)
+        assert subject.title.endswith(f" {words} N={instance.microbatches}")
+        assert instance.schedule == Schedule.of("1f1b")
+        return
     words = f"K={instance.devices} N={instance.microbatches} M={instance.memory_bytes / 2**30:g}GiB"
     assert subject.title.endswith(words)
     assert instance.schedule is None
