@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import piper_ray
 from piper_ray import Instance
 from piper_ray.export.job import make_job
 from piper_ray.model.errors import UnsupportedPlan
+from piper_ray.model.mode import FOUND, OF_RUNTIMES, Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
@@ -68,6 +70,17 @@ def test_the_workload_has_each_scheme_in_full_and_its_plans_are_refused_by_name(
         make_job(instance, plan, TRAINED_TODAY, RUNTIMES[RuntimeName.MEGATRON], 8)
 
 
+def test_a_scheme_that_is_megatrons_own_is_exported_as_its_mode(written: Path) -> None:
+    instance = piper_ray.load(written)
+    plain = {word: x for word, x in instance.schemes.items() if x["border"] == "replicated"}
+    rows = [[x.id for x in layer.tmpcs[2] if x.id in plain and not x.recompute] for layer in instance.layers]
+    plan = Plan((Stage(tuple(range(len(rows))), 4, 2, {i: row[0] for i, row in enumerate(rows)}),))
+    named = {word: {**x, "name": OF_RUNTIMES[0]} for word, x in instance.schemes.items()}
+    instance = replace(instance, schemes=named).checked_as(instance)
+    job = make_job(instance, plan, TRAINED_TODAY, RUNTIMES[RuntimeName.MEGATRON], 8)
+    assert {tmpc.mode for tmpc in job.tmpcs.values()} == {Mode()}
+
+
 def test_all_schemes_of_a_workload_hold_by_the_rule_table(written: Path) -> None:
     instance = piper_ray.load(written)
     for layer in instance.layers:
@@ -109,6 +122,18 @@ def test_verify_checks_the_schemes_that_a_plan_has(
     found = run("verify", written, tmp_path / "plan.json")
     assert told in " ".join((found.stdout if change is None else found.stderr).split())
     assert found.returncode == (0 if change is None else 2)
+
+
+@pytest.mark.long
+def test_plan_offers_schemes(config: Path, tmp_path: Path) -> None:
+    asked = ["--gpu", "A100-80", "--nodes", "1", "--gpus-per-node", "2", "--microbatch-size", "1", "--schemes"]
+    found = run("plan", config, *asked, "--global-batch", "8", "--headroom", "0", "-o", tmp_path)
+    assert found.returncode == 0, found.stderr
+    schemes = {word for word in (tmp_path / "workload.toml").read_text().split() if word.startswith(FOUND)}
+    assert schemes
+    instance = piper_ray.load(tmp_path / "workload.toml")
+    plan = piper_ray.load_plan(tmp_path / "plan.json", instance)
+    assert checked_schemes(instance, plan, instance.schemes)[1] == []
 
 
 @pytest.mark.parametrize(

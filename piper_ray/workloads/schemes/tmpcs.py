@@ -36,7 +36,10 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
         for (key, degree), tmpcs in made.items():
             for tmpc in tmpcs if key == node.kind.key else ():
                 beside = [
-                    {index: sync_bytes(size, degree, tmpc.mode, estimate.setting) for index, size in side.items()}
+                    {
+                        x: sync_bytes(size, degree // tmpc.mode.context, tmpc.mode, estimate.setting)
+                        for x, size in side.items()
+                    }
                     for side in (before, after)
                 ]
                 rows.setdefault(degree, []).append(tmpc.between(*beside))
