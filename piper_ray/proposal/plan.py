@@ -21,6 +21,7 @@ from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
@@ -36,6 +37,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model, with_images
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
+from piper_ray.workloads.schemes.tmpcs import offering_schemes
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ def plan(
     recompute: Iterable[str] = (),
     keep_gathered: bool = False,
     offload: bool = False,
+    schemes: bool = False,
     optimizer_on_host: bool | None = None,
     lora: int | None = None,
     headroom: str | float | None = None,
@@ -131,8 +134,8 @@ def plan(
     as "4GiB"; None: what published peaks ask for, where a plan fits so. cuda_graphs: what of a layer is launched as
     one: "attn", "moe_router". optimizer_on_host: whether all plans have the optimizer's state in host memory, or none;
     None: where they are faster so. host_memory_bytes: what it may take of a node's own memory; None: all that such
-    nodes usually have. All others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one
-    GPU, for days and cost.
+    nodes usually have. schemes: whether ways to divide layers that are found from their operators are offered, too. All
+    others: as of ``estimate``. train_tokens, price_per_hour: of the whole training and of one GPU, for days and cost.
 
     Raises UsageError for arguments that make no sense, InputError for a file that is not sound, and InfeasibleError
     where no plan fits.
@@ -162,6 +165,8 @@ def plan(
     names = list(dict.fromkeys(running_arguments(name, (), None, None)["precision"] for name in names))
     if not names:
         raise UsageError("precision must name one at least, such as 'bf16'")
+    if arguments.flag("schemes", schemes) and (len(kinds) > 1 or "fp8" in names):
+        raise UsageError("schemes: of one kind of GPU, in bf16 or fp16")
     asked = EstimateRequest(
         nodes=1,  # of each kind its own
         gpus_per_node=arguments.positive_or_none("gpus_per_node", gpus_per_node),
@@ -227,6 +232,7 @@ def plan(
             step,
             headroom=kept,
             further=further,
+            schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if schemes else None,
         )
         found = propose(demand, stop)
         best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)

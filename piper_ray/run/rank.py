@@ -134,7 +134,7 @@ class RankTraining:
     def __init__(self, job: Job, mesh: DeviceMesh, device: torch.device) -> None:
         factory = find_factory(job.model, dict(job.arguments))
         declared = [parse_input(text) for text in job.inputs]
-        model = factory.build_within(job.microbatch, _CPU, declared, room_bytes(device, job.ranks))
+        model = factory.build_within(job.microbatch, _CPU, declared, room_bytes(_CPU, job.ranks))
         self.is_bare = any(one.is_meta for one in model.module.parameters())
         self._job, self._replica = job, mesh.get_local_rank("dp")
         self._data = Data(factory, model, declared, job.microbatch)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from piper_ray import estimate, on_several_kinds
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import PAPERS_SCHEDULE
@@ -24,6 +25,7 @@ _GOALS_TO_LIMIT = 4.0
 
 TOWERS, MIXTURES, CELLS, CHAINS = "towers", "mixtures", "NAS cells", "chains"
 OPERATORS, INCEPTION_V3, IMAGEBIND, YARDSTICKS = "operators", "Inception-v3", "ImageBind", "yardsticks"
+KINDS = "several kinds"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,26 @@ def _imagebind() -> Instance:
     return load(INPUTS / "imagebind-huge.toml").replace(schedule=PAPERS_SCHEDULE)
 
 
+def _on_kinds(model: str, nodes: int, batch: int, gpus: Sequence[str]) -> Instance:
+    of_kind = {gpu: estimate(model, gpu, nodes=nodes, global_batch=batch, microbatch_size=1) for gpu in gpus}
+    return on_several_kinds(of_kind).replace(schedule="1f1b")
+
+
+def _kinds() -> Iterable[Subject]:
+    """Under 1f1b. nodes: of each kind, 8 GPUs each."""
+    two = ("A100-80", "H100-SXM")
+    for name, model, nodes, batch, gpus, goal in (
+        ("kinds-64", "llama3-70b", 8, 512, two, Goal(3)),
+        ("kinds-256", "llama3-70b", 32, 1024, two, Goal(10)),
+        ("kinds-3x128", "llama3-70b", 16, 1024, (*two, "H200"), Goal(60)),
+        ("kinds-t5", "t5-11b", 8, 512, two, Goal(60)),
+        ("kinds-clip", "clip-vit-l-14", 2, 1024, two, Goal(60)),
+    ):
+        words = f"{model} {' + '.join(f'{8 * nodes} {gpu}' for gpu in gpus)} N={batch}"
+        make = partial(_on_kinds, model, nodes, batch, gpus)
+        yield Subject(name, KINDS, words, make, goal=goal, limit_s=_limit_s(goal), quick=goal.seconds <= 10)
+
+
 def _grown() -> Iterable[Subject]:
     """Each family from small to large; what differs in memory alone is tight and roomy."""
     for height, devices, goal, quick in ((25, 16, None, True), (50, 32, None, True), (100, 64, Goal(5, 83), False)):
@@ -159,6 +181,7 @@ FAMILIES: tuple[Subject, ...] = (
         limit_s=_limit_s(Goal(60)),
     ),
     _inception(128, 256, "16GiB", Goal(600), frontier=True),
+    *_kinds(),
 )
 
 

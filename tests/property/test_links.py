@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 
@@ -294,3 +296,41 @@ def test_all_who_charge_a_ring_charge_the_same() -> None:
         assert cluster.spread().replicas_link(d, t).bandwidth_bytes_per_s == expected
         assert replicas_bytes_per_s(cluster, cluster.devices, d, t) == expected
         assert simulated_bytes_per_s(cluster, cluster.devices, d, t) == expected
+
+
+def test_no_ring_or_border_is_charged_less_than_where_its_devices_lie() -> None:
+    """Ranks put on devices one by one, the largest blocks first; each ring and border by the groups that its devices
+    are in. Where the charge counts on all that share a group, it is the same."""
+    rng, exact, borders_within = Random("placements"), 0, 0
+    for _ in range(100):
+        sizes = rng.choice([(4,), (8,), (12,), (72,), (4, 8), (6, 12), (8, 72)])
+        rates = sorted((float(rng.randint(1, 50)) for _ in range(len(sizes) + 1)), reverse=True)
+        groups = [*sizes, sizes[-1] * rng.choice([2, 3, 5])]
+        links = (*map(Link, rates[:-1], sizes), Link(rates[-1]))
+        cluster = Cluster(groups[-1], 1.0, links).spread()
+        d, t = rng.choice([1, 2, 3, 4, 6, 8, 16]), rng.choice([1, 2, 4, 8])
+        stages = groups[-1] // (d * t)
+        block = max(cluster.shared_blocks(d, t), default=1)
+        for stage in range(stages):
+            first = stage * d * t  # blocks of one size divide groups: none is cut
+            for size in (x for x in sizes if block <= x):
+                assert all(at // size == (at + block - 1) // size for at in range(first, first + d * t, block))
+            ring_devices = [first + replica * t for replica in range(d)]
+            found = min([rates[0], *_shares(ring_devices, groups, rates)])
+            charged = cluster.replicas_link(d, t).bandwidth_bytes_per_s
+            assert d == 1 or charged <= found
+            exact += charged == found
+            if stage > 0:
+                level = next(k for k, size in enumerate(groups) if (first - d * t) // size == first // size)
+                assert cluster.bandwidth_bytes_per_s <= rates[level]
+                borders_within += level < len(groups) - 1
+    assert min(exact, borders_within) > 100
+
+
+def _shares(devices: list[int], groups: list[int], rates: list[float]) -> Iterator[float]:
+    """What a ring has at each level that it crosses: a link of each of its devices in a group that it leaves."""
+    for size, outer, rate in zip([1, *groups], groups, rates, strict=False):
+        for whole in {at // outer for at in devices}:
+            inside = Counter(at // size for at in devices if at // outer == whole)
+            if len(inside) > 1:
+                yield min(inside.values()) * rate

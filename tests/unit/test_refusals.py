@@ -64,7 +64,7 @@ def test_where_it_refuses_there_is_no_plan(model: str, per_node: int) -> None:
     nodes = 1
     while refused(model, nodes, per_node):
         experts = {"expert_parallel": (8,)} if model.startswith("mixtral") else {}
-        request = {"nodes": nodes, "gpus_per_node": per_node, "zero": "all", "microbatch": 1, **experts}
+        request = {"nodes": nodes, "gpus_per_node": per_node, "zero": "all", "microbatch_size": 1, **experts}
         instance = piper_ray.estimate(model, "H100-SXM", **request)  # type: ignore[arg-type]
         rules = MEGATRON.restricted(Restrictions(), instance, ScheduleName.ONE_F_ONE_B, per_node)
         assert piper_ray.solve(instance, restrictions=rules, threads=1).status is Status.INFEASIBLE
