@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.hardware import load_hardware
-from piper_ray.workloads.measure.operators import traced_layers
+from piper_ray.workloads.measure.factory import find_factory
+from piper_ray.workloads.measure.operators import _Trace, _TracedValue, exported_module, traced_layers
 from piper_ray.workloads.schemes.check import faults_of
 from piper_ray.workloads.schemes.document import in_full
 from piper_ray.workloads.schemes.frontier import BORDERS, find_traced
-from piper_ray.workloads.schemes.graph import OperatorFamily
+from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph
 from piper_ray.workloads.schemes.names import known_divisions, name_of
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph
@@ -119,3 +122,72 @@ def test_strict_refuses_an_operator_without_a_rule() -> None:
     found = run("schemes", f"{_FILE}:unruled", "--gpu", "A100-80", "-t", "2", "--strict")
     assert found.returncode == 2
     assert "no rule divides linalg_matrix_exp" in found.stderr
+
+
+class _Dependence(fx.Interpreter):
+    """Of each operator on real numbers: whether the first half of its result along an axis that may be divided depends
+    on no more than the first halves of inputs along it. looked: how often; wrong: where not."""
+
+    def __init__(self, exported: Any, trace: _Trace, graph: OperatorGraph) -> None:
+        super().__init__(exported.graph_module)
+        self.trace, self.names, self.sizes = trace, trace._names(), graph.sizes
+        self.along = {name: step.along for step in graph.steps for name in step.outputs}
+        self.looked, self.wrong = 0, list[str]()
+
+    def _axis(self, axis: int | None) -> str:
+        return "" if axis is None else self.names[self.trace.axes.root(axis)]
+
+    def run_node(self, n: fx.Node) -> Any:
+        made = self.trace.made.get(n)
+        joins = n.target is torch.ops.aten.cat.default  # its parts are packed
+        if n.op != "call_function" or not isinstance(made, _TracedValue) or not made.learned or joins:
+            return super().run_node(n)
+        if not made.name.startswith(n.name):  # a view
+            return super().run_node(n)
+        args, _ = self.fetch_args_kwargs_from_env(n)
+        leaves: list[torch.Tensor] = []
+
+        def leaf(x: object) -> object:
+            if isinstance(x, torch.Tensor) and x.is_floating_point():
+                leaves.append(x.detach().requires_grad_())
+                return leaves[-1]
+            return x
+
+        with torch.enable_grad():
+            found = n.target(*pytree.tree_map(leaf, args), **n.kwargs)  # type: ignore[operator]
+        read = [self.trace.made[x] for x in n.all_input_nodes if self.env[x].is_floating_point()]
+        for side, axis in enumerate(made.axes if found.requires_grad else ()):
+            name = self._axis(axis)
+            if name not in self.sizes or name in (*self.along[made.name], *self.along.get(n.name, ())):
+                continue
+            half = found.narrow(side, 0, found.shape[side] // 2)
+            back = torch.autograd.grad(half.square().sum(), leaves, allow_unused=True, retain_graph=True)
+            for one, gradient in zip(read, back, strict=True):
+                assert isinstance(one, _TracedValue)
+                for place in (i for i, x in enumerate(one.axes) if self._axis(x) == name and gradient is not None):
+                    self.looked += 1
+                    size = one.shape[place] // 2
+                    if gradient.narrow(place, size, size).abs().max() > 1e-9:
+                        self.wrong.append(f"{n.name} of {one.name} along {name}")
+        return found.detach()
+
+
+@pytest.mark.parametrize("family", long_after(1, ["unet", *(name for name in _AXES if name != "unet")]))
+def test_shards_depend_on_shards_alone(family: str) -> None:
+    """The first convolution of the U-Net's lower half has one axis for what goes in and what comes out."""
+    model = find_factory(f"{_FILE}:{family}", {}).build(2, torch.device("cpu"), ())
+    model.module.eval()
+    exported, trace = exported_module(_FILE, family, model), _Trace(family)
+    given = iter(model.inputs[0])
+    numbers: list[object] = []
+    for node in exported.graph.nodes:
+        trace.follow(node, exported)
+        if node.op == "placeholder":
+            path = exported.graph_signature.inputs_to_parameters.get(node.name)
+            constant = exported.graph_signature.inputs_to_lifted_tensor_constants.get(node.name)
+            known = exported.constants.get(constant) if constant else None
+            numbers.append(exported.state_dict[path].detach() if path else next(given) if known is None else known)
+    look = _Dependence(exported, trace, trace.finished(_FILE).graph)
+    look.run(*numbers)
+    assert look.wrong == []
+    assert look.looked > 4

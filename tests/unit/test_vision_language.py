@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import piper_ray
 from piper_ray import InputError, UsageError
 from piper_ray.export.files import Target
 from piper_ray.export.targets import exportable
-from piper_ray.model.constraints import WholePieces
+from piper_ray.model.constraints import WholePieces, choices_made
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.proposal.demand import PlanDemand
+from piper_ray.proposal.propose import propose
+from piper_ray.report.proposal import AskedOfPlan, held_text, print_plan
 from piper_ray.runtimes.pieces import pieces_of
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
-from piper_ray.workloads.estimate.architectures.multimodal import images_of
+from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, known_models, read_model, with_images
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.estimate.modes import Offer
 from piper_ray.workloads.estimate.refusals import plain_instance
 from tests.data import published_models
 
@@ -138,3 +145,24 @@ def test_what_reads_images_otherwise_is_refused(tmp_path: Path, config: dict[str
     with pytest.raises(InputError) as error:
         read(tmp_path, config)
     assert key in [fault.path for fault in error.value.faults]
+
+
+@pytest.mark.long
+def test_the_screen_says_what_a_tower_holds_by_hand() -> None:
+    """States, and activations of as many microbatches as the first of p ranks has in flight under 1F1B."""
+    request = EstimateRequest(nodes=1, samples=1, batch=64, tokens=2048, offer=Offer(zero=ALL_REPLICAS))
+    megatron = RUNTIMES[RuntimeName.MEGATRON]
+    model, name = read_model("gemma-3-4b"), ScheduleName.ONE_F_ONE_B
+    found = propose(PlanDemand(model, load_hardware(), "H100-SXM", request, megatron, (name,)), threads=1)
+    plan, instance = found.best.plan, found.best.instance
+    stage, nodes = plan.stages[0], found.best.estimate.architecture.nodes
+    d, held_bytes = stage.data_parallel_degree, 0.0
+    in_flight = min(len(plan.stages), instance.microbatches // d)
+    for layer, _, tmpc in choices_made(instance, stage):
+        if nodes[layer].path.startswith(TOWER_PATH):
+            held_bytes += tmpc.fixed_bytes + tmpc.shared_bytes / d + in_flight * tmpc.activation_bytes
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_plan(console, found, (), AskedOfPlan())
+    text = " ".join(console.export_text().split())
+    assert held_bytes > 0.0
+    assert f"of the work there and {held_text(held_bytes)} of a GPU's memory" in text

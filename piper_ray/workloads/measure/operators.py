@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,11 +146,19 @@ def traced_layers(spec: str, samples: int) -> list[TracedGraph]:
 
 def traced_graph(spec: str, name: str, model: TrainableModel) -> TracedGraph:
     """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
+    trace = _Trace(name)
+    for node in (exported := exported_module(spec, name, model)).graph.nodes:
+        trace.follow(node, exported)
+    return trace.finished(spec)
+
+
+def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export.ExportedProgram:
+    """Its operators as torch has them. Raises UsageError for what is no one graph."""
     args, kwargs = model.inputs
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        exported = torch.export.export(model.module, args, kwargs, strict=False)
+        return torch.export.export(model.module, args, kwargs, strict=False)
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
         text = f"{spec}: {name} is no one graph of operators: {words_of(error)[:300]}"
         raise UsageError(
@@ -158,10 +166,6 @@ def traced_graph(spec: str, name: str, model: TrainableModel) -> TracedGraph:
         ) from None
     finally:
         logging.disable(before)
-    trace = _Trace(name)
-    for node in exported.graph.nodes:
-        trace.follow(node, exported)
-    return trace.finished(spec)
 
 
 def _at(error: BaseException) -> str:
@@ -428,7 +432,7 @@ class _Trace:
             along = (*axes[2:], *source.axes[2:], *weight.axes[2:])
             rows, columns = results[0].numel() // results[0].shape[1], results[0].shape[1]
             depth = weight.parameter and math.prod(weight.shape) // weight.shape[out]
-            summed = [source.axes[1]]
+            summed = [source.axes[1]] if groups == 1 else []
         else:
             transposed = operator == "linear"
             wide, deep = (weight.axes[::-1][1], weight.axes[-1]) if transposed else (weight.axes[-1], weight.axes[-2])
@@ -499,7 +503,8 @@ class _Trace:
         left = [axis for i, axis in enumerate(read[0].axes) if i not in sides]
         kept = len(results[0].shape) == count
         axes = [None if i in sides else axis for i, axis in enumerate(read[0].axes)] if kept else left
-        self._step(node, OperatorFamily.CONTRACTION, read[:1], [self._new(node, axes, results[0])])
+        summed = TracedWork(depth=tuple(axis for i, axis in enumerate(read[0].axes) if i in sides))
+        self._step(node, OperatorFamily.CONTRACTION, read[:1], [self._new(node, axes, results[0])], work=summed)
         return True
 
     def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
@@ -572,7 +577,9 @@ class _Trace:
                 continue
             own = tuple(sorted(named(axes), key=lambda axis: axis not in (TOKENS, OTHER_TOKENS)))
             values[name] = Value(name, own, size, parameters, has_gradient=learned)
-        steps = tuple(replace(step, along=named(along)) for step, _, along in self.steps)
+        steps = tuple(
+            replace(step, along=named((*along, *self._entangled(step, work)))) for step, work, along in self.steps
+        )
         there = {axis for value in values.values() for axis in value.axes}
         sizes = {names[root]: self.axes.size[root] for root in names if names[root] in there}
         sizes = {axis: size for axis, size in sizes.items() if size > 1}
@@ -581,6 +588,18 @@ class _Trace:
         works = {step.name: work.named(named) for step, work, _ in self.steps}
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
+
+    def _entangled(self, step: Step, work: TracedWork) -> Iterator[int]:
+        """Axes that a value has on two sides, or that are summed over and in the result, too: what lies where cannot be
+        said by one axis."""
+        sides = {name: self._roots(self.values[name][0]) for name in (*step.inputs, *step.outputs)}
+        for roots in sides.values():
+            yield from (root for root in roots if roots.count(root) > 1)
+        summed = self._roots(work.depth)
+        yield from (root for name in step.outputs for root in sides[name] if root in summed)
+
+    def _roots(self, axes: Iterable[Any]) -> list[int]:
+        return [self.axes.root(axis) for axis in axes if axis is not None]
 
     def _names(self) -> dict[int, str]:
         """A name for each axis: of the first side that is in it; those of inputs and weights come first."""
