@@ -8,7 +8,7 @@ from itertools import groupby
 from rich.console import Console
 
 from piper_ray.calibrate.memory import LayoutMemory
-from piper_ray.model.figures import share_text, size_scale, size_text
+from piper_ray.model.figures import Scale, share_text, size_scale, size_text
 from piper_ray.report.terminal import Column, print_lines, print_table
 from piper_ray.version import __version__
 from piper_ray.workloads.estimate.doubt import memory_doubt
@@ -71,10 +71,14 @@ def _rank_document(number: int, rank: RankMemory) -> dict[str, object]:
 def print_memory(console: Console, found: LayoutMemory) -> None:
     """Prints it at the console's width."""
     used = [term for term in _HEADS if any(rank.terms[term] for rank in found.ranks)]
-    heads = ["layers", "in flight", *(_HEADS[term] for term in used), "allocated", "beside", "needed"]
+    heads = ["layers", "in flight", *(_HEADS[term] for term in used), "allocated", "outside", "needed"]
     print_lines(console, _head_lines(found))
     console.print()
-    print_table(console, [Column("rank"), *(Column(head, right=True) for head in heads)], list(_rows(found, used)))
+    scale = size_scale(found.needed_bytes)
+    print_lines(console, [f"{scale.unit} at the fullest moment of each rank:"])
+    print_table(
+        console, [Column("rank"), *(Column(head, right=True) for head in heads)], list(_rows(found, used, scale))
+    )
     console.print()
     print_lines(console, _summary_lines(found))
 
@@ -98,15 +102,14 @@ def _head_lines(found: LayoutMemory) -> Iterator[str]:
         yield f"Assumed   {'; '.join(found.assumed)}"
 
 
-def _rows(found: LayoutMemory, used: list[str]) -> Iterator[list[str]]:
+def _rows(found: LayoutMemory, used: list[str], scale: Scale) -> Iterator[list[str]]:
     """Neighbouring ranks whose figures read alike share a line."""
-    scale = size_scale(found.needed_bytes)
     cells = [
         [
             "+".join(map(str, rank.layers)),
             "+".join(map(str, rank.in_flight)),
-            *(scale.with_unit(rank.terms[term]) for term in used),
-            *(scale.with_unit(size) for size in (rank.allocated_bytes, rank.beside_bytes, rank.device_bytes)),
+            *(scale.text(rank.terms[term]) for term in used),
+            *(scale.text(size) for size in (rank.allocated_bytes, rank.beside_bytes, rank.device_bytes)),
         ]
         for rank in found.ranks
     ]
