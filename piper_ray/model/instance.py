@@ -321,7 +321,7 @@ class Instance:
             batch = dataclasses.replace(batch, microbatches=microbatches)
         values = {"layers": layers, "edges": edges, "cluster": cluster, "batch": batch, "name": name}
         values |= {"schedule": _named_schedule(schedule), "model": model, "measured_threads": measured_threads}
-        values["schemes"] = schemes or {}
+        values["schemes"] = {} if schemes is None else schemes
         for field_name, value in (values | {"tensors": tensors, "notes": notes}).items():
             object.__setattr__(self, field_name, value)
         convert_fields(self, as_tuple, "layers", "edges", "tensors", "notes")

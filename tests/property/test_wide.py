@@ -183,7 +183,7 @@ def test_why_there_is_no_plan_is_told_where_all_fit(monkeypatch: pytest.MonkeyPa
     refused = solved_wide(instance, monkeypatch)
     assert refused.status is Status.INFEASIBLE
     assert refused.infeasibility is not None
-    assert "too wide to tell the memory" in refused.infeasibility.reason
+    assert "too wide to find how much memory" in refused.infeasibility.reason
 
 
 @pytest.mark.parametrize("seen", [0, 1, 3, 30, 100])

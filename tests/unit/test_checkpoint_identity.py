@@ -64,7 +64,7 @@ def test_every_figure_that_plans_depend_on_counts() -> None:
     others = [INSTANCE.replace(**{name: other_value(getattr(INSTANCE, name))}) for name in figures]
     parts = ("layers", "edges", "tensors")
     others += [replace(INSTANCE, **{name: other_value(getattr(INSTANCE, name))}) for name in parts]
-    told = {"name", "notes", "schedule", "model", "measured_threads"}
+    told = {"name", "notes", "schedule", "model", "measured_threads", "schemes"}
     assert {field.name for field in fields(Instance)} == {*parts, "cluster", "batch", *told}
     others += [with_layer(layer) for layer in variants(LAYERS[0], *DECIDES_NOTHING)]
     times = [
@@ -104,6 +104,7 @@ def test_nothing_else_counts() -> None:
         "a checkpoint is of a solve under Piper's own"
     )
     assert identity(replace(INSTANCE, model=TrainedModel({"model_type": "llama"}), measured_threads=3)) == identity()
+    assert identity(replace(INSTANCE, schemes={"found-1": {"t": 2}})) == identity()
     assert identity(with_layer(replace(LAYERS[0], path="model.other"))) == identity()
     assert identity(replace(INSTANCE, batch=replace(INSTANCE.batch, samples_per_microbatch=16))) == identity()
     assert identity(with_layer(reordered)) == identity()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from piper_ray import CheckpointRefused, UsageError
+from piper_ray import CheckpointRefused, UsageError, __version__
 from piper_ray.storage.folder import PARTS, StateFile, checksum, open_folder
 from piper_ray.sweep import columns, dataset
 from piper_ray.sweep.columns import ORDER, SCHEMA
@@ -216,7 +217,9 @@ def test_finished_points_are_not_overwritten_by_accident(tmp_path: Path) -> None
 def test_of_another_version_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened(tmp_path).close()
     monkeypatch.setattr("piper_ray.sweep.dataset.__version__", "99")
-    with pytest.raises(CheckpointRefused, match=r"was made by piper_ray 0\.1\.0, this is 99: give another storage"):
+    with pytest.raises(
+        CheckpointRefused, match=rf"was made by piper_ray {re.escape(__version__)}, this is 99: give another storage"
+    ):
         opened(tmp_path, resume=True)
 
 

@@ -26,6 +26,7 @@ from piper_ray.workloads.formats.faults import Faults, path_of, quoted, shown
 from piper_ray.workloads.formats.surroundings import (
     CLUSTER_RULES,
     check_node_devices,
+    read_schemes,
     read_trained_model,
     trained_model_table,
 )
@@ -202,6 +203,7 @@ def check_instance(instance: Instance) -> None:
         _is_a(Schedule, instance.schedule, "schedule", faults, f", None or one of {names}")
     if instance.model is not None and _is_a(TrainedModel, instance.model, "model", faults, " or None"):
         read_trained_model(trained_model_table(instance.model), "model", faults)
+    read_schemes(instance.schemes, faults)
     if instance.measured_threads is not None:
         _COUNT_OR_NONE.note(instance.measured_threads, "measured_threads", faults)
     layers = _objects(instance.layers, Layer, "layers", faults)

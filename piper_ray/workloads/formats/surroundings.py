@@ -129,18 +129,21 @@ def read_surroundings(
         "schedule": read_schedule(schedule, chunks, group, paths.get("schedule", ""), faults),
         "model": read_trained_model(said.get("model"), "model", faults),
         "measured_threads": counts.get("measured_threads"),
-        "schemes": _read_schemes(said.get("schemes"), faults),
+        "schemes": read_schemes(said.get("schemes"), faults),
     }
 
 
-def _read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, object]]:
+def read_schemes(value: object, faults: Faults) -> Mapping[str, Mapping[str, object]]:
+    """Schemes in full, by the words of TMPCs' ids."""
     if value is not None and (
         not isinstance(value, Mapping)
-        or not all(isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for x in value.values())
+        or not all(
+            isinstance(word, str) and isinstance(x, Mapping) and _is_plain(x, _DEEPEST) for word, x in value.items()
+        )
     ):
         faults.at("schemes", f"{shown(value)}; expected a table of schemes as piper-ray schemes writes them")
         return {}
-    return value or {}
+    return {} if value is None else value
 
 
 def surroundings_of(instance: Instance) -> dict[str, object]:
