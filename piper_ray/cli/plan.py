@@ -416,7 +416,9 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     samples = found.best.samples if facts is None or facts.microbatch_samples is None else facts.microbatch_samples
     context = degree("context_parallel_size", "context_parallel_degree")
     expert = degree("expert_model_parallel_size", "expert_parallel_degree")
-    tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree")
+    # Megatron divides each expert as it divides all other layers, where a launch does not say.
+    usual = ("tensor_model_parallel_size",) if expert > 1 else ()
+    tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree", *usual)
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
     asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)

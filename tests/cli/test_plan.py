@@ -452,3 +452,21 @@ def test_a_folder_below_a_file_is_refused_before_the_search(tmp_path: Path) -> N
     finished = small(tmp_path, "--nodes", "1", "-o", str(tmp_path / "file" / "out"))
     assert finished.returncode == 2
     assert f"{tmp_path / 'file'} is a file; expected a folder" in finished.stderr
+
+
+def test_a_launch_of_experts_that_says_nothing_of_their_tensor_parallelism_has_that_of_all_layers(
+    tmp_path: Path,
+) -> None:
+    config, launch = tmp_path / "config.json", tmp_path / "launch.sh"
+    experts = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    config.write_text(json.dumps({**CONFIG, **experts}))
+    launch.write_text(
+        "torchrun pretrain_gpt.py --tensor-model-parallel-size 2 --expert-model-parallel-size 2 --sequence-parallel "
+        "--micro-batch-size 1 --global-batch-size 16 --bf16 --num-experts 4"
+    )
+    finished = run(
+        "plan", str(config), "--gpu", "a100-80", "--nodes", "1", "--gpus-per-node", "4", "--global-batch", "16",
+        "--tokens", "512", "--schedule", "1f1b", "--dry-run", "--against", str(launch),
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr
+    assert "TP 2, CP 1, PP 1, DP 2, EP 2, ETP 2" in " ".join(finished.stdout.split())
