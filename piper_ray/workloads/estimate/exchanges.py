@@ -1,4 +1,4 @@
-"""What the devices of a layer tell each other in a pass: tensor, sequence, context and expert parallelism.
+"""What the devices of a layer exchange in a pass: tensor, sequence, context and expert parallelism.
 
 A ``Group`` of GPUs takes as long as its links need: NVLink within a node, the network between. Ranks lie in the order
 t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a group are ``stride`` ranks

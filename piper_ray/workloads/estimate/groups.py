@@ -1,4 +1,4 @@
-"""Groups of GPUs that tell each other something, and what their links carry.
+"""Groups of GPUs that communicate, and what their links carry.
 
 Ranks lie in the order t, c, d, p (tensor, context, data, pipeline parallelism), as Megatron's do: the members of a
 group are ``stride`` ranks apart.

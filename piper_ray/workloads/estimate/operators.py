@@ -190,7 +190,7 @@ def each(bytes_each: int, numbers: str) -> str:
 
 @dataclass(frozen=True)
 class Exchange:
-    """What t devices tell each other in a pass: ``bytes`` of a whole tensor, all-reduced so many times.
+    """What t devices exchange in a pass: ``bytes`` of a whole tensor, all-reduced so many times.
 
     With sequence parallelism each all-reduce becomes a reduce-scatter and an all-gather, which take a ring as long.
     experts: tokens on their way to and from experts; with sequence parallelism an all-to-all of ``expert_bytes``.

@@ -1,4 +1,4 @@
-"""What the replicas of a layer's weights tell each other of gradients and weights, once a batch or in each pass.
+"""What the replicas of a layer exchange of gradients and weights, once a batch or in each pass.
 
 A stage of d replicas has g d of a weight: c d with context parallelism, fewer of experts that are spread over several
 replicas' devices, one for each group of replicas that share a weight out. Around a ring of n that takes 2 (n - 1) / n

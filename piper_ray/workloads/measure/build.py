@@ -1,6 +1,6 @@
 """From measured layers to an instance that can be planned, with the ways to run each layer on t devices.
 
-A way is measured at t = 1 or on a shard, or else it is estimated. What t devices tell each other is never measured
+A way is measured at t = 1 or on a shard, or else it is estimated. Exchanges between t devices are never measured
 here: it is a ring's all-reduce by the table of hardware, as Megatron (Shoeybi et al. 2019) needs it. Every two divided
 matrices need one all-reduce of the outputs in the forward pass and one of the inputs' gradients in the backward pass.
 """
