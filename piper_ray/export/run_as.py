@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from piper_ray.model.errors import UsageError
+from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.schedule import ScheduleName
@@ -79,10 +80,13 @@ def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> 
     microbatch, batch, tokens = map(said.get, ("microbatch_samples", "global_batch_samples", "tokens_per_sample"))
     if isinstance(microbatch, int) and samples is not None and microbatch != samples:
         raise UsageError(
-            f"{source}: microbatches of {microbatch} samples; the workload's have {samples}, and its times are of these"
+            f"{source}: microbatches of {plural(microbatch, 'sample')}; those of the workload, and its times, are of "
+            f"{samples}: make it with --microbatch-size {microbatch}"
         )
     if isinstance(tokens, int) and length is not None and tokens != length:
-        raise UsageError(f"{source}: samples of {tokens} tokens; the workload's have {length}, and its times are so")
+        raise UsageError(
+            f"{source}: samples of {tokens} tokens; the workload's have {length}: make it with --tokens {tokens}"
+        )
     of_each = microbatch if isinstance(microbatch, int) else samples
     if isinstance(batch, int) and of_each and batch != instance.microbatches * of_each:
         fitting = f" (--microbatches {batch // of_each})" if batch % of_each == 0 < batch else ""
