@@ -117,7 +117,7 @@ def estimate(
     (2, 4); context_exchange: "ring", "all-gather" or "all-to-all". expert_parallel: ranks that experts are spread over,
     apart from t, each shared by expert_tensor_parallel devices; expert_imbalance: tokens of the busiest of these over
     the average; dispatcher: how tokens reach them, "all-to-all", "once-per-node" or "all-gather". overlap: exchanges
-    that are told to hide beside passes, of "tensor", "experts" and "context". recompute: parts of layers that the
+    that overlap with passes, of "tensor", "experts" and "context". recompute: parts of layers that the
     backward pass computes again, such as ("core_attn,mlp",), besides those that suit the software. keep_gathered: what
     sequence parallelism would gather again. offload: activations in host memory. optimizer_on_host: no way of its own:
     all TMPCs have the optimizer's state in host memory, and parameters are updated there.

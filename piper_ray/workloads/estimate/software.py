@@ -133,7 +133,7 @@ class Software(Closed):
     step_s: Figure = Field(alias="step", description="seconds >= 0")
 
     def overlapping(self, overlaps: Iterable[Overlap]) -> Software:
-        """The software where these exchanges are told to hide beside passes."""
+        """The software where these exchanges overlap with passes."""
         told = set(overlaps)
         changed: dict[str, object] = {"context_overlap": self.context_overlap or Overlap.CONTEXT in told}
         if Overlap.TENSOR in told:
