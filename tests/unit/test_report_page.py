@@ -220,7 +220,7 @@ def test_rules_of_a_plan_are_told() -> None:
     plan = dataclasses.replace(cut([1] * 3, [1, 2, 1]), keeps_order=True, in_flight=(5, 2, 1))
     found = page(instance, plan)
     assert found.figure("step_s") == found.figure("promised_step_s")
-    assert "as the plan says, for the promise to be kept" in found.texts["assumptions"]
+    assert "microbatches in flight as the plan says" in found.texts["assumptions"]
     assert "what jumps over stages is relayed" in found.texts["assumptions"]
     assert "ceil(s / d)" not in found.texts["assumptions"]
     assert "ceil(s / d)" in page(instance, cut([1] * 3, [1, 2, 1])).texts["assumptions"]
