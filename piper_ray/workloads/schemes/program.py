@@ -1,4 +1,5 @@
-"""The least time of a layer's passes within a memory, over all schemes of the rule table: an integer program.
+"""The least time of a layer's passes within a memory or at a price of it, over all schemes of the rule table: an integer
+program.
 
 Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its forward pass done again
 or none; for each weight where it lies; for each value the placements that are kept, and the moves from one placement to
@@ -32,6 +33,17 @@ _ANGLES = 9
 _TIE = 1e-5
 """Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found; and of
 these, by a hundredth of it, one whose steps are divided."""
+
+_PLAIN_SEARCH = {
+    "threads": 1,
+    "mip_pscost_minreliable": 0,
+    "mip_allow_restart": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_pool_soft_limit": 10,
+}
+"""The program ends within some ten nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
@@ -348,7 +360,8 @@ class SchemeProgram:
         lp.a_matrix_.value_ = np.array([factor for _, _, terms in columns.rows for factor in terms.values()])
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
-        self._highs.setOptionValue("threads", 1)
+        for option, value in _PLAIN_SEARCH.items():
+            self._highs.setOptionValue(option, value)
         self._set_gap(_NEAR / 4.0)
         self._highs.passModel(lp)
         for phase, factors in enumerate(self._device_s):
@@ -385,9 +398,22 @@ class SchemeProgram:
     def fastest(self, in_flight: float, most_bytes: float = np.inf) -> Scheme | None:
         """The fastest scheme that holds no more with so many microbatches in flight, of equally fast ones one that
         holds little; None where there is none."""
-        once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
         tie = _TIE / (1.0 + in_flight)
-        held = {self._held[0]: tie * in_flight, self._held[1]: tie}
+        return self._least(tie * in_flight, tie, most_bytes)
+
+    def at_price(self, activation_s: float, state_s: float) -> Scheme:
+        """The scheme that takes the least, where each byte of a and each of b count as so many seconds."""
+        scale, tie = self._unit_bytes / self._unit_s, _TIE / 2.0
+        found = self._least(activation_s * scale + tie, state_s * scale + tie, np.inf)
+        assert found is not None  # each device may do everything
+        return found
+
+    def _least(self, activation: float, state: float, most_bytes: float) -> Scheme | None:
+        """By time and by what a and b of its unit count; with activation / state microbatches in flight it holds no
+        more than so much."""
+        in_flight = activation / state
+        once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
+        held = {self._held[0]: activation, self._held[1]: state}
         self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held, **self._whole})
         values = self._run(in_flight, most_bytes)
         for _ in range(_MOST_ROUNDS):
@@ -401,9 +427,7 @@ class SchemeProgram:
             for phase in (0, 1):
                 self._add_tangent(phase, *pairs[phase])
             values = self._run(in_flight, most_bytes)
-        if values is None:
-            return None
-        return self._scheme(self._polished(values, in_flight, most_bytes))
+        return None if values is None else self._scheme(self._polished(values, in_flight, most_bytes))
 
     def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
         """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
