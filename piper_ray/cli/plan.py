@@ -107,7 +107,7 @@ class _Question:
         from piper_ray.proposal.demand import FurtherKinds, PlanDemand
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
-        from piper_ray.workloads.schemes.tmpcs import offering_schemes
+        from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
         named, kinds = RUNTIMES[self.trained.runtime], self.kinds
         named.require_kinds([*kinds])
@@ -128,7 +128,7 @@ class _Question:
             self.charged.terms(),
             headroom=headroom,
             further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
-            schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
+            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
         )
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:

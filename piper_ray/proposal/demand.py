@@ -28,6 +28,7 @@ from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 _EVERY_SIZE_TO = 16
 """Of larger microbatches powers of two alone are tried: matrix products gain little beyond."""
@@ -74,9 +75,8 @@ class PlanDemand:
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
-    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: makes
-    an estimate's workload with TMPCs found from operators, and calls its second argument meanwhile; None: there are
-    none of these.
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
+    TMPCs that are found from operators; None: there are none of these.
     """
 
     model: ModelConfig
@@ -90,7 +90,7 @@ class PlanDemand:
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
     further: FurtherKinds | None = None
-    schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
+    schemes: SchemeOffer | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:

@@ -38,6 +38,7 @@ from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.operators import LayerNode
+from piper_ray.workloads.schemes.kept import rule_table
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 16
@@ -140,6 +141,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+    if proposal.schemes_save is not None:
+        yield from _wrapped("schemes", _schemes_text(proposal.schemes_save))
 
 
 def _host_text(demand: PlanDemand, best: Proposed) -> str:
@@ -245,6 +248,15 @@ def proof_line(proposal: FoundPlans) -> str:
     return (
         f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes {less} "
         f"under this model: gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+    )
+
+
+def _schemes_text(save: float) -> str:
+    """What is proved of the schemes of the plan's layers."""
+    less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
+    return (
+        f"no schemes of the rule table {rule_table()}, with moves of one hop, and between layers values in shards of "
+        f"tokens or replicated, make a stage of this plan {less} faster within its memory"
     )
 
 

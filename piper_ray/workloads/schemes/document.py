@@ -26,9 +26,9 @@ _PHASES = {
 }
 
 EXACTNESS = (
-    "Whatever memory costs, no scheme of the rule table, with moves of one hop and this border, beats all of these by more "
-    "than 0.1 % of the time. Not modelled: kernels that fuse or overlap beyond what the estimate says, and peaks within a "
-    "pass."
+    "Whatever memory costs, no scheme of the rule table, with moves of one hop and this border, beats all of these by "
+    "more than 0.1 % of the time. Not modelled: kernels that fuse or overlap beyond what the estimate says, and peaks "
+    "within a pass."
 )
 
 

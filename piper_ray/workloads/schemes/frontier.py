@@ -65,9 +65,12 @@ def at_prices(
         def corner(scheme: Scheme, price_s: float, count: float = count) -> _Corner:
             return _Corner(scheme.figures.time_s, scheme.figures.held_bytes(count), price_s)
 
-        ends = program.fastest(count), program.fastest(count, program.least_held_bytes(count) * (1.0 + 1e-6))
-        yield from filter(None, ends)
-        todo = [] if None in ends else [(corner(ends[0], 0.0), corner(ends[1], np.inf))]
+        fastest, least_bytes = program.fastest(count), program.least_held_bytes(count)
+        least = program.fastest(count, least_bytes * (1.0 + 1e-6))
+        assert fastest is not None  # each device may do everything
+        assert least is not None
+        yield from (fastest, least)
+        todo = [(corner(fastest, 0.0), corner(least, np.inf))]
         while todo:
             left, right = todo.pop()
             slower_s, saved_bytes = right.time_s - left.time_s, left.held_bytes - right.held_bytes
@@ -134,6 +137,12 @@ class KindSchemes:
     found: tuple[FoundScheme, ...]
     refused: str = ""
     priced: PricedGraph | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the graph, its prices and the rules; of what has schemes."""
+        assert self.priced is not None
+        return key_of(self.priced, self.degree, USUAL_IN_FLIGHT)
 
 
 def find_schemes(
