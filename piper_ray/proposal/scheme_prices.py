@@ -47,7 +47,7 @@ def asked_at_prices(
         layers = _RankLayers.of(best, rank, offer.zero, step)
         least_s = layers.time_s
         for border in BORDERS:
-            asked = _Asked(layers, border, kinds, check)
+            asked = _AskedSchemes(layers, border, kinds, check)
             found = asked.least_time()
             least_s = min(least_s, found.bound_s)
             if found.bound_s < layers.time_s * (1.0 - PROGRAM_GAP):
@@ -110,7 +110,7 @@ class _RankLayers:
         return [self.taken(one) for one in alike or of_kind]
 
 
-class _Asked:
+class _AskedSchemes:
     """The program of each kind of a rank's layers with one border."""
 
     def __init__(

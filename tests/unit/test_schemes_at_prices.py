@@ -37,7 +37,7 @@ def _all_within_memory(graph: OperatorGraph, prices: RandomPrices) -> list[Taken
 @pytest.mark.parametrize("graph", [chain_layer(), norm_layer()], ids=["chain", "norm"])
 def test_no_scheme_costs_less_at_any_price(graph: OperatorGraph, seed: int) -> None:
     prices = RandomPrices(seed, with_host=bool(seed % 2))
-    found = sorted({_taken(one) for one in at_prices(graph, 2, prices, REPLICATED, [_IN_FLIGHT])})
+    found = sorted({_taken(one) for one in at_prices(SchemeProgram(graph, 2, prices, REPLICATED), [_IN_FLIGHT])})
     every = _all_within_memory(graph, prices)
     for seconds, held in every[:: max(1, len(every) // 4)]:
         assert least_s(graph, 2, prices, REPLICATED, (_IN_FLIGHT, held)) >= seconds * (1.0 - 2e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -11,11 +12,11 @@ from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.graph import REPLICATED, TensorPlacement
 from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
 from piper_ray.workloads.schemes.layers import TOKENS, graph_of
-from piper_ray.workloads.schemes.names import name_of
-from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
+from piper_ray.workloads.schemes.names import known_divisions, name_of
+from piper_ray.workloads.schemes.prices import EstimatedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
@@ -50,16 +51,13 @@ class _Corner:
         return self.time_s + price_s * self.held_bytes
 
 
-def at_prices(
-    graph: OperatorGraph, degree: int, prices: SchemePrices, border: TensorPlacement, in_flight: Sequence[float]
-) -> Iterator[Scheme]:
-    """The schemes that cost the least, from where memory is free to where only memory counts, for each number of
-    microbatches in flight.
+def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Scheme]:
+    """The schemes of a program that cost the least, from where memory is free to where only memory counts, for each
+    number of microbatches in flight.
 
     Between two of them others may lie. At the price that makes these two equal none costs less than the lines allow
     that bound all schemes at their own prices; if that is little less, nobody looks.
     """
-    program = SchemeProgram(graph, degree, prices, border)
     for count in in_flight:
 
         def corner(scheme: Scheme, price_s: float, count: float = count) -> _Corner:
@@ -120,7 +118,13 @@ def _searched(
     between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
     whole = any(graph.sizes.get(place.axis, 0) % degree for place in between) or not any(x.axis for x in between)
     for border in (REPLICATED,) if whole else BORDERS:
-        for scheme in at_prices(graph, degree, of.prices, border, in_flight):
+        programs = [SchemeProgram(graph, degree, of.prices, border)]
+        programs += [  # what runtimes have without recomputation, as it may lie between those that are the best
+            SchemeProgram(graph, degree, of.prices, border, only, again=False)
+            for its_border, only in known_divisions(graph, degree).values()
+            if its_border == border
+        ]
+        for scheme in chain.from_iterable(at_prices(program, in_flight) for program in programs):
             count += 1
             tell(f"{graph.name} at t = {degree}: {count} schemes")
             yield scheme

@@ -88,7 +88,8 @@ class SchemeProgram:
     """Of a graph on ``degree`` devices, whose values between layers have the placement ``border``. Solved again and
     again, under other limits of memory.
 
-    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them.
+    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them. again:
+    whether steps may be done again.
     """
 
     def __init__(
@@ -98,7 +99,10 @@ class SchemeProgram:
         prices: SchemePrices,
         border: TensorPlacement,
         only: Mapping[str, str] | None = None,
+        *,
+        again: bool = True,
     ) -> None:
+        self._most_again = float(again)
         self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
@@ -230,7 +234,7 @@ class SchemeProgram:
                 supply[value.name, place][kept] = 1.0
         for step in graph.steps:
             options = self._chosen(self._again, step)
-            self._columns.at_most(_ones(column for _, column in options), {}, 1.0)
+            self._columns.at_most(_ones(column for _, column in options), {}, self._most_again)
             for strategy, column in options:
                 for name in step.outputs:
                     supply[name, strategy.placements[name]][column] = 1.0
