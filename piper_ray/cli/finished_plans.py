@@ -169,10 +169,18 @@ class SimulateOptions:
     transfers: Transfers = option(
         "HOW",
         "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on while it sends and receives. one-stream: as in-passes, and receives that torch posts early "
+        "stage computes on while it sends and receives, as Megatron has it under interleaved with "
+        "--overlap-p2p-communication-warmup-flush. beside-steady: as Megatron has it there without that flag, so that "
+        "passes of a warm-up or a flush wait for sends. one-stream: as in-passes, and receives that torch posts early "
         "hold up what comes after them on the one stream that NCCL has for a rank; run and the lists that export "
         "writes for torch and torchtitan post them in time, which takes as long as in-passes.",
         default=Transfers.IN_PASSES,
+    )
+    pass_overlap: float = option(
+        "SHARE",
+        "Of two passes that dualpipe-v runs as one, the share of the shorter one's work that runs beside the other, "
+        "from 0 to 1.",
+        default=0.0,
     )
     keep: str = option(
         "Y",
@@ -296,9 +304,12 @@ def _compared(
 
     found = []
     _, first, _ = read[0]
+    launched = next((transfers for _, _, transfers in read if transfers.overlaps), Transfers.IN_PASSES)
     for done, (name, plan_file, (plan, claims, transfers)) in enumerate(zip(names, plan_files, read, strict=True)):
         progress(done, len(names), name)
         schedule = Schedule.first_of(claims.schedule, instance.schedule)
+        if transfers is Transfers.IN_PASSES and schedule.name is ScheduleName.INTERLEAVED:
+            transfers = launched  # plans do not say: they are run as the launches that they are held against
         options = replace(SimulationOptions.of(charged.terms(first.step_under(schedule))), transfers=transfers)
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
             simulation = piper_ray.simulate(instance, plan, schedule, options=options)

@@ -22,6 +22,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
+from piper_ray.simulate.run import Transfers
 
 _SOURCE = "Megatron arguments"
 
@@ -141,7 +142,19 @@ def _read(
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
     notes += _precision(given, instance)
-    return ReadLayout(stages, run_as, tuple(notes), _SOURCE, said)
+    return ReadLayout(
+        stages, run_as, tuple(notes), _SOURCE, said, _transfers(given, is_interleaved=len(stages) > ranks)
+    )
+
+
+def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
+    """Raises UsageError for a flag that Megatron refuses."""
+    if not is_interleaved or given.no_overlap_p2p_communication:
+        if given.overlap_p2p_communication_warmup_flush:
+            what = "without virtual stages" if not is_interleaved else "beside --no-overlap-p2p-communication"
+            raise UsageError(f"{_SOURCE}: --overlap-p2p-communication-warmup-flush {what}, which Megatron refuses")
+        return Transfers.IN_PASSES
+    return Transfers.BESIDE if given.overlap_p2p_communication_warmup_flush else Transfers.BESIDE_STEADY
 
 
 def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:

@@ -424,6 +424,20 @@ def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
     assert (found.plan, found.notes) == (expected.plan, expected.notes)
 
 
+def test_megatrons_transfers_are_those_of_its_schedule() -> None:
+    """Interleaved overlaps them, in warm-up and flush by a flag alone, which Megatron refuses elsewhere."""
+    flag, chunks = "--overlap-p2p-communication-warmup-flush", "--num-virtual-stages-per-pipeline-rank 3"
+    assert read(TWO).transfers is Transfers.IN_PASSES
+    assert read(f"{TWO} {chunks}").transfers is Transfers.BESIDE_STEADY
+    assert read(f"{TWO} {chunks} --no-overlap-p2p-communication").transfers is Transfers.IN_PASSES
+    found = read(f"{TWO} {chunks} {flag}")
+    assert found.transfers is Transfers.BESIDE
+    assert not [note for note in found.notes if "p2p" in note]
+    for said in ("", f"{chunks} --no-overlap-p2p-communication"):
+        with pytest.raises(UsageError, match=r"warmup-flush .* which Megatron refuses"):
+            read(f"{TWO} {said} {flag}")
+
+
 def test_ranks_that_torchrun_starts_are_the_replicas() -> None:
     """Whatever the workload's cluster has."""
     found = read(f"torchrun --nproc_per_node=4 --nnodes 2 pretrain_gpt.py {TWO}")
