@@ -118,6 +118,22 @@ def test_receives_in_time_hold_up_nothing_and_torchs_own_may(seed: int) -> None:
         assert (on_one_stream(one, transfers, by_torch).end_s >= charged.end_s - 1e-9).all()
 
 
+@pytest.mark.parametrize("seed", long_after(2, range(40)))
+def test_transfers_that_take_their_time_on_the_stream_end_no_later_than_promised(seed: int) -> None:
+    """The promise charges each in the passes of both ranks, and the list's order is by these times."""
+    rng = Random(seed)
+    for name, v, p, m in SHAPES:
+        one = program(rng, name, v, p, m)._replace(latency_s=0.0)
+        transfers = transfers_of(one)
+        charged_s = one.duration_s.copy()
+        for passes in (transfers.sender, transfers.receiver):
+            np.add.at(charged_s, passes, transfers.seconds)
+        free = np.zeros_like(one.hop_forward_s)
+        promised = one._replace(duration_s=charged_s, hop_forward_s=free, hop_backward_s=free)
+        posted = posted_in_time(promised, transfers_of(promised))
+        assert on_one_stream(one, transfers, posted).end_s.max() <= simulate_events(promised).end_s.max() + 1e-9
+
+
 @pytest.mark.parametrize(("name", "v", "p", "m"), SHAPES)
 def test_torchs_order_is_torchs(name: str, v: int, p: int, m: int) -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
