@@ -42,6 +42,7 @@ from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
+from piper_ray.workloads.measure.heap import keep_freed_memory
 from piper_ray.workloads.measure.meta import room_bytes
 
 
@@ -396,6 +397,7 @@ def main(folder: Path) -> int:
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
     job: Job = pickle.loads((folder / "job.pickle").read_bytes())
+    keep_freed_memory()
 
     def progress(done: int) -> None:
         if rank == 0:
