@@ -357,13 +357,15 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
         return Failure(LimitError(what))
     if isinstance(cause, PiperRayError):
         return Failure(cause)
-    if not isinstance(error, PassFailed):
+    is_late = _is_late(cause)
+    if not isinstance(error, PassFailed) and not is_late:
         return Failure(ClusterError(f"{name}: {words_of(error)}"), own=False)
     where = place_of(cause)
     words = words_of(cause) + (f" ({where})" if where else "")
-    if _is_late(cause):
+    if is_late:
         # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
-        of_rank = f"{name}: told in {error}, made there or in an earlier pass of this rank"
+        heard = f"{error}, made there" if isinstance(error, PassFailed) else "what comes after the passes, made there"
+        of_rank = f"{name}: told in {heard} or in an earlier pass of this rank"
         return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 
