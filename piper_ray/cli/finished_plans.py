@@ -169,11 +169,9 @@ class SimulateOptions:
     transfers: Transfers = option(
         "HOW",
         "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on while it sends and receives, as Megatron has it under interleaved with "
-        "--overlap-p2p-communication-warmup-flush. beside-steady: as Megatron has it there without that flag, so that "
-        "passes of a warm-up or a flush wait for sends. one-stream: as in-passes, and receives that torch posts early "
-        "hold up what comes after them on the one stream that NCCL has for a rank; run and the lists that export "
-        "writes for torch and torchtitan post them in time, which takes as long as in-passes.",
+        "stage computes on meanwhile. beside-steady: so, but passes of a warm-up or a flush wait for sends, as by "
+        "default in Megatron's interleaved. one-stream: as in-passes, and receives that torch posts early hold up what "
+        "comes after them on NCCL's one stream; run and exported lists post them in time, as fast as in-passes.",
         default=Transfers.IN_PASSES,
     )
     pass_overlap: float = option(

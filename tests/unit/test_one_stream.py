@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.report.simulated import early_receives_text
+from piper_ray.report.simulated import beside_text, early_receives_text
 from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
@@ -226,3 +227,5 @@ def test_what_early_receives_cost_is_told() -> None:
     assert told.startswith("in time, by the exported list; torch's own order posts them early")
     assert "% longer (modelled)" in told
     assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""
+    told = beside_text(instance, plan, interleaved)
+    assert re.search(r"but in warm-up and flush: [\d.]+ \w+ a step, [\d.]+ \w+ with --overlap-p2p", told)
