@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -222,10 +223,10 @@ def test_freed_memory_is_kept_within() -> None:
     resource = pytest.importorskip("resource")
     faults = []
     with keeping_freed_memory():
-        for _ in range(3):
+        for _ in range(6):
             torch.ones(8_000_000).sum()
             faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-    assert faults[2] - faults[1] < 800  # of 7,812 pages
+    assert min(after - before for before, after in pairwise(faults)) < 800  # of 7,812 pages
 
 
 def test_a_layer_that_writes_into_its_input_can_be_measured_again_and_again(tmp_path: Path) -> None:
