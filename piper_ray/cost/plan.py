@@ -55,7 +55,9 @@ def cost_of(instance: Instance, plan: Plan) -> PlanCost:
 def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
     cluster = instance.cluster.holding(plan.devices)
     stages_s = []
-    for stage, tmpcs, crossing in zip(plan.stages, chosen, _crossing_bytes(cluster, instance, plan, chosen), strict=True):
+    for stage, tmpcs, crossing in zip(
+        plan.stages, chosen, _crossing_bytes(cluster, instance, plan, chosen), strict=True
+    ):
         d = stage.data_parallel_degree
         link = cluster.of_kind(stage.kind).replicas_link(d, stage.tensor_parallel_degree)
         weights_bytes = fsum([tmpc.weights_bytes for tmpc in tmpcs.values()])

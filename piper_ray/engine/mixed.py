@@ -12,11 +12,12 @@ import time
 from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 
 import numpy as np
 
 from piper_ray.cost.bounds import ceiling_s
-from piper_ray.cost.variants import Variant, by_links, layer_without_choice, usable_variants
+from piper_ray.cost.variants import by_links, layer_without_choice, usable_variants
 from piper_ray.engine.evaluation.dual_prices import kept_s
 from piper_ray.engine.evaluation.outcome import TracedStage
 from piper_ray.engine.evaluation.threshold import limits_by_work
@@ -26,7 +27,6 @@ from piper_ray.engine.forecast import lattice_within
 from piper_ray.engine.kernels.knapsack import TOO_HARD as CHOICE_TOO_HARD
 from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.kernels.mixed import (
-    NO_TAIL,
     TOO_HARD,
     MixArrays,
     MixedTails,
@@ -130,17 +130,16 @@ class MixedWorkload:
         return share_s
 
     def missed_s(self, plan: Plan) -> FloatArray:
-        """float64[n]: of each vertex the seconds that the search left out at edges and tensors whose other end is
-        there."""
+        """float64[n]: of each vertex the seconds that the search may have left out for each byte of its edges and
+        tensors, all of them as large."""
         instance, graph = self.instance, self.lattice.graph
         kinds, names = possible_kinds(graph, self.placed), instance.cluster.kind_names
         kind_of = {layer: stage.kind for stage in plan.stages for layer in stage.layers}
         missed_s = np.zeros(graph.size)
-        ends_of = [((tail, head), instance.edges[e].communication_bytes) for tail, head, e in graph.edges]
-        ends_of += [(ends, instance.tensors[h].forward_bytes) for ends, h in graph.tensors]
-        for ends, _ in ends_of:
+        for ends in [(tail, head) for tail, head, _ in graph.edges] + [ends for ends, _ in graph.tensors]:
             rate = instance.cluster.slowest_rate(kind_of[graph.layer_ids[v]] for v in ends)
-            fastest = max(instance.cluster.rate_between(names[a], names[b]) for v in ends for a in kinds[v] for b in kinds[v])
+            possible = product(*([names[kind] for kind in kinds[v]] for v in ends))
+            fastest = max(instance.cluster.slowest_rate(chosen) for chosen in possible)
             missed_s[list(ends)] += 1.0 / rate - 1.0 / fastest
         return missed_s
 
@@ -296,7 +295,9 @@ class MixedSearch:
         kinds, cells, downsets = mixes.stride.size, len(mixes.counts), share_s.size
         grids = [np.empty((kinds * kinds, cells), np.int64) for _ in OpenTails._fields]
         found = OpenTails(*grids)
-        tails = MixedTails(np.zeros((downsets, kinds * kinds + 1), np.int64), *(np.zeros(kinds, np.int64) for _ in range(4)))
+        tails = MixedTails(
+            np.zeros((downsets, kinds * kinds + 1), np.int64), *(np.zeros(kinds, np.int64) for _ in range(4))
+        )
         tails.start[0] = [sum(g * kinds + g < front for g in range(kinds)) for front in range(kinds * kinds + 1)]
         used, live = kinds, 1
         for i in range(1, downsets):
