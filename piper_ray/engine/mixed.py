@@ -31,7 +31,7 @@ from piper_ray.engine.kernels.mixed import (
     MixArrays,
     MixedTails,
     OpenTails,
-    TailLimits,
+    MixedLimits,
     find_tails,
     keep_tails,
 )
@@ -291,7 +291,7 @@ class MixedSearch:
         room = 1.0 - (share_s[-1] - share_s) / keep_s + _ROUNDING
         replica_work_s = problem.workload.sums.replica_work_s
         sums = limits_by_work(problem.cluster.data_parallel_limit, replica_work_s, float(replica_work_s[-1]), keep_s)
-        limits = TailLimits(keep_s, room, sums)
+        limits = MixedLimits(keep_s, room, sums)
         kinds, cells, downsets = mixes.stride.size, len(mixes.counts), share_s.size
         grids = [np.empty((kinds * kinds, cells), np.int64) for _ in OpenTails._fields]
         found = OpenTails(*grids)

@@ -29,13 +29,13 @@ class MixArrays(NamedTuple):
     counts: IndexArray  # int64[cells, g]: devices of each kind
     stride: IndexArray  # int64[g]: from a cell to that with one device more of a kind
     devices: IndexArray  # int64[g]: K of each kind
-    share: FloatArray  # float64[cells]: see ``TailLimits``
+    share: FloatArray  # float64[cells]: see ``MixedLimits``
     kind: IndexArray  # int64[r]: of a variant's devices
     behind: IndexArray  # int64[r]: of the stage behind it
     ahead: IndexArray  # int64[r]: of the stage in front
 
 
-class TailLimits(NamedTuple):
+class MixedLimits(NamedTuple):
     """What a tail may have so that the rest can be done at the threshold. share: of all devices, each kind's as much
     worth as all work would take it longer."""
 
@@ -68,7 +68,7 @@ def find_tails(
     i: int,
     tables: Tables,
     mixes: MixArrays,
-    limits: TailLimits,
+    limits: MixedLimits,
     tails: MixedTails,
     found: OpenTails,
     steps: selection.StepCache,
