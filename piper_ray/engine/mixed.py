@@ -29,9 +29,9 @@ from piper_ray.engine.kernels.knapsack import least_cost
 from piper_ray.engine.kernels.mixed import (
     TOO_HARD,
     MixArrays,
+    MixedLimits,
     MixedTails,
     OpenTails,
-    MixedLimits,
     find_tails,
     keep_tails,
 )
