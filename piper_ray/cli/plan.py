@@ -422,7 +422,8 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     usual = ("tensor_model_parallel_size",) if expert > 1 else ()
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree", *usual)
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
-    asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
+    dispatcher = None if facts is None else facts.dispatcher
+    asked = demand_of(demand, samples, (context,), experts, tensor, on_host, dispatcher)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout)
     theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)

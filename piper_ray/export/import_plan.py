@@ -26,6 +26,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.run import Transfers
+from piper_ray.workloads.estimate.dispatch import dispatcher_of
 from piper_ray.workloads.formats.documents import advice
 
 FORMS = (
@@ -126,7 +127,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
-    notes = [*read.notes, *_place_of_state(instance, run_as)]
+    notes = [*read.notes, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
     setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
@@ -155,6 +156,21 @@ def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
         yield (
             f"the optimizer's state is {places[not on_host]}: the workload has it {places[on_host]}, and times and "
             f"memory are of that (estimate --zero all {'--no' if on_host else '-'}-optimizer-on-host)"
+        )
+
+
+def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
+    """A sentence where tokens reach experts otherwise than the workload's times count, or nobody says how they do."""
+    ranks = (run_as.expert_parallel or 1) * (run_as.expert_tensor or 1)
+    if ranks == 1 or instance.model is None or not any(layer.experts for layer in instance.layers):
+        return
+    own = dispatcher_of(instance.model, ranks)
+    if run_as.dispatcher is None:
+        yield f"it does not say how tokens reach experts: times are of {own.value} (--dispatcher)"
+    elif run_as.dispatcher is not own:
+        yield (
+            f"tokens reach experts by {run_as.dispatcher.value}, and the workload's times are of {own.value} "
+            f"(estimate --dispatcher {run_as.dispatcher.value})"
         )
 
 

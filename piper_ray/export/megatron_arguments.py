@@ -10,18 +10,19 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
+from piper_ray.export.flags import DISPATCHERS, MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
 from piper_ray.export.left_aside import notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
 from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs, positive
-from piper_ray.launches.launch import Launch
+from piper_ray.launches.launch import Dialect, Launch
 from piper_ray.launches.unseen import causes, readable
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 _SOURCE = "Megatron arguments"
 
@@ -79,6 +80,11 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     else:
         read = _read(named, pieces, instance)
     rest = notes_of_the_rest(named, read_names(named) | launch.usual)
+    dispatcher = dispatcher_of_settings(launch)
+    if dispatcher is TokenDispatcher.ALL_GATHER and (read.run_as.expert_parallel or 1) > 1:
+        usual = "" if "moe_token_dispatcher_type" in named else ", as no --moe-token-dispatcher-type is said"
+        read = replace(read, notes=(*read.notes, f"Megatron hands all tokens to each rank of their experts{usual}"))
+    read = replace(read, run_as=replace(read.run_as, dispatcher=dispatcher))
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
@@ -92,6 +98,23 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         )
         started = None
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
+
+
+_MEGATRON_ITSELF = (Dialect.MEGATRON, Dialect.FLAGSCALE)
+"""Whose settings are handed to Megatron's own parser, so that what they do not say is as usual there."""
+
+
+def dispatcher_of_settings(launch: Launch) -> TokenDispatcher | None:
+    """How the launch says that tokens reach experts, or Megatron-LM's usual way; None where its framework decides.
+
+    Raises UsageError for a way that Megatron has not.
+    """
+    named = named_settings(launch.settings)
+    said = named.get("moe_token_dispatcher_type", "allgather" if launch.dialect in _MEGATRON_ITSELF else None)
+    ways = {name: way for way, name in DISPATCHERS.items()} | {"alltoall_seq": TokenDispatcher.ALL_TO_ALL}
+    if said is not None and said not in ways:
+        raise UsageError(f"{_SOURCE}: --moe-token-dispatcher-type {said}: expected {', '.join(DISPATCHERS.values())}")
+    return None if said is None else ways[str(said)]
 
 
 def _typed(flag: PlanFlag, value: object) -> object:

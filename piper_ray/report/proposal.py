@@ -472,8 +472,10 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
 
 
 def _runs_as(one: Proposed, other: Proposed) -> bool:
-    """Whether the two have the same microbatches, stages, schedule and place of the optimizer's state."""
-    mine, theirs = ((x.samples, x.on_host, x.plan.stages, x.simulation.schedule) for x in (one, other))
+    """Whether the two have the same microbatches, stages, schedule, place of the optimizer's state and dispatcher."""
+    mine, theirs = (
+        (x.samples, x.on_host, x.plan.stages, x.simulation.schedule, layout_words(x).dispatcher) for x in (one, other)
+    )
     return mine == theirs
 
 

@@ -120,7 +120,7 @@ def test_the_sharding_that_a_run_has_is_chosen(zero: int, fsdp: int, text: str, 
 
 
 def test_experts_lie_as_megatron_lays_them_by_default() -> None:
-    megatron = f"{TWO} --tensor-model-parallel-size 4 --sequence-parallel"
+    megatron = f"{TWO} --tensor-model-parallel-size 4 --sequence-parallel --moe-token-dispatcher-type alltoall"
     over_t = import_plan(
         mixture(), f"{megatron} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1", RunAs()
     )
