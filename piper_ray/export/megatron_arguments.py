@@ -117,6 +117,11 @@ def dispatcher_of_settings(launch: Launch) -> TokenDispatcher | None:
     return None if said is None else ways[str(said)]
 
 
+def recomputation_of_settings(settings: Mapping[str, object]) -> Recomputation:
+    """What the settings have computed again. Raises UsageError for what Megatron refuses."""
+    return _recomputation(SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(settings))), [])[0]
+
+
 def _typed(flag: PlanFlag, value: object) -> object:
     """The value as Megatron's parser reads it."""
     if any(map(causes, value if isinstance(value, list) else [value])):
@@ -163,7 +168,7 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += _precision(given, instance)
+    notes += _precision(given, named.get(_MIXED), instance)
     return ReadLayout(stages, run_as, tuple(notes), _SOURCE, said)
 
 
@@ -206,13 +211,20 @@ def _usual(model: Mapping[str, object], name: str) -> object:
     return model.get("num_attention_heads") if found is None and name == "num_query_groups" else found
 
 
-def _precision(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
-    if (
-        given.fp8_format not in (None, "none", "None")
-        and instance.model is not None
-        and instance.model.precision != "fp8"
-    ):
-        yield f"--fp8-format {given.fp8_format} is left aside: the workload's times are of {instance.model.precision}"
+_MIXED = "mixed_precision"
+"""Megatron-Bridge's field for the precision of products: bf16_mixed, bf16_with_fp8_current_scaling_mixed."""
+
+
+def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Iterator[str]:
+    """mixed: as Megatron-Bridge has it."""
+    if instance.model is None:
+        return
+    own, said = instance.model.precision, readable(str(mixed or ""))
+    if given.fp8_format not in (None, "none", "None"):
+        said = f"fp8 {given.fp8_format}"
+    theirs = next((name for name in ("fp8", "fp4", "fp16", "bf16") if name in said), own)
+    if theirs != own:
+        yield f"the launch trains in {theirs}, and times and memory are of {own} (--precision says another)"
 
 
 def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
@@ -346,7 +358,7 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
-_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
+_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, _MIXED, "use_checkpoint_args"))
 _ON_HOST = ("use_precision_aware_optimizer", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 _WHOLE = (None, 1, 1.0, "1", "1.0")
 

@@ -399,7 +399,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         ),
         data_parallel=None if all_shard else replicas * shards,
         schedule=None if named is None else schedules[str(named)],
-        recomputation=_recomputation(document.get("activation_checkpoint", "none")),
+        recomputation=recomputation_of_config(document),
         sequence_parallel=sequence,
         optimizer_on_host=False,
         dispatcher=dispatcher_of_config(document),
@@ -418,7 +418,9 @@ def _group(given: object) -> int | None:
     raise UsageError(f"{_SOURCE}: group: {given!r} is no positive number")
 
 
-def _recomputation(given: object) -> Recomputation:
+def recomputation_of_config(document: Mapping[str, object]) -> Recomputation:
+    """What a configuration has computed again. Raises UsageError."""
+    given = document.get("activation_checkpoint", "none")
     mode = given.get("mode", "none") if isinstance(given, Mapping) else given
     if not isinstance(mode, str) or mode not in _CHECKPOINTS:
         raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(_CHECKPOINTS)}")

@@ -453,7 +453,7 @@ def test_what_ends_a_list_or_a_command_is_no_part_of_an_option(text: str) -> Non
 
 
 def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
-    told = "--fp8-format hybrid is left aside: the workload's times are of bf16"
+    told = "the launch trains in fp8, and times and memory are of bf16"
     assert told in read(f"{TWO} --fp8-format hybrid").notes
     own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
     assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
