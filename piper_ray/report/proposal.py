@@ -121,7 +121,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         "memory",
         f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU ({held_text(least_bytes)} to "
         f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
-        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
+        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}{_beside_text(best, limit_bytes)}",
     )
     if best.on_host:
         yield from _wrapped("host", _host_text(proposal.demand, best))
@@ -195,6 +195,17 @@ def _undivided_text(nodes: Sequence[LayerNode]) -> str:
 
 def _seeing(node: LayerNode) -> bool:
     return node.path.startswith(TOWER_PATH)
+
+
+def _beside_text(best: Proposed, limit_bytes: float) -> str:
+    """What a GPU has beyond the memory of which plans may use some, and for what."""
+    if best.estimate.kinds:
+        return ""
+    device_bytes = best.estimate.setting.gpu.device_bytes
+    return (
+        f"; the other {held_text(device_bytes - limit_bytes)} of a GPU's {held_text(device_bytes)} are for CUDA, NCCL, "
+        "fragments of the allocator and the backward pass of a layer"
+    )
 
 
 def _whole_bytes(proposal: FoundPlans) -> float:

@@ -454,7 +454,12 @@ def test_what_ends_a_list_or_a_command_is_no_part_of_an_option(text: str) -> Non
 
 def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
     told = "the launch trains in fp8, and times and memory are of bf16"
-    assert told in read(f"{TWO} --fp8-format hybrid").notes
+    assert f"{told} (--precision says another)" in read(f"{TWO} --fp8-format hybrid").notes
+    bridge = (
+        "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size = 2\ncfg.mixed_precision = "
+    )
+    assert any(told in note for note in read(f"{bridge}'bf16_with_fp8_mixed'\n").notes)
+    assert not any("mixed" in note or told in note for note in read(f"{bridge}'bf16_mixed'\n").notes)
     own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
     assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
 
