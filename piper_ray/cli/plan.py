@@ -430,7 +430,7 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     asked = demand_of(demand, samples, (context,), experts, tensor, on_host, dispatcher, again)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout, asked=launched)
-    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)
+    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
     return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
 

@@ -90,7 +90,7 @@ def import_launched(instance: Instance, layout: str, run_as: RunAs = AS_IT_SAYS,
     return import_plan(instance, source, run_as if ranks is None else replace(run_as, world=ranks), asked)
 
 
-_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
+_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_a-ln-su-zA-DF-KM-Z][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
@@ -120,7 +120,7 @@ def source_of(layout: str) -> tuple[Source, int | None]:
         path /= found[0]
     if not path.is_file():
         if _PATH_LIKE.fullmatch(layout):
-            raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
+            raise UsageError(f"{layout}: no such file or folder here ({Path.cwd()})")
         return _typed_here(layout), None
     return Source(_text_of(path), path), ranks
 

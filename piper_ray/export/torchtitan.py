@@ -274,9 +274,12 @@ def batch_of(document: Mapping[str, object]) -> dict[str, object]:
     if isinstance(whole := found.get("global_batch_samples"), int) and whole <= 0:
         del found["global_batch_samples"]  # which then follows from the replicas
     local = training.get("local_batch_size")
+    pipelined = parallelism.get("pipeline_parallel_degree", 1) != 1
+    if pipelined and "microbatch_samples" not in training:
+        found["local_samples"] = local
     if "microbatch_samples" in training:
         local = training["microbatch_samples"]
-    elif parallelism.get("pipeline_parallel_degree", 1) != 1:
+    elif pipelined:
         local = parallelism.get("pipeline_parallel_microbatch_size", 1)
     return found | {"microbatch_samples": local}
 

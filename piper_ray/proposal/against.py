@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
@@ -59,10 +58,18 @@ def demand_of(
 
 
 def priced(
-    proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule, transfers: Transfers
+    proposal: FoundPlans,
+    estimate: Estimate,
+    samples: int,
+    plan: Plan,
+    schedule: Schedule,
+    transfers: Transfers,
+    flushes: int = 1,
 ) -> Proposed:
-    """Their plan under the model of the estimate, on GPUs with all their memory. transfers: of their launch."""
-    instance: Instance = estimate.instance
+    """Their plan under the model of the estimate, on GPUs with all their memory, from one flush of their pipelines to
+    the next. transfers: of their launch; flushes: how many there are in a batch."""
+    instance = estimate.instance.replace(microbatches=estimate.instance.microbatches // flushes)
+    estimate = replace(estimate, instance=instance)
     options = replace(SimulationOptions.of(proposal.demand.step), transfers=transfers)
     simulation = simulate(instance, plan, schedule, options=options)
     return replace(proposal.best, samples=samples, estimate=estimate, plan=plan, simulation=simulation)

@@ -471,7 +471,8 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
 def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
     """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
     best, own = proposal.best, theirs.plan
-    step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
+    step_s = own.step_s * best.batch / own.batch  # whose pipelines may run empty several times in a batch
+    step = f"{time_text(step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
     if own.devices != best.devices:
         step = f"on {own.devices:,} GPUs, where the plan uses {best.devices:,}: {step}"
     held = f"{held_text(own.simulation.peak_memory_bytes)} on the fullest GPU"
@@ -511,7 +512,7 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
         nodes = -(-own.devices // proposal.demand.request.node_of(own.estimate.setting.gpu))
         return f"it uses {own.devices:,} of {own.instance.devices:,} GPUs; --nodes {nodes} plans for as many"
     if own.batch != best.batch:
-        return f"it takes longer for each sample, in batches of {own.batch:,}"
+        return f"its pipelines run empty after every {own.batch:,} samples"
     return f"the plan has {', '.join(reasons(own.simulation, best.simulation, 3)) or 'nothing in particular'}"
 
 

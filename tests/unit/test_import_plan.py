@@ -472,6 +472,15 @@ def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:
     assert read(TWO).transfers is Transfers.IN_PASSES
 
 
+def test_local_batches_of_torchtitan_run_its_pipelines_empty_several_times() -> None:
+    text = TITAN.format('"data_parallel_shard_degree": 4')
+    whole = llama().microbatches // 4
+    for local in (whole // 4, whole):
+        found = read(text.rstrip().removesuffix("}") + f', "training": {{"local_batch_size": {local}}}}}')
+        assert found.flushes == whole // local
+        assert any("gradients of 4 local batches are summed" in note for note in found.notes) == (local < whole)
+
+
 def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:
     with pytest.raises(UsageError, match="-1 beside 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_replicate_degree": 2}}')
