@@ -30,7 +30,7 @@ from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
 from piper_ray.model.errors import EXIT_INTERRUPTED, InfeasibleError, UsageError
 from piper_ray.model.headroom import NO_HEADROOM
-from piper_ray.model.mode import ALL_REPLICAS, Recomputation
+from piper_ray.model.mode import ALL_REPLICAS
 from piper_ray.runtimes.runtime import RUNTIMES, RuntimeName
 from piper_ray.storage.files import write_atomically
 
@@ -426,13 +426,31 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched
     usual = ("tensor_model_parallel_size",) if expert > 1 else ()
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree", *usual)
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
-    dispatcher, again = (None, Recomputation.NONE) if facts is None else (facts.dispatcher, facts.recomputation)
-    asked = demand_of(demand, samples, (context,), experts, tensor, on_host, dispatcher, again)
+    asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
     imported = import_launched(estimate.instance, layout, asked=launched)
-    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers, imported.flushes)
+    schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
+    theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
     return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
+
+
+def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
+    """The demand with a launch's own recomputation, and its ways to send tokens to experts."""
+    from piper_ray.launches.launch import Dialect
+    from piper_ray.workloads.estimate.software import Overlap
+
+    if facts is None:
+        return demand
+    request = demand.request
+    request = replace(request, recomputations=(*request.recomputations, facts.recomputation))
+    if facts.dispatcher is not None:
+        request = replace(request, dispatcher=facts.dispatcher.value)
+    if facts.dialect is not Dialect.TORCHTITAN:
+        others = [name for name in request.overlaps if name != Overlap.EXPERTS.value]
+        beside = bool(facts.figures.get("overlap_moe_expert_parallel_comm"))
+        request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * beside))
+    return replace(demand, request=request)
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

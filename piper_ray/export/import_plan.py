@@ -176,6 +176,10 @@ def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
     if ranks == 1 or instance.model is None or not any(layer.experts for layer in instance.layers):
         return
     own = dispatcher_of(instance.model, ranks)
+    if run_as.overlaps_experts and not instance.model.expert_overlap:
+        yield (
+            "experts' exchanges run beside passes, which the workload's times do not count (estimate --overlap experts)"
+        )
     if run_as.dispatcher is None:
         yield f"it does not say how tokens reach experts: times are of {own.value} (--dispatcher)"
     elif run_as.dispatcher is not own:

@@ -108,6 +108,14 @@ class ExportJob:
         return TokenDispatcher.ALL_TO_ALL if ranks == 1 else dispatcher_of(model, ranks)
 
     @property
+    def overlaps_experts(self) -> bool | None:
+        """True where the plan's times count on exchanges of experts beside passes, and Megatron runs them so; else
+        None."""
+        model = self.instance.model
+        able = self.pipeline_ranks == 1 or self.schedule.v > 1
+        return (model is not None and model.expert_overlap and able and (self.expert_parallel or 1) > 1) or None
+
+    @property
     def links_join_nodes(self) -> bool:
         """Whether the fast link is that of several nodes (NVL72)."""
         return domain_of(self.instance, self.gpus_per_node) > self.gpus_per_node

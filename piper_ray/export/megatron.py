@@ -214,6 +214,7 @@ def export_bridge(job: ExportJob) -> Export:
         precision=precision,
         half_gradients=model is not None and model.gradient_bytes == 2.0 and model.precision != "fp16",
         adapter_rank=rank,
+        overlaps_experts=job.overlaps_experts,
         overlaps=job.hides_tensor_exchanges and job.sequence_parallel,
     )
     connections = f"{_CONNECTIONS}=1 " if _asks_for_connections(job) else ""

@@ -406,6 +406,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         sequence_parallel=sequence,
         optimizer_on_host=False,
         dispatcher=dispatcher_of_config(document),
+        overlaps_experts=None,
         gathered=sequence,  # which autograd keeps
         # Groups that share a sequence share weights, too.
         optimizer_shards=ALL_REPLICAS if all_shard else shards * figures["context_parallel"],

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.propose import FoundPlans
 from piper_ray.simulate.run import SimulationOptions, Transfers, simulate
 from piper_ray.workloads.estimate.build import Estimate
-from piper_ray.workloads.estimate.software import TokenDispatcher
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,9 @@ def demand_of(
     experts: tuple[int, ...],
     expert_tensor: int,
     on_host: bool,
-    dispatcher: TokenDispatcher | None,
-    again: Recomputation,
 ) -> PlanDemand:
     """The demand with the ways to run layers that a layout may use. samples: of its microbatches; None: any. on_host:
-    it has the optimizer's state in host memory. dispatcher: how its tokens reach experts; None: as is planned.
-    again: what it computes again."""
+    it has the optimizer's state in host memory."""
     offer = demand.request.offer
     offer = replace(
         offer,
@@ -51,9 +46,6 @@ def demand_of(
         expert_tensor=expert_tensor if expert_tensor > 1 else offer.expert_tensor,
     )
     request = replace(demand.request, offer=offer, samples=samples, optimizer_on_host=on_host)
-    request = replace(request, recomputations=(*request.recomputations, again))
-    if dispatcher is not None:
-        request = replace(request, dispatcher=dispatcher.value)
     return replace(demand, request=request)
 
 

@@ -39,6 +39,7 @@ from piper_ray.workloads.estimate.software import (
     UNCALIBRATED,
     Calibration,
     ContextExchange,
+    Overlap,
     Stack,
     context_exchange_named,
     dispatcher_named,
@@ -286,6 +287,7 @@ def trained_model(model: ModelConfig, request: EstimateRequest, training: Traini
         lora_rank=request.lora,
         fused_attention=request.fused,
         context_exchange=context_exchange_named(request.context_exchange).value,
+        expert_overlap=Overlap.EXPERTS.value in request.overlaps,
         optimizer_on_host=bool(request.optimizer_on_host),
         **training.model_dump(),
     )
