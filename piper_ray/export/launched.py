@@ -120,7 +120,7 @@ def source_of(layout: str) -> tuple[Source, int | None]:
         path /= found[0]
     if not path.is_file():
         if _PATH_LIKE.fullmatch(layout):
-            raise UsageError(f"{layout}: no such file or folder here ({Path.cwd()})")
+            raise UsageError(f"{layout}: there is no such file or folder here ({Path.cwd()})")
         return _typed_here(layout), None
     return Source(_text_of(path), path), ranks
 
