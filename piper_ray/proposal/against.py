@@ -59,9 +59,11 @@ def priced(
     flushes: int = 1,
 ) -> Proposed:
     """Their plan under the model of the estimate, on GPUs with all their memory, from one flush of their pipelines to
-    the next. transfers: of their launch; flushes: how many there are in a batch."""
+    the next. transfers: of their launch; those that run beside passes are charged in them, as in all plans that it is
+    held against. flushes: how many there are in a batch."""
     instance = estimate.instance.replace(microbatches=estimate.instance.microbatches // flushes)
     estimate = replace(estimate, instance=instance)
-    options = replace(SimulationOptions.of(proposal.demand.step), transfers=transfers)
+    charged = Transfers.IN_PASSES if transfers.overlaps else transfers
+    options = replace(SimulationOptions.of(proposal.demand.step), transfers=charged)
     simulation = simulate(instance, plan, schedule, options=options)
     return replace(proposal.best, samples=samples, estimate=estimate, plan=plan, simulation=simulation)
