@@ -19,7 +19,7 @@ from piper_ray.engine.flush.path_prices import PathPrices, even_prices
 from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
@@ -122,8 +122,9 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
     status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
     if status == NONE_FITS:  # what is wanted is a bound
-        _, rows, ids, before, taken = choice_front(start, items, memory_bytes, np.inf, FEW)
-    at = int(ids[np.argmin(np.abs(rows - wanted).sum(axis=1))])
+        least_time_choice(start, items, memory_bytes, chosen)
+        return chosen
+    at = int(ids[np.argmin(np.abs(rows[:, :3] - wanted).sum(axis=1))])
     for k in range(chosen.size - 1, -1, -1):
         chosen[k] = taken[at]
         at = int(before[at])

@@ -100,9 +100,9 @@ def tails(
     priced_of, priced = np.full(most_stages + 1, -1, np.int64), np.zeros(most_stages + 1)
     one_of, front_of = np.full(most_stages + 1, -1, np.int64), np.full(most_stages + 1, -1, np.int64)
     one_choice = np.zeros(most_stages + 1, np.int64)
-    one = np.zeros((most_stages + 1, 3))
+    one = np.zeros((most_stages + 1, 4))
     front_begin, front_end = np.zeros(most_stages + 1, np.int64), np.zeros(most_stages + 1, np.int64)
-    fronts = np.empty((1024, 3))
+    fronts = np.empty((1024, 4))
 
     status = FINISHED
     for i in range(1, m):
@@ -207,14 +207,14 @@ def tails(
                                     fronts = twice_rows(fronts)
                                 front_begin[behind] = used_rows
                                 for row in range(rows.shape[0]):
-                                    for column in range(3):
+                                    for column in range(4):
                                         fronts[used_rows, column] = rows[row, column]
                                     used_rows += 1
                                 front_end[behind] = used_rows
                             rows_here = 1 if alone else front_end[behind] - front_begin[behind]
                             for row in range(rows_here):
                                 taken = one[behind] if alone else fronts[front_begin[behind] + row]
-                                f, b, sync = taken[0], taken[1], taken[2]
+                                f, b, sync, both_s = taken[0], taken[1], taken[2], taken[3]
                                 if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
                                     continue
                                 # A choice that stands for all others counts as the cheapest of them.
@@ -224,7 +224,7 @@ def tails(
                                     priced_s = figures[s, PRICED] + row_s + of_sync * sync
                                     if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                         continue
-                                seconds = StageSeconds(f + b, f, b, sync, max(f, promised_f), max(b, promised_b))
+                                seconds = StageSeconds(both_s, f, b, sync, max(f, promised_f), max(b, promised_b))
                                 grown = with_stage(schedule, microbatches, behind, seconds, tail)
                                 bound = least_batch_s(
                                     schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown
