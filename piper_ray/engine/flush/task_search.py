@@ -206,7 +206,7 @@ def run_task(
         most_states = _MOST_STATES
         if space.is_large and control[0] < np.inf and not task.has_kinds:
             most_states = _FEW_STATES
-        status, states = _tails(whole, task, _NO_LEVELS, most_states, control)
+        status, states = _tails(whole, task, _NO_LEVELS, most_states, control, follows_all=proves)
         if status != TOO_MANY or most_states == _MOST_STATES:
             return _completed(whole, task, status, states, control, proves)
         kept = len(states.origin)
@@ -282,7 +282,8 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
         return TaskResult(task.lower_s)
     if listed is None:
         return TaskResult(np.inf, proved_s=proved_s)
-    return _completed(listed, task, *_tails(listed, task, _NO_LEVELS, _MOST_STATES, control), control, proves)
+    found = _tails(listed, task, _NO_LEVELS, _MOST_STATES, control, follows_all=proves)
+    return _completed(listed, task, *found, control, proves)
 
 
 def _completed(
@@ -331,10 +332,17 @@ def _completed(
 
 
 def _tails(
-    listed: ListedTables, task: DegreePair, levels: FloatArray, most_states: int, control: FloatArray
+    listed: ListedTables,
+    task: DegreePair,
+    levels: FloatArray,
+    most_states: int,
+    control: FloatArray,
+    *,
+    follows_all: bool = True,
 ) -> tuple[int, TailArrays]:
+    tables, ahead, most_tails, bounds = listed
     found: tuple[int, TailArrays] = tails(
-        listed.tables, task.arrays, listed.ahead, listed.most_tails, levels, listed.bounds, most_states, control
+        tables, task.arrays, ahead, most_tails, levels, bounds, most_states, follows_all, control
     )
     return found
 

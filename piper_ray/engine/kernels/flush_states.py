@@ -60,13 +60,15 @@ def tails(
     levels: FloatArray,
     bounds: PathBounds,
     most_states: int,
+    follows_all: bool,
     control: FloatArray,
 ) -> tuple[int, TailArrays]:
     """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
 
     most_tails: int64[m], the most stages that a tail of each downset may have.
-    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task.
+    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task. follows_all:
+    whether choices other than that of least time are followed; for an early plan they are not, and nothing is proved.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
@@ -197,7 +199,8 @@ def tails(
                                 one_choice[behind] = quickest_row(key, y, least, tables, task, one[behind])
                             if one_choice[behind] == NO_ROW:
                                 break
-                            alone = one_choice[behind] == NO_CHOICE or one_choice_is_best(
+                            alone = not follows_all or one_choice[behind] == NO_CHOICE
+                            alone = alone or one_choice_is_best(
                                 task, behind, one[behind], levels.shape[0] > 1, least, tail
                             )
                             if not alone and front_of[behind] != stage_id:
@@ -220,6 +223,7 @@ def tails(
                                 # A choice that stands for all others counts as the cheapest of them.
                                 if is_priced and not alone:
                                     row_s = bounds.forward[behind] * f + bounds.backward[behind] * b
+                                    row_s += min(bounds.forward[behind], bounds.backward[behind]) * (both_s - f - b)
                                     of_sync = bounds.sync[behind] + (bounds.first_sync[behind] if i == m - 1 else 0.0)
                                     priced_s = figures[s, PRICED] + row_s + of_sync * sync
                                     if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
