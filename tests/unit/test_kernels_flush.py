@@ -188,6 +188,22 @@ def test_merged_choices_are_as_good_as_any() -> None:
     assert merged > 20
 
 
+def test_merged_choices_of_layers_alike_keep_the_time_of_both_passes() -> None:
+    """Passes and weights trade against memory in nine ways: without a time of its own a merged choice has the forward
+    pass of one and the backward pass of another."""
+    ways = [
+        (6.7 + z / 4, b - z / 20, 4.0 / 2**z, a + 5.4 / 2**z)
+        for a, b in ((4.0, 13), (1.3, 18), (0.3, 20))
+        for z in range(3)
+    ]
+    start, figures = np.arange(0, 9 * 20 + 1, 9), np.tile(np.array(ways), (20, 1))
+    memory_bytes = 80.0
+    least_s = least_time_choice(start, figures, memory_bytes, np.empty(20, np.int64))
+    status, rows, _, _, _ = choice_front(start, figures, memory_bytes, 1.1 * least_s, FEW)
+    assert status == MERGED
+    assert 0.98 * least_s <= rows[:, 3].min() <= least_s * (1 + 1e-12)
+
+
 def test_least_time_choice() -> None:
     rng = Random(7)
     for _ in range(200):
