@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
@@ -69,6 +70,10 @@ _POINTWISE = frozenset(
         "minimum",
         "logsigmoid",
         "hardtanh",
+        "ge",
+        "gt",
+        "le",
+        "lt",
     ]
 ) | {name + "_" for name in ("relu", "silu", "gelu", "sigmoid", "tanh")}
 _SUMS = frozenset(("add", "sub", "add_", "sub_"))
@@ -85,10 +90,13 @@ _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_
 
 @dataclass
 class _AxisTable:
-    """Axes that are one. size: what each of its shards divides; 1: none does."""
+    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. times: how many
+    parts a side packs for each of its parent's: 3 for the projection whose thirds are queries, keys and values."""
 
     parent: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    times: list[Fraction] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
 
     def new(self, size: int, name: str) -> int | None:
@@ -96,6 +104,8 @@ class _AxisTable:
             return None
         self.parent.append(len(self.parent))
         self.size.append(size)
+        self.length.append(size)
+        self.times.append(Fraction(1))
         self.name.append(name)
         return len(self.parent) - 1
 
@@ -104,12 +114,39 @@ class _AxisTable:
             axis = self.parent[axis]
         return axis
 
-    def join(self, one: int | None, other: int | None) -> None:
+    def _times_root(self, axis: int) -> Fraction:
+        times = Fraction(1)
+        while self.parent[axis] != axis:
+            times, axis = times * self.times[axis], self.parent[axis]
+        return times
+
+    def join(self, one: int | None, other: int | None, times: Fraction = Fraction(1)) -> None:
+        """times: how many parts the one packs for each of the other's. An axis that would be packed in two ways is
+        not divided."""
         if one is None or other is None:
             return
-        first, second = sorted((self.root(one), self.root(other)))
-        self.parent[second] = first
+        first, second = self.root(one), self.root(other)
+        ratio = self._times_root(one) / (times * self._times_root(other))  # of the second root to the first
+        if first == second:
+            self.size[first] = self.size[first] if ratio == 1 else 1
+            return
+        if second < first:
+            first, second, ratio = second, first, 1 / ratio
+        self.parent[second], self.times[second] = first, ratio
         self.size[first] = math.gcd(self.size[first], self.size[second])
+
+    def packed(self) -> list[int]:
+        """Of each side, how many parts it packs: a shard has a share of each. Sizes then divide each part."""
+        times = [self._times_root(axis) for axis in range(len(self.parent))]
+        roots = [self.root(axis) for axis in range(len(self.parent))]
+        least = {root: min(x for x, of in zip(times, roots, strict=True) if of == root) for root in set(roots)}
+        found = []
+        for axis, root in enumerate(roots):
+            count = times[axis] / least[root]
+            part = self.length[axis] / count
+            self.size[root] = math.gcd(self.size[root], int(part)) if part.denominator == count.denominator == 1 else 1
+            found.append(int(count))
+        return found
 
     def block(self, axis: int | None) -> None:
         if axis is not None:
@@ -118,13 +155,15 @@ class _AxisTable:
 
 @dataclass
 class _TracedValue:
-    """What a node stands for. name: of its value. learned: whether it has a gradient; a constant else."""
+    """What a node stands for. name: of its value. learned: whether it has a gradient. constant: whether
+    each device has all of it, as it is made of what is given alone."""
 
     name: str
     axes: Axes
     shape: tuple[int, ...]
     learned: bool
     parameter: bool = False
+    constant: bool = False
 
 
 def traced_layers(spec: str, samples: int) -> list[TracedGraph]:
@@ -185,6 +224,8 @@ class _Trace:
         self.leaving: list[str] = []
         self.notes: list[str] = []
         self.tokens: int | None = None
+        self.nodes: dict[str, fx.Node] = {}
+        self.whole: dict[str, _TracedValue] = {}
 
     def follow(self, node: Any, exported: Any) -> None:
         if node.op == "placeholder":
@@ -217,6 +258,7 @@ class _Trace:
             self.axes.block(axes[2])
         learned = bool(path) or arrives
         self.made[node] = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
+        self.made[node].constant = not learned
         if arrives:
             self.arriving.append(node.name)
 
@@ -226,7 +268,8 @@ class _Trace:
         whole = isinstance(of, torch.Tensor) and not of.is_floating_point()
         size = math.prod(shape) * (of.element_size() if whole else _NUMBER_BYTES)
         self.values[name] = (axes, size, float(math.prod(shape)) if parameter else 0.0, learned)
-        return _TracedValue(name, axes, shape, learned, parameter)
+        self.whole[name] = _TracedValue(name, axes, shape, learned, parameter)
+        return self.whole[name]
 
     def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _TracedValue:
         name = node.name if number is None else f"{node.name} {number}"
@@ -240,10 +283,10 @@ class _Trace:
         results = [
             x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
         ]
-        if not any(one.learned for one in read) or not results:
+        if all(one.constant for one in read) or not results:
             made = [self._new(node, self._fresh(node, x.shape), x, i) for i, x in enumerate(results)]
             for one in made:
-                one.learned = False
+                one.learned, one.constant = False, True
                 self.values[one.name] = (*self.values[one.name][:3], False)
             self.made[node] = made if isinstance(tensor, (list, tuple)) or not made else made[0]
             return
@@ -267,11 +310,11 @@ class _Trace:
         work: TracedWork | None = None,
     ) -> None:
         """read: constants are left out, as each device has all of them."""
-        inputs = tuple(dict.fromkeys(one.name for one in read if one.learned or family in _NUMBERED))
-        kept = {id(one) for one in made} | ({id(one) for one in read} if family in _NUMBERED else set())
-        keeps_names = tuple(dict.fromkeys(one.name for one in keeps if one.learned or id(one) in kept))
+        inputs = tuple(dict.fromkeys(one.name for one in read if not one.constant or family in _NUMBERED))
+        keeps_names = tuple(dict.fromkeys(one.name for one in keeps if not one.constant or one.name in inputs))
         step = Step(name or node.name, family, inputs, tuple(one.name for one in made), (), keeps_names)
         self.steps.append((step, work or TracedWork(), tuple(along)))
+        self.nodes[step.name] = node
         if node not in self.made:
             self.made[node] = made[0] if len(made) == 1 else list(made)
 
@@ -319,7 +362,9 @@ class _Trace:
                     self.axes.block(source.axes[side])
             if theirs is not None and ours is not None:
                 axes[ours] = fresh = self.axes.new(shape[ours], f"{node.name} {ours}")
-                self.axes.join(source.axes[theirs], fresh)
+                parts = [math.prod(sides[x] for x in group if x < lead)
+                         for group, sides, lead in ((after, shape, ours), (before, source.shape, theirs))]  # fmt: skip
+                self.axes.join(source.axes[theirs], fresh, Fraction(*parts))
         self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
         return True
 
@@ -329,11 +374,11 @@ class _Trace:
             for ours, theirs in zip(reversed(axes), reversed(one.axes), strict=False):
                 self.axes.join(theirs, ours)
         made = self._new(node, axes, results[0])
-        tensors = [one for one in read if one.learned]
-        if operator in _SUMS:
+        tensors = [one for one in read if not one.constant]
+        if operator in _SUMS and len(tensors) == sum(1 for x in node.args if not isinstance(x, bool)):
             self._step(node, OperatorFamily.SUM, tensors, [made])
             return True
-        linear = operator in _LINEAR and len(tensors) == 1
+        linear = operator in _SUMS or (operator in _LINEAR and len(tensors) == 1 and read[0] is tensors[0])
         made_of_it = [made]
         if linear and "dropout" in operator:
             mask = torch.empty(results[0].shape, dtype=torch.bool, device="meta")
@@ -371,14 +416,12 @@ class _Trace:
             along += [axes[side] for side in sides if side < len(axes)]
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
         for weight in read[1:]:
-            if weight.parameter and operator in ("group_norm", "batch_norm"):
+            if operator in ("group_norm", "batch_norm"):
                 self.axes.join(weight.axes[0], source.axes[1])
-            elif weight.parameter:
+            else:
                 for ours, theirs in zip(reversed(weight.axes), reversed(source.axes), strict=False):
                     self.axes.join(ours, theirs)
-        self._step(
-            node, OperatorFamily.ROWS, [source, *(x for x in read[1:] if x.parameter)], made, along=along, keeps=read
-        )
+        self._step(node, OperatorFamily.ROWS, read, made, along=along, keeps=read)
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
@@ -393,8 +436,10 @@ class _Trace:
             axes = self._fresh(node, result.shape)
             alike = operator not in ("slice", "narrow") or result.shape[side] == source.shape[side]
             for i, (ours, theirs) in enumerate(zip(axes, kept, strict=True)):
-                if i != side or operator in ("unbind", "select") or (alike and len({x.shape for x in results}) == 1):
+                if i != side or operator in ("unbind", "select"):
                     self.axes.join(ours, theirs)
+                elif alike and len({x.shape for x in results}) == 1:
+                    self.axes.join(ours, theirs, Fraction(1, len(results)))
                 else:
                     along += [ours, theirs]
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
@@ -402,11 +447,14 @@ class _Trace:
         return True
 
     def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Behind each other."""
+        """Behind each other; along that side only parts of one length are divided, each for itself."""
         axes = self._fresh(node, results[0].shape)
+        side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
+        if len({one.shape[side] for one in read}) > 1 or read[0].shape[side] == 1:
+            self.axes.block(axes[side])
         for one in read:
-            for ours, theirs in zip(axes, one.axes, strict=True):
-                self.axes.join(ours, theirs)
+            for i, (ours, theirs) in enumerate(zip(axes, one.axes, strict=True)):
+                self.axes.join(ours, theirs, Fraction(len(read) if i == side else 1))
         self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
         return True
 
@@ -509,6 +557,8 @@ class _Trace:
 
     def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         q, k, v = read[:3]
+        if any(not one.constant for one in read[3:]):  # a mask that is learned
+            return False
         axes = self._fresh(node, results[0].shape)
         for one in (q, k, v):
             for side in range(len(axes) - 2):
@@ -566,6 +616,7 @@ class _Trace:
                     f"{spec}: {name} is read by two operators ({', '.join(readers[name][:2])}): no rule is for a "
                     "module that is called twice, or for tied weights; expected each module to be called once"
                 )
+        self.axes.packed()
         names = self._names()
 
         def named(axes: Iterable[int | None]) -> tuple[str, ...]:
