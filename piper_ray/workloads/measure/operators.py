@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.roofline import MatrixProducts
-from piper_ray.workloads.measure.factory import TrainableModel, find_factory, place_of, words_of
+from piper_ray.workloads.measure.factory import TrainableModel, find_factory, parse_input, place_of, words_of
 from piper_ray.workloads.measure.graph import holds_stack, layers_of, signature_of
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
 from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
@@ -36,7 +36,7 @@ _NUMBER_BYTES = 2.0
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
 
-_SAME = frozenset(
+SAME = frozenset(
     ["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "dropout_", "lift_fresh_copy"]
 )
 _LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
@@ -77,13 +77,14 @@ _POINTWISE = frozenset(
     ]
 ) | {name + "_" for name in ("relu", "silu", "gelu", "sigmoid", "tanh")}
 _SUMS = frozenset(("add", "sub", "add_", "sub_"))
-_RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
+RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
 _CUT = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow"))
 _ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "topk": 2,
           "sort": 1, "gather": 1, "flip": 1, "logsumexp": 1}  # fmt: skip
 """Operators along one side, by the place of the argument that says it."""
 
-_SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
+SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", *SPATIAL)
 _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
           "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "pad", "constant_pad_nd")  # fmt: skip
 
@@ -166,29 +167,55 @@ class _TracedValue:
     constant: bool = False
 
 
+@dataclass(frozen=True)
+class TracedProgram:
+    """A layer as torch has it, its steps, and what one call of it takes."""
+
+    path: str
+    model: TrainableModel
+    exported: torch.export.ExportedProgram
+    trace: _Trace
+    traced: TracedGraph
+
+
 def traced_layers(spec: str, samples: int) -> list[TracedGraph]:
+    """See ``traced_programs``."""
+    return [one.traced for one in traced_programs(spec, samples)]
+
+
+def traced_programs(
+    spec: str,
+    samples: int,
+    arguments: Mapping[str, object] | None = None,
+    inputs: Iterable[str] = (),
+    *,
+    training: bool = True,
+) -> list[TracedProgram]:
     """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
+    arguments, inputs: as ``profile`` takes them. training: whether dropout is on.
 
     Raises UsageError and InputError.
     """
-    model = find_factory(spec, {}).build(samples, torch.device("cpu"), ())
+    declared = [parse_input(text) for text in inputs]
+    model = find_factory(spec, arguments or {}).build(samples, torch.device("cpu"), declared)
+    model.module.train(training)
     if not holds_stack(model.module):
-        return [traced_graph(spec, type(model.module).__name__, model)]
+        return [traced_program(spec, type(model.module).__name__, model)]
     found = {}
     for layer in layers_of(spec, model, ()):
         signature = signature_of(layer, [tensor.is_floating_point() for tensor in layer.inputs])
         if signature not in found:
             one = TrainableModel(layer.module, (layer.inputs, {}))
-            found[signature] = traced_graph(spec, layer.path, one)
+            found[signature] = traced_program(spec, layer.path, one)
     return [*found.values()]
 
 
-def traced_graph(spec: str, name: str, model: TrainableModel) -> TracedGraph:
+def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram:
     """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
     trace = _Trace(name)
     for node in (exported := exported_module(spec, name, model)).graph.nodes:
         trace.follow(node, exported)
-    return trace.finished(spec)
+    return TracedProgram(name, model, exported, trace, trace.finished(spec))
 
 
 def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export.ExportedProgram:
@@ -226,6 +253,8 @@ class _Trace:
         self.tokens: int | None = None
         self.nodes: dict[str, fx.Node] = {}
         self.whole: dict[str, _TracedValue] = {}
+        self.names: dict[int, str] = {}
+        self.parts: list[int] = []
 
     def follow(self, node: Any, exported: Any) -> None:
         if node.op == "placeholder":
@@ -277,7 +306,7 @@ class _Trace:
         return self._value(name, tuple(axes), tuple(tensor.shape), learned, of=tensor)
 
     def _called(self, node: Any) -> None:
-        operator = str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
+        operator = operator_of(node)
         read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in _as_list(self.made[arg])]
         tensor = node.meta.get("val")
         results = [
@@ -461,13 +490,15 @@ class _Trace:
     def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
         if operator == "addmm":
+            if not read[0].parameter:
+                return False
             read = [*read[1:], read[0]]
         source, weight = read[:2]
         axes = self._fresh(node, results[0].shape)
         summed: list[int | None]
         along: Axes = ()
-        if operator in _SPATIAL:
-            groups = _groups_of(node, operator)
+        if operator in SPATIAL:
+            groups = groups_of(node, operator)
             out, into = (1, 0) if "transpose" in operator else (0, 1)
             self.axes.join(source.axes[0], axes[0])
             self.axes.join(weight.axes[out], axes[1])
@@ -497,7 +528,7 @@ class _Trace:
         product = self._new(node, axes, results[0])
         work = TracedWork(
             (MatrixProducts(rows, columns, float(depth), 1.0),),
-            columns=(axes[1 if operator in _SPATIAL else -1],),
+            columns=(axes[1 if operator in SPATIAL else -1],),
             depth=tuple(summed),
         )
         self._step(
@@ -511,7 +542,7 @@ class _Trace:
             work=work,
         )
         for bias in (one for one in read[2:] if one.parameter):
-            self.axes.join(bias.axes[-1], axes[1 if operator in _SPATIAL else -1])
+            self.axes.join(bias.axes[-1], axes[1 if operator in SPATIAL else -1])
             made = self._value(f"{product.name} and bias", product.axes, product.shape, learned=True)
             free = TracedWork(free=True)
             self._step(node, OperatorFamily.SUM, [product, bias], [made], name=f"{path} bias", work=free)
@@ -616,8 +647,8 @@ class _Trace:
                     f"{spec}: {name} is read by two operators ({', '.join(readers[name][:2])}): no rule is for a "
                     "module that is called twice, or for tied weights; expected each module to be called once"
                 )
-        self.axes.packed()
-        names = self._names()
+        self.parts = self.axes.packed()
+        self.names = names = self._names()
 
         def named(axes: Iterable[int | None]) -> tuple[str, ...]:
             return tuple(dict.fromkeys(names[self.axes.root(axis)] for axis in axes if axis is not None))
@@ -639,6 +670,14 @@ class _Trace:
         works = {step.name: work.named(named) for step, work, _ in self.steps}
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
+
+    def sides(self, one: _TracedValue) -> list[tuple[str, int, int]]:
+        """Of each side of a value or a view of it the axis, the length, and how many parts it packs."""
+        axes = zip(one.axes, one.shape, strict=True)
+        return [
+            ("", length, 1) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
+            for axis, length in axes
+        ]
 
     def _entangled(self, step: Step, work: TracedWork) -> Iterator[int]:
         """Axes that a value has on two sides, or that are summed over and in the result, too: what lies where cannot be
@@ -680,7 +719,12 @@ def _nodes(arguments: Any) -> list[fx.Node]:
     return found
 
 
-def _groups_of(node: Any, operator: str) -> int:
+def operator_of(node: Any) -> str:
+    """``linear`` of ``aten::linear``."""
+    return str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
+
+
+def groups_of(node: Any, operator: str) -> int:
     place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
     groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
     return int(groups)
@@ -713,15 +757,15 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 _Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_SAME, _Trace.same),
+    **dict.fromkeys(SAME, _Trace.same),
     **dict.fromkeys(("transpose", "t", "permute", "swapaxes"), _Trace.permuted),
-    **dict.fromkeys(_RESHAPED, _Trace.reshaped),
+    **dict.fromkeys(RESHAPED, _Trace.reshaped),
     **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
     **dict.fromkeys((*_ALONG, *_POOLS), _Trace.rows),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"), _Trace.rows),
     **dict.fromkeys(_CUT, _Trace.cut),
     **dict.fromkeys(("cat", "concat"), _Trace.joined),
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "addmm", *_SPATIAL), _Trace.product),
+    **dict.fromkeys(PRODUCTS, _Trace.product),
     **dict.fromkeys(("einsum", "sum", "mean"), _Trace.contracted),
     "scaled_dot_product_attention": _Trace.attention,
     "embedding": _Trace.lookup,
