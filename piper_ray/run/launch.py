@@ -46,7 +46,10 @@ class RankJob(Protocol):
 
 
 def launch(job: RankJob, advanced: Advanced, stop: Stop[Any]) -> Any:
-    """Runs the job on this machine's loopback: what its first rank has found. Raises what the first rank at fault says, or StopSearch."""
+    """Runs the job on this machine's loopback, and gives what its first rank found.
+
+    Raises what the first rank at fault says, or StopSearch.
+    """
     with tempfile.TemporaryDirectory(prefix="piper-ray-run-") as text:
         folder = Path(text)
         (folder / "job.pickle").write_bytes(pickle.dumps(job))

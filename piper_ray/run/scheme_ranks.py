@@ -66,6 +66,10 @@ class SchemeRanks:
             if not isinstance(one, list) and self.trace.whole.get(one.name) is one and not _is_same(node)
         }
 
+    @cached_property
+    def _dtypes(self) -> dict[str, torch.dtype]:
+        return {name: node.meta["val"].dtype for node, name in self._values.items()}
+
     def _shape(self, of: Any, place: TensorPlacement, *, opened: bool = False) -> list[int]:
         """Of a rank's part of a value or a view of it. opened: with parts that are packed on a side of their own."""
         shape = []
@@ -103,7 +107,7 @@ class SchemeRanks:
         if not target.partial:
             return tensor.redistribute(placements=[placement])
         local, rank = tensor.to_local(), self.mesh.get_local_rank()  # nought elsewhere
-        whole = torch.zeros(tensor.shape)
+        whole = torch.zeros(tensor.shape, dtype=tensor.dtype)
         part = whole.chunk(self.scheme.degree, tensor.placements[0].dim)[rank] if source.axis else whole  # type: ignore[attr-defined]
         if source.axis or rank == 0:
             part.copy_(local)
@@ -160,7 +164,7 @@ class SchemeRanks:
             raise UsageError(f"{text}: {words_of(error)[:200]}") from error
         made = [*found] if isinstance(found, (list, tuple)) else [found]
         if len(step.outputs) > len(made):
-            made.append(torch.ones(made[0].shape))  # dropout's mask, which is off
+            made.append(torch.ones_like(made[0]))  # dropout's mask, which is off
         return dict(zip(step.outputs, made, strict=True))
 
     def _asked(self, node: fx.Node, operator: str) -> tuple[Any, ...]:
@@ -190,8 +194,7 @@ class SchemeRanks:
             return args[0][own.clamp(0, args[0].shape[0] - 1)] * inside[..., None]
         if operator == "cross_entropy_loss":
             raise NotImplementedError("losses are not of the layer's values")
-        source = next(one for one in node.args if isinstance(one, fx.Node))
-        sides = self.trace.sides(self.trace.made[source])  # type: ignore[arg-type]
+        sides = self.trace.sides(self.trace.made[node.all_input_nodes[0]])
         in_channels = bool(strategy.axis) and len(sides) > 1 and sides[1][0] == strategy.axis
         if operator == "group_norm" and in_channels:
             args[1] //= degree
@@ -300,8 +303,8 @@ class SchemeRanks:
             if name in step.backward_reads:
                 inputs[name] = self._local(name, self.supply, placements[name])
             else:
-                whole = self.trace.whole[name]
-                inputs[name] = torch.zeros(self._shape(whole, placements[name]), dtype=_dtype_of(self.given.get(name)))
+                shape = self._shape(self.trace.whole[name], placements[name])
+                inputs[name] = torch.zeros(shape, dtype=self._dtypes.get(name, torch.float64))
         wanted = {name: one.requires_grad_() for name, one in inputs.items() if values[name].has_gradient}
         with torch.enable_grad():
             made = self._computed(step, strategy, inputs)
@@ -311,10 +314,6 @@ class SchemeRanks:
             gradients = [self._local(name, self.gradients, strategy.adjoint(name)) for name in outs]
             found = torch.autograd.grad([made[x] for x in outs], [*wanted.values()], gradients, allow_unused=True)
             yield from ((name, one) for name, one in zip(wanted, found, strict=True) if one is not None)
-
-
-def _dtype_of(given: Tensor | None) -> torch.dtype:
-    return torch.float32 if given is None else given.dtype
 
 
 def _is_same(node: fx.Node) -> bool:
@@ -331,7 +330,10 @@ def _numbers(program: traced.TracedProgram) -> tuple[list[Tensor], dict[str, Ten
     buffers = {**exported.constants, **dict(exported.named_buffers())}
     tensors = [x for x in pytree.tree_leaves(program.model.inputs) if isinstance(x, Tensor)]
     made = iter(
-        [torch.randn(x.shape) if x.is_floating_point() else torch.zeros_like(x) if x.is_meta else x for x in tensors]
+        [
+            torch.randn(x.shape, dtype=x.dtype) if x.is_floating_point() else torch.zeros_like(x) if x.is_meta else x
+            for x in tensors
+        ]
     )
     numbers: dict[str, Tensor] = {}
     for spec in signature.input_specs:
@@ -364,7 +366,6 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
 
 def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
     """A rank's part of a job: the outcomes on the first one. Raises UsageError for schemes of other code."""
-    torch.manual_seed(0)
     mesh = init_device_mesh("cpu", (job.degree,))
     outcomes = []
     for number, document in enumerate(job.schemes):
@@ -374,8 +375,9 @@ def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
 
 
 def _outcome(job: SchemeJob, document: Mapping[str, Any], mesh: DeviceMesh) -> SchemeOutcome:
+    torch.manual_seed(0)
     scheme, asked = scheme_of(document), graph_of_document(document)
-    programs = traced.traced_programs(job.model, job.microbatch, job.arguments, job.inputs, training=False)
+    programs = traced.traced_programs(job.model, job.microbatch, job.arguments, job.inputs, exact=True)
     (program,) = [one for one in programs if one.traced.graph.name == scheme.kind][:1] or [None]
     if program is None or (program.traced.graph.steps, program.traced.graph.values) != (asked.steps, asked.values):
         raise UsageError(

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.roofline import MatrixProducts
@@ -189,16 +190,19 @@ def traced_programs(
     arguments: Mapping[str, object] | None = None,
     inputs: Iterable[str] = (),
     *,
-    training: bool = True,
+    exact: bool = False,
 ) -> list[TracedProgram]:
     """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
-    arguments, inputs: as ``profile`` takes them. training: whether dropout is on.
+    arguments, inputs: as ``profile`` takes them. exact: in numbers of 64 bits, with dropout off.
 
     Raises UsageError and InputError.
     """
     declared = [parse_input(text) for text in inputs]
     model = find_factory(spec, arguments or {}).build(samples, torch.device("cpu"), declared)
-    model.module.train(training)
+    if exact:
+        model.module.double().eval()
+        inputs_ = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, model.inputs)
+        model = replace(model, inputs=inputs_)
     if not holds_stack(model.module):
         return [traced_program(spec, type(model.module).__name__, model)]
     found = {}
@@ -725,6 +729,7 @@ def operator_of(node: Any) -> str:
 
 
 def groups_of(node: Any, operator: str) -> int:
+    """Of a convolution."""
     place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
     groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
     return int(groups)

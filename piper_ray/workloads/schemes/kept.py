@@ -54,6 +54,7 @@ def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
 
 
 def scheme_of(document: dict[str, Any]) -> Scheme:
+    """A scheme of its document."""
     at = check.placement_of
     return Scheme(
         kind=document["layer"],
