@@ -41,4 +41,5 @@ def schemes_in_full(family: str, degree: int, seeds: range) -> list[dict[str, An
 
 def outcomes(family: str, degree: int, documents: list[dict[str, Any]]) -> tuple[SchemeOutcome, ...]:
     job = SchemeJob(f"{FILE}:{family}", {}, (), 2, degree, 3, tuple(documents))
-    return launch(job, lambda _done, _all: None, Stop()).outcomes
+    found: tuple[SchemeOutcome, ...] = launch(job, lambda _done, _all: None, Stop()).outcomes
+    return found

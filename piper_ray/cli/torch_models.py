@@ -294,6 +294,7 @@ def _rank_of_torchrun(job: Job) -> Run | None:
     from piper_ray.run.rank import told, work
 
     try:
-        return work(job, lambda _done: None)
+        found: Run | None = work(job, lambda _done: None)
     except Exception as error:
         raise told(job, int(os.environ["RANK"]), error).error from error
+    return found

@@ -42,7 +42,7 @@ from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.run.scheme_ranks import follow
-from piper_ray.run.schemes import SchemeJob, SchemeRun
+from piper_ray.run.schemes import SchemeJob
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
 from piper_ray.workloads.measure.meta import room_bytes
 
@@ -314,7 +314,7 @@ def _gathered(
     )
 
 
-def work(job: Job | SchemeJob, progress: Progress) -> Run | SchemeRun | None:
+def work(job: Job | SchemeJob, progress: Progress) -> Any:
     """This process's part, as the environment says which (RANK, LOCAL_RANK, MASTER_ADDR and so on, as torchrun sets
     them): the run on rank 0. Raises what ``told`` makes words of."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

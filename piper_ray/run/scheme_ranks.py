@@ -6,7 +6,7 @@ placement to another. A backward pass has what is kept and what is made again, a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -143,7 +143,7 @@ class SchemeRanks:
         def fetched(arg: fx.Node) -> Any:
             one = self.trace.made[arg]
             assert not isinstance(one, list)
-            if one.constant and arg not in self._values.keys() & {*inputs}:
+            if one.constant:
                 return self._part(self._constant(arg), one, strategy.axis)
             if arg in self._values:
                 return inputs[self._values[arg]]
@@ -194,7 +194,7 @@ class SchemeRanks:
             return args[0][own.clamp(0, args[0].shape[0] - 1)] * inside[..., None]
         if operator == "cross_entropy_loss":
             raise NotImplementedError("losses are not of the layer's values")
-        sides = self.trace.sides(self.trace.made[node.all_input_nodes[0]])
+        sides = self.trace.sides(traced.as_list(self.trace.made[node.all_input_nodes[0]])[0])
         in_channels = bool(strategy.axis) and len(sides) > 1 and sides[1][0] == strategy.axis
         if operator == "group_norm" and in_channels:
             args[1] //= degree
@@ -212,7 +212,8 @@ class SchemeRanks:
     def _attended(self, step: Step, strategy: Strategy, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
         """Attention: the queries of a rank's tokens see what they see among all."""
         q, k, v, *more = args
-        mask, _, causal = (*more, *(None, 0.0, False)[len(more) :])
+        defaults: list[Any] = [None, 0.0, False]
+        mask, _, causal = more + defaults[len(more) :]
         mask, causal = kwargs.pop("attn_mask", mask), kwargs.pop("is_causal", causal)
         degree, rank = self.scheme.degree, self.mesh.get_local_rank()
         tokens = step.along[:1] == (strategy.axis,)
@@ -313,7 +314,8 @@ class SchemeRanks:
         if outs and wanted:
             gradients = [self._local(name, self.gradients, strategy.adjoint(name)) for name in outs]
             found = torch.autograd.grad([made[x] for x in outs], [*wanted.values()], gradients, allow_unused=True)
-            yield from ((name, one) for name, one in zip(wanted, found, strict=True) if one is not None)
+            pairs: Iterable[tuple[str, Tensor | None]] = zip(wanted, found, strict=True)
+            yield from ((name, one) for name, one in pairs if one is not None)
 
 
 def _is_same(node: fx.Node) -> bool:
@@ -340,7 +342,7 @@ def _numbers(program: traced.TracedProgram) -> tuple[list[Tensor], dict[str, Ten
         if spec.kind.name == "USER_INPUT" and spec.arg.name in {*map(str, signature.user_inputs)}:
             numbers[spec.arg.name] = next(made)
         elif spec.target in buffers:
-            numbers[spec.arg.name] = buffers[spec.target]  # type: ignore[assignment]
+            numbers[spec.arg.name] = buffers[spec.target]
     return [numbers[name] for name in map(str, signature.user_inputs) if name in numbers], numbers
 
 
@@ -352,7 +354,7 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
     args, kwargs = pytree.tree_unflatten(learned, pytree.tree_structure(program.model.inputs))
     outputs = [x for x in pytree.tree_leaves(module(*args, **kwargs)) if isinstance(x, Tensor) and x.requires_grad]
     loss = torch.stack([x.square().mean() for x in outputs]).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     names = program.exported.graph_signature.user_inputs
     found = {str(name): x.grad for name, x in zip(names, learned, strict=True) if x.requires_grad}
     found |= {name: weight.grad for name, weight in module.named_parameters()}
@@ -360,7 +362,7 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
     with torch.no_grad():
         for weight in module.parameters():
             if weight.grad is not None:
-                weight -= _RATE * weight.grad
+                weight.sub_(weight.grad, alpha=_RATE)
     return loss.detach(), gradients
 
 
@@ -378,7 +380,7 @@ def _outcome(job: SchemeJob, document: Mapping[str, Any], mesh: DeviceMesh) -> S
     torch.manual_seed(0)
     scheme, asked = scheme_of(document), graph_of_document(document)
     programs = traced.traced_programs(job.model, job.microbatch, job.arguments, job.inputs, exact=True)
-    (program,) = [one for one in programs if one.traced.graph.name == scheme.kind][:1] or [None]
+    program = next((one for one in programs if one.traced.graph.name == scheme.kind), None)
     if program is None or (program.traced.graph.steps, program.traced.graph.values) != (asked.steps, asked.values):
         raise UsageError(
             f"{job.model}: {scheme.kind} has other operators than the scheme {document['id']}; expected the code, the "

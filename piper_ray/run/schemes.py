@@ -80,8 +80,9 @@ def scheme_jobs(
     """A job for each degree of what ``schemes -o`` wrote. chosen: the beginning of an id; "all". Raises UsageError."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        layers = document["layers"] if document["format"] == "piper-ray/schemes" else None
-        found = [one for layer in layers for one in layer["schemes"]]
+        if document["format"] != "piper-ray/schemes":
+            raise ValueError(document["format"])
+        found = [one for layer in document["layers"] for one in layer["schemes"]]
         degrees = sorted({int(one["tensor_parallel_degree"]) for one in found})
         named = [one for one in found if chosen == "all" or str(one["id"]).startswith(chosen)]
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -290,8 +290,8 @@ class _Trace:
             self.tokens = axes[1] if self.tokens is None else self.tokens
             self.axes.block(axes[2])
         learned = bool(path) or arrives
-        self.made[node] = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
-        self.made[node].constant = not learned
+        self.made[node] = made = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
+        made.constant = not learned
         if arrives:
             self.arriving.append(node.name)
 
@@ -311,7 +311,7 @@ class _Trace:
 
     def _called(self, node: Any) -> None:
         operator = operator_of(node)
-        read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in _as_list(self.made[arg])]
+        read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in as_list(self.made[arg])]
         tensor = node.meta.get("val")
         results = [
             x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
@@ -713,7 +713,8 @@ _NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
 """Families that read numbers of rows."""
 
 
-def _as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
+def as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
+    """All of them."""
     return made if isinstance(made, list) else [made]
 
 

@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
         write_atomically(_folder() / key, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
-def scheme_of(document: dict[str, Any]) -> Scheme:
+def scheme_of(document: Mapping[str, Any]) -> Scheme:
     """A scheme of its document."""
     at = check.placement_of
     return Scheme(
