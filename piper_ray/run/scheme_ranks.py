@@ -6,6 +6,7 @@ placement to another. A backward pass has what is kept and what is made again, a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,7 @@ from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
 
 _RATE = 0.05
-"""Of plain gradient descent."""
+"""The most that a weight changes by in a step where gradients are large."""
 
 _SMALL = 1e-4
 """Of the largest gradient: where a weight's own is smaller, differences are of this, as sums of nought are rounding."""
@@ -279,11 +280,14 @@ class SchemeRanks:
             self._gather(name, parts.get(name, []))
         loss = torch.stack([whole.square().mean() for whole in leaving.values()]).sum()
         gradients = {name: self.full(name, self.gradients[name, border[name]]) for name in graph.arriving}
-        for name, weight in self.weights.items():
+        laid_gradients = {}
+        for name, target in scheme.weights.items():
             ((place, own),) = parts[name]
-            own = own if place == scheme.weights[name] else self._moved(name, own, place, scheme.weights[name])
-            gradients[name] = self.full(name, own)
-            changed = weight.to_local() - _RATE * own.to_local()
+            laid_gradients[name] = own if place == target else self._moved(name, own, place, target)
+            gradients[name] = self.full(name, laid_gradients[name])
+        rate = _rate(gradients)
+        for name, weight in self.weights.items():
+            changed = weight.to_local() - rate * laid_gradients[name].to_local()
             self.weights[name] = DTensor.from_local(changed, self.mesh, weight.placements)
         return loss, gradients
 
@@ -316,6 +320,11 @@ class SchemeRanks:
             found = torch.autograd.grad([made[x] for x in outs], [*wanted.values()], gradients, allow_unused=True)
             pairs: Iterable[tuple[str, Tensor | None]] = zip(wanted, found, strict=True)
             yield from ((name, one) for name, one in pairs if one is not None)
+
+
+def _rate(gradients: Mapping[str, Tensor]) -> float:
+    """Of plain gradient descent: no number changes by more than ``_RATE``."""
+    return _RATE / max(1.0, *(float(one.abs().max()) for one in gradients.values()))
 
 
 def _is_same(node: fx.Node) -> bool:
@@ -362,7 +371,7 @@ def _one_process(program: traced.TracedProgram, inputs: Sequence[Tensor]) -> tup
     with torch.no_grad():
         for weight in module.parameters():
             if weight.grad is not None:
-                weight.sub_(weight.grad, alpha=_RATE)
+                weight.sub_(weight.grad, alpha=_rate(gradients))
     return loss.detach(), gradients
 
 
@@ -374,6 +383,12 @@ def follow(job: SchemeJob, progress: Any) -> SchemeRun | None:
         outcomes.append(_outcome(job, document, mesh))
         progress(number + 1)
     return SchemeRun(job, tuple(outcomes)) if dist.get_rank() == 0 else None
+
+
+def _apart(found: Tensor, expected: Tensor, scale: float) -> float:
+    """Infinite where one is no number."""
+    apart = float((found - expected).abs().max())
+    return apart / scale if math.isfinite(apart) and scale > 0.0 else 0.0 if apart == 0.0 else math.inf
 
 
 def _outcome(job: SchemeJob, document: Mapping[str, Any], mesh: DeviceMesh) -> SchemeOutcome:
@@ -395,9 +410,9 @@ def _outcome(job: SchemeJob, document: Mapping[str, Any], mesh: DeviceMesh) -> S
         loss, gradients = ranks.trained(numbers)
         known, expected = _one_process(program, inputs)
         losses.append(float(loss))
-        of_loss = max(of_loss, float((loss - known).abs() / known.abs()))
+        of_loss = max(of_loss, _apart(loss, known, float(known.abs())))
         largest = max(float(one.abs().max()) for one in expected.values())
         for name, one in expected.items():
             scale = max(float(one.abs().max()), _SMALL * largest)
-            of_gradients = max(of_gradients, float((gradients[name] - one).abs().max()) / scale)
+            of_gradients = max(of_gradients, _apart(gradients[name], one, scale))
     return SchemeOutcome(str(document["id"]), str(document["name"]), scheme.kind, tuple(losses), of_loss, of_gradients)

@@ -8,6 +8,8 @@ lie in that order. What an operator makes of constants alone is given to each de
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -228,9 +230,10 @@ def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        return torch.export.export(model.module, args, kwargs, strict=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it has of the graph
+            return torch.export.export(model.module, args, kwargs, strict=False)
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
-        text = f"{spec}: {name} is no one graph of operators: {words_of(error)[:300]}"
+        text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
             f"{text}\nexpected code that does the same whatever the numbers in its inputs{_at(error)}"
         ) from None
