@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
         checksum, _, text = (_folder() / key).read_text(encoding="utf-8").partition("\n")
         if checksum != hashlib.sha256(text.encode()).hexdigest():
             return None
-        found = [_scheme(document) for document in json.loads(text)]
+        found = [scheme_of(document) for document in json.loads(text)]
         faulty = any(one.degree != degree or check.faults_of(in_full(one, of)) for one in found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -58,7 +58,8 @@ def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
         write_atomically(_folder() / key, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
-def _scheme(document: dict[str, Any]) -> Scheme:
+def scheme_of(document: Mapping[str, Any]) -> Scheme:
+    """A scheme of its document."""
     at = check.placement_of
     return Scheme(
         kind=document["layer"],
