@@ -18,6 +18,7 @@ from piper_ray.cli.help import Command, FlagsAsFlags
 from piper_ray.cli.interrupts import listening
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError, advice
+from piper_ray.report.folding import folded, screen_columns
 from piper_ray.version import __version__
 
 UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
@@ -165,7 +166,7 @@ class Commands(FlagsAsFlags, TyperGroup):
 def _complain(message: str, ctx: typer.Context) -> None:
     if ctx.params.get("show_traceback"):
         traceback.print_exc(file=sys.stderr)
-    typer.echo(f"piper-ray: {message}", err=True)
+    typer.echo("\n".join(folded(f"piper-ray: {message}", screen_columns(sys.stderr))), err=True)
 
 
 def _load(name: str) -> Any:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from piper_ray.compiled.observers import observed
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.report.folding import folded, screen_columns
 
 if TYPE_CHECKING:
     from piper_ray.report.terminal import Working
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """Writes to stderr, above a live line if there is one: ``typer.echo`` goes past the stream that looks after the
     line."""
-    print(f"piper-ray: {text}", file=sys.stderr)  # noqa: T201 - the reason above
+    print("\n".join(folded(f"piper-ray: {text}", screen_columns(sys.stderr))), file=sys.stderr)  # noqa: T201
 
 
 def note(text: str) -> None:

@@ -96,6 +96,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
     require("torch", "profile")
     degrees = _degrees(asked.tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure.factory import find_factory, parse_input
     from piper_ray.workloads.measure.passes import Repeats
@@ -125,7 +126,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
         else:
             write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
         store.remove()
-        typer.echo("\n".join(summary_lines(result)))
+        print_lines(console(), summary_lines(result))
 
 
 def _measured(store: Store, run: Callable[[Progress], Profile]) -> Profile:

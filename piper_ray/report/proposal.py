@@ -6,7 +6,7 @@ import math
 import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.text import Text
@@ -35,7 +35,7 @@ from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
 from piper_ray.report.simulated import early_receives_text
 from piper_ray.report.summary import layers_text
-from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
+from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.operators import LayerNode
 
@@ -43,10 +43,10 @@ _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 16
 
 
-_WIDTH = 100
-"""Of the screen, in columns."""
+SCREEN_COLUMNS = 100
+"""Of the screen of ``plan``."""
 
-_LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
+_RUNS_AS_WRAP = 18
 
 _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
@@ -203,7 +203,9 @@ def _whole_bytes(proposal: FoundPlans) -> float:
 
 def _wrapped(head: str, text: str) -> list[str]:
     indent = " " * 10
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"{head:<10}", subsequent_indent=indent, break_long_words=False)
+    return textwrap.wrap(
+        text, SCREEN_COLUMNS, initial_indent=f"{head:<10}", subsequent_indent=indent, break_long_words=False
+    )
 
 
 def rounded(number: float) -> str:
@@ -357,7 +359,7 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     heads, rows = other_plans(proposal)
     wraps = {"runs as": _RUNS_AS_WRAP}
     columns = [Column(head, right=head not in OF_WORDS, wrap=wraps.get(head)) for head in heads]
-    print_fitting(console, columns, rows)
+    print_fitting(console, columns, rows, SCREEN_COLUMNS)
     print_lines(console, settling_lines(proposal))
 
 
@@ -376,16 +378,6 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     return [
         f"{close} of these are within the interval of the first: measure the first {count}, --candidates {count} -o DIR"
     ]
-
-
-def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose last column is wrapped so that it fits the screen."""
-    *most, last = columns
-    taken = 0
-    for place, column in enumerate(most):
-        longest = max(len(text) for text in (column.head, *(row[place] for row in rows)))
-        taken += 2 + (longest if column.wrap is None else min(longest, column.wrap))
-    print_table(console, [*most, replace(last, wrap=max(_LEAST_WRAP, _WIDTH - taken))], rows)
 
 
 def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
@@ -434,7 +426,7 @@ def precision_lines(best: Proposed, others: Mapping[str, Proposed | None]) -> It
         else:
             change = change_text(one.step_s / best.step_s - 1.0)
             text = f"in {precision}: {time_text(one.step_s, 3)} a step, {change}: {layout_words(one).text}"
-            yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+            yield from textwrap.wrap(text, SCREEN_COLUMNS, subsequent_indent="  ")
 
 
 def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
@@ -502,7 +494,7 @@ def _per_sample(one: Proposed) -> float:
 
 
 def _indented(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return textwrap.wrap(text, SCREEN_COLUMNS, subsequent_indent="  ", break_long_words=False)
 
 
 def verbose_lines(proposal: FoundPlans) -> Iterator[str]:

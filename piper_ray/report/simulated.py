@@ -34,10 +34,10 @@ _WHAT = {
 _HEADS = ("rank", "stages", "devices", "compute", "comm.", "waiting", "bubble", "in flight", "peak memory", "unused")
 
 
-def print_simulation(console: Console, simulation: Simulation) -> None:
-    """Prints the simulation at the console's width."""
+def print_simulation(console: Console, simulation: Simulation, most: int | None = None) -> None:
+    """Prints the simulation at the console's width. most: rows of ranks; None for all."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=24), *(Column(head, right=True) for head in _HEADS[2:])]
-    print_table(console, columns, list(_rows(simulation)))
+    print_table(console, columns, list(_rows(simulation)), most)
     console.print()
     print_lines(console, summary_lines(simulation))
 
