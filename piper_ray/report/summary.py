@@ -251,7 +251,7 @@ class BarPart:
 BAR_PARTS = (
     BarPart("compute", "█", "#", "cyan"),
     BarPart("communication", "▒", "+", "yellow"),
-    BarPart("resync", "░", ".", "magenta"),
+    BarPart("gradients", "░", ".", "magenta"),
 )
 
 
@@ -367,7 +367,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation, m
     sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
     columns = [
         Column(head, right=True)
-        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "acts", "%")
+        for head in ("#", f"time {times.unit}", "compute", "comm", "grads", f"mem {sizes.unit}", "acts", "%")
     ]
     rows = [
         [
@@ -396,7 +396,7 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation, m
         legend.append(part.block if blocks else part.ascii, part.style)
         legend.append(f" {part.name}")
     legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
-    acts = "acts: of mem, the activations in flight; the rest is there all the time"
+    acts = "grads: summing gradients over the replicas; acts: the part of mem that activations in flight take"
     print_lines(console, [*shown, legend, acts])
 
 

@@ -84,7 +84,7 @@ def test_round_trip_by_files(source: Path, tmp_path: Path) -> None:
     good("solve", source, "--runtime", "megatron", "--stages", 4, "--out", plan)
     exported = good("export", source, plan, "--to", "megatron", "-o", tmp_path / "m")
     assert exported.stdout.splitlines()[-1] == "bash launch.sh DATA [ARGUMENTS...]"
-    assert "piper-ray: note: no argument says the data-parallel degree: " in exported.stderr
+    assert "piper-ray: note: Megatron derives DP itself: " in exported.stderr
     d = json.loads(plan.read_text())["stages"][0]["dataParallelDegree"]
     good("import-plan", source, tmp_path / "m" / "megatron.args", "--data-parallel", d, "-o", again)
     mine, theirs = (json.loads(path.read_text())["stages"] for path in (plan, again))

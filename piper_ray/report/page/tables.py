@@ -188,13 +188,13 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
 
     in_flight = _spreads([stage.in_flight_microbatches for stage in stages], _whole)
     shares = _spreads([stage.memory_bytes / stage.memory_limit_bytes for stage in stages], share_text)
-    time = "Of a microbatch: compute, communication and resync, divided by d"
+    time = "Of a microbatch: compute, communication and gradients, divided by d"
     resync = "A microbatch's share of summing gradients over the replicas"
     return [
         PageColumn("time_s", "time", seconds("time_s", slowest_s), help=time),
         PageColumn("compute_s", "compute", seconds("compute_s")),
         PageColumn("communication_s", "comm.", seconds("communication_s")),
-        PageColumn("resync_s", "resync", seconds("resync_s"), help=resync),
+        PageColumn("resync_s", "gradients", seconds("resync_s"), help=resync),
         PageColumn("in_flight", "in flight", in_flight, help="Microbatches that a replica keeps in flight"),
         PageColumn("memory_bytes", "memory", _spreads(memory, sizes), help="On each device"),
         PageColumn("memory_share", "%", shares, help="Of a device's memory"),
