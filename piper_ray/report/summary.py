@@ -390,13 +390,13 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation, m
         bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
         drawn.append(Text(line.ljust(offset)) + bar if bar.plain else Text(line))
     shown = [Text(head, style="bold"), *shortened(drawn, Text(left_out_text(len(drawn), most or 0)), most)]
-    legend = Text("bar: time/microbatch, ")
+    legend = Text("bar: time, ")
     for index, part in enumerate(BAR_PARTS):
         legend.append(", " if index else "")
         legend.append(part.block if blocks else part.ascii, part.style)
         legend.append(f" {part.name}")
     legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
-    acts = "grads: summing gradients over the replicas; acts: the part of mem that activations in flight take"
+    acts = "grads: summed over replicas; acts: the part of mem for activations in flight"
     print_lines(console, [*shown, legend, acts])
 
 

@@ -28,8 +28,8 @@ AT_80_COLUMNS = """\
 #  time ms  compute   comm  grads  mem GiB   acts     %  binds
 1   10.040    7.500  0.040  2.500    6.500  2.500  81.2  time   ████████████░░░░
 2    5.080    5.000  0.080  0.000    3.000  1.000  37.5         ████████
-bar: time/microbatch, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
-grads: summing gradients over the replicas; acts: the part of mem that activations in flight take
+bar: time, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
+grads: summed over replicas; acts: the part of mem for activations in flight
 """
 
 AT_120_COLUMNS = """\
@@ -40,8 +40,8 @@ AT_120_COLUMNS = """\
 #  time ms  compute   comm  grads  mem GiB   acts     %  binds
 1   10.040    7.500  0.040  2.500    6.500  2.500  81.2  time   ████████████████████████████████████░░░░░░░░░░░░
 2    5.080    5.000  0.080  0.000    3.000  1.000  37.5         ████████████████████████
-bar: time/microbatch, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
-grads: summing gradients over the replicas; acts: the part of mem that activations in flight take
+bar: time, █ compute, ▒ communication, ░ gradients; memory limit 8 GiB
+grads: summed over replicas; acts: the part of mem for activations in flight
 """
 
 
