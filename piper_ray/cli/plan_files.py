@@ -86,7 +86,8 @@ def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
     from piper_ray.report.page.subject import subject_of, valued
     from piper_ray.workloads.formats.load import plan_claims
 
-    best, page, claims = found.best, out / "report.html", plan_claims(out / PLAN)
+    best, page = found.best, out / "report.html"
+    claims = replace(plan_claims(out / PLAN), lower_bound_s=None)  # the page has the bound of all combinations
     schedule = best.solution.schedule
     with working("report.html"):
         subject = current().run(
