@@ -174,7 +174,7 @@ def _load(name: str) -> Any:
 
     module = import_module(f"piper_ray.cli.{_MODULES.get(name, name)}")
     alone = typer.Typer(add_completion=False, **PLAIN)
-    of_today = {"token_normalize_func": understood(name)}
+    of_today = {"token_normalize_func": understood(name), "max_content_width": 100}
     alone.command(name, cls=Command, context_settings=of_today)(flat(getattr(module, name.replace("-", "_"))))
     return typer.main.get_command(alone)
 
@@ -189,7 +189,7 @@ app = typer.Typer(
         "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 as nobody reads the output any more."
     ),
     **PLAIN,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 
