@@ -98,7 +98,7 @@ _DOES: Mapping[str, str] = {
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
     "schemes": "Find how the layers of MODEL may run on t devices: what is sharded where, kept, and computed again.",
     "memory": "Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, "
-    "activations of the microbatches in flight, loss, buffers, and what is reserved beside.",
+    "activations of the microbatches in flight, loss, buffers, and what is reserved.",
     "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
     "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
     "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",

@@ -131,7 +131,7 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
         "",
         f"1. Run each job in its folder, and put its mean seconds a step into `step_s` of `{MEASURED}` here.",
         f"2. `{command} --calibrate {MEASURED}`, with the path of that file, fits the few constants that these steps",
-        "   tell, and ranks all plans anew.",
+        "   determine, and ranks all plans again.",
         "",
     ]
     write_atomically(out / "README.md", "\n".join(lines))

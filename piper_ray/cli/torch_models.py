@@ -63,7 +63,7 @@ class MeasureOptions:
     layers: list[str] | None = option(
         "PATTERN",
         "Modules that are layers, by path, such as blocks.*; can be given several times. Otherwise the items of lists "
-        "of blocks, and what stands beside them.",
+        "of blocks, and the modules outside them.",
     )
     tensor_parallel: str | None = option(
         "T,T,...",
@@ -199,8 +199,7 @@ class RunOptions:
     microbatch: int | None = option("SAMPLES", "Samples of a microbatch, not the plan's.", "--microbatch-size", min=1)
     trace: Path | None = option(
         "FILE",
-        "Write the passes of a step, as JSON that ui.perfetto.dev opens; with --workload the simulated ones beside "
-        "them.",
+        "Write the passes of a step, as JSON that ui.perfetto.dev opens; with --workload also the simulated ones.",
     )
 
 

@@ -164,7 +164,7 @@ def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
     for name, value in own.items():
         known = getattr(run, name)
         if known not in (None, "", value):
-            raise UsageError(f"layout: {name} is {known}, but {value} is given beside it; expected it once")
+            raise UsageError(f"layout: {name} is {known}, but {value} is given too; expected it once")
     return run.model_copy(update=own)
 
 

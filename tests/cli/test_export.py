@@ -206,7 +206,7 @@ def test_a_plan_for_deepspeed_leaves_what_it_holds_beside_the_figures(tmp_path: 
     source, plan = str(ROOT / "inputs" / "llama3-70b.toml"), tmp_path / "plan.json"
     words = ("--devices", "64", "--runtime", "deepspeed", "--gap", "1%")
     finished = good("solve", source, *words, "--out", plan)
-    assert "than the 3.75 GiB that DeepSpeed holds beside its figures: it is sought" in finished.stderr
+    assert "than the 3.75 GiB that DeepSpeed needs for itself: the search" in finished.stderr
     document = json.loads(plan.read_text())
     assert document["status"] == "feasible"
     assert 0.0 < document["gap"] < 0.02

@@ -119,7 +119,7 @@ def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -
         own = doubt_of("NVIDIA H100 SXM5 80 GB", software_named("megatron-core"), Precision.BF16, False, spread)
         least_s, most_s = own.range_s(1.0)
         assert least_s < 1.0 < most_s
-        assert f"as {count} runs on the machine itself tell" in own.words
+        assert f"as {count} runs on this machine" in own.words
         widths.append(most_s / least_s)
     assert widths == sorted(widths, reverse=True)
     assert fitted(tmp_path, {Constant.WORK: 0.8}, LAYOUTS[:1]).spread is None

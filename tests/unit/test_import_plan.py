@@ -264,7 +264,7 @@ def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
     found = import_plan(sharing(ALL_REPLICAS, 8), text, RunAs())
     assert found.plan.stages[0].data_parallel_degree == 8
     assert any(tmpc_id.endswith("full+fsdp8") for tmpc_id in ids(found))
-    with pytest.raises(UsageError, match="beside 2 replicas; expected the number"):
+    with pytest.raises(UsageError, match="with 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_shard_degree": -1, "data_parallel_replicate_degree": 2}}')
 
 
@@ -468,7 +468,7 @@ def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:
 
 
 def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:
-    with pytest.raises(UsageError, match="-1 beside 2 replicas; expected the number"):
+    with pytest.raises(UsageError, match="-1 with 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_replicate_degree": 2}}')
     found = import_plan(sharing(ALL_REPLICAS, 8), '{"parallelism": {"tensor_parallel_degree": 2}}', RunAs())
     assert ids(found) <= {"plain+fsdp8", "sp+gathered+fsdp8", "sp+fsdp8"}, ids(found)

@@ -120,7 +120,7 @@ def test_faults_of_objects() -> None:
         ({"between_bytes_per_s": None}, r"cluster.between_bytes_per_s: not a number"),
         ({"devices": 1000}, "cluster: figures beside kinds that are not of them"),
         ({"node_devices": 8}, "cluster: figures beside kinds that are not of them"),
-        ({"kinds": ()}, r"cluster.between_bytes_per_s: 1.0, a rate between kinds of devices; expected kinds beside it"),
+        ({"kinds": ()}, r"cluster.between_bytes_per_s: 1.0, a rate between kinds of devices; expected kinds too"),
         ({"kinds": None}, r"cluster.kinds: not a tuple"),
     ],
 )

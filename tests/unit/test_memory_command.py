@@ -143,7 +143,7 @@ def test_errors_say_what_to_do(layout: str, words: str) -> None:
 
 
 def test_what_is_said_twice_must_agree() -> None:
-    with pytest.raises(UsageError, match="seq is 4096, but 8192 is given beside it"):
+    with pytest.raises(UsageError, match="seq is 4096, but 8192 is given too"):
         piper_ray.memory("llama3-8b", "tp=2,dp=2,seq=4096", tokens=8192)
 
 
