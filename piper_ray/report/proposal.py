@@ -40,7 +40,7 @@ from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, im
 from piper_ray.workloads.estimate.operators import LayerNode
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
-_MOST_RANKS = 16
+_MOST_RANKS = 12
 
 
 SCREEN_COLUMNS = 100

@@ -66,7 +66,8 @@ def print_table(
 ) -> None:
     """``table_lines``, the head bold. most: see ``shortened``."""
     head, *lines = table_lines(columns, shortened(rows, [_LEFT_OUT, *[""] * (len(columns) - 1)], most))
-    print_lines(target, [Text(head, style="bold"), *lines])
+    for line in (Text(head, style="bold"), *map(Text, lines)):  # never folded: cells stand in columns
+        target.print(line, soft_wrap=True)
     if most is not None and len(rows) > most:
         print_lines(target, [left_out_text(len(rows), most)])
 
