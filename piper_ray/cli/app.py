@@ -186,7 +186,7 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
         "6 a plan that is not valid, 7 cluster, 8 a certificate that proves nothing; ended by a signal 128 and its "
-        "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 as nobody reads the output any more."
+        "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 when the output is no longer read."
     ),
     **PLAIN,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
