@@ -46,7 +46,7 @@ _MOST_RANKS = 12
 SCREEN_COLUMNS = 100
 """Of the screen of ``plan``."""
 
-_RUNS_AS_WRAP = 18
+_RUNS_AS_WRAP = 21
 
 _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
