@@ -7,9 +7,9 @@ stage that is put in front. With one kind there is nothing to promise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
+from itertools import product
 from math import prod
 from typing import NamedTuple
 
@@ -78,13 +78,8 @@ def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) 
     for h, (ends, _) in enumerate(graph.tensors):
         certain = {kind for v in ends for kind in kinds[v] if len(kinds[v]) == 1}
         if certain:
-            found[h] = slowest_rate(cluster, [names[kind] for kind in certain])
+            found[h] = cluster.slowest_rate(names[kind] for kind in certain)
     return found
-
-
-def slowest_rate(cluster: Cluster, kinds: Iterable[str]) -> float:
-    """Between stages on any two of these kinds, or on one of them."""
-    return min(cluster.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
 
 def possible_kinds(graph: LayerGraph, placed: Sequence[Placed]) -> list[frozenset[int]]:
