@@ -177,7 +177,7 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
     told = re.search(r"calibrated with 1 measurement of .*run.json: work on the GPU x (0\.\d+)", result.stderr)
     assert told is not None
     assert float(told.group(1)) == pytest.approx(0.8, rel=0.03)
-    assert "left as they are" in result.stderr
+    assert "unchanged, because" in result.stderr
     assert f"# {told.group(0)}" in out.read_text(encoding="utf-8")
     found, by_function = piper_ray.load(out), piper_ray.estimate(MODEL, "H100-SXM", nodes=2, calibrate=path)
     assert found == by_function
