@@ -58,9 +58,10 @@ def told_of(path: str, found: Fit) -> list[str]:
         f"error of these {_errors_text(found.before)} before, {_errors_text(found.after)} after",
     ]
     if found.left_out is not None:
-        lines.append(f"error of each, told from the others: {found.left_out:.1%} on average")
+        lines.append(f"error of each run, predicted from the others: {found.left_out:.1%} on average")
     if found.left:
-        lines.append(f"left as they are, as these do not tell: {', '.join(constant.value for constant in found.left)}")
+        named = ", ".join(constant.value for constant in found.left)
+        lines.append(f"unchanged, because these runs do not determine them: {named}")
     return lines
 
 

@@ -18,6 +18,7 @@ from piper_ray.cli.help import Command, FlagsAsFlags
 from piper_ray.cli.interrupts import listening
 from piper_ray.model.arguments import did_you_mean
 from piper_ray.model.errors import EXIT_INTERRUPTED, LimitError, PiperRayError, UsageError, advice
+from piper_ray.report.folding import folded, screen_columns
 from piper_ray.version import __version__
 
 UsageComplaint: type[Any] = typer.BadParameter.__mro__[1]
@@ -100,7 +101,7 @@ _DOES: Mapping[str, str] = {
     "estimate": "Estimate the workload of training MODEL on a cluster: layers, times, memory and communication.",
     "schemes": "Find how the layers of MODEL may run on t devices: what is sharded where, kept, and computed again.",
     "memory": "Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, "
-    "activations of the microbatches in flight, loss, buffers, and what is reserved beside.",
+    "activations of the microbatches in flight, loss, buffers, and what is reserved.",
     "profile": "Measure a PyTorch model on this machine: its layers, their times, memory and communication.",
     "sweep": "Solve every point of SWEEP, each once, and keep plans, bounds and errors in a Parquet dataset.",
     "sweep-report": "Show what a sweep found: planners compared, best plans, throughput by devices, errors.",
@@ -168,7 +169,7 @@ class Commands(FlagsAsFlags, TyperGroup):
 def _complain(message: str, ctx: typer.Context) -> None:
     if ctx.params.get("show_traceback"):
         traceback.print_exc(file=sys.stderr)
-    typer.echo(f"piper-ray: {message}", err=True)
+    typer.echo("\n".join(folded(f"piper-ray: {message}", screen_columns(sys.stderr))), err=True)
 
 
 def _load(name: str) -> Any:
@@ -176,7 +177,7 @@ def _load(name: str) -> Any:
 
     module = import_module(f"piper_ray.cli.{_MODULES.get(name, name)}")
     alone = typer.Typer(add_completion=False, **PLAIN)
-    of_today = {"token_normalize_func": understood(name)}
+    of_today = {"token_normalize_func": understood(name), "max_content_width": 100}
     alone.command(name, cls=Command, context_settings=of_today)(flat(getattr(module, name.replace("-", "_"))))
     return typer.main.get_command(alone)
 
@@ -188,10 +189,10 @@ app = typer.Typer(
     epilog=(
         "Exit codes: 0 solved, 1 a fault of piper-ray, 2 usage, 3 bad input, 4 infeasible, 5 over a limit, "
         "6 a plan that is not valid, 7 cluster, 8 a certificate that proves nothing; ended by a signal 128 and its "
-        "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 as nobody reads the output any more."
+        "number: 130 Ctrl-C, 143 SIGTERM, 129 SIGHUP, 141 when the output is no longer read."
     ),
     **PLAIN,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 
 

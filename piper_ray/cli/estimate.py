@@ -346,6 +346,7 @@ def estimate(
 ) -> None:
     """Estimate the workload of training MODEL on a cluster: layers, times, memory and communication."""
     from piper_ray.report.estimate import file_text, summary_lines
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.workloads.estimate.build import EstimateRequest
     from piper_ray.workloads.estimate.build import estimate as run
     from piper_ray.workloads.estimate.kinds import joined
@@ -383,7 +384,7 @@ def estimate(
     if explain is not None:
         from piper_ray.report.estimate import explanation_lines
 
-        typer.echo("\n".join(line for result in results for line in explanation_lines(result, explain)))
+        print_lines(console(), (line for result in results for line in explanation_lines(result, explain)))
         if out is None:
             return
     if out is not None and out.suffix.lower() == ".json":
@@ -394,4 +395,5 @@ def estimate(
             typer.echo(written, nl=False)
             return
         write_atomically(out, written)
-    typer.echo("\n\n".join("\n".join(summary_lines(result)) for result in results))
+    for place, result in enumerate(results):
+        print_lines(console(), [*[""] * (place > 0), *summary_lines(result)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,6 +18,7 @@ from piper_ray.cli.telling import judged, note, refuse_unwritable, working
 from piper_ray.export.files import Target
 from piper_ray.model.figures import plural
 from piper_ray.model.mode import Recomputation, parse_recomputation
+from piper_ray.report.folding import folded, screen_columns
 from piper_ray.runtimes.meshes import gpus_per_node_of
 
 
@@ -52,7 +54,8 @@ def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, sc
         raise InvalidPlan(found.excess, f"{plan_file}: nothing is written (--despite-memory writes it all the same)")
     for path in found.write(wanted.out):
         typer.echo(str(path))
-    typer.echo(found.command)
+    columns = screen_columns(sys.stdout)
+    typer.echo(" \\\n".join(folded(found.command, columns and columns - 2)))
     for text in found.notes:
         note(text)
 

@@ -229,8 +229,8 @@ def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Call
     set_aside_bytes, found = 0.0, find(0.0)
     while (wanted_bytes := missing_bytes(found)) > set_aside_bytes:
         note(
-            f"the best plan leaves less than the {size_text(wanted_bytes)} that {runtime} holds beside its figures: it "
-            "is sought anew with that set aside"
+            f"the best plan leaves less than the {size_text(wanted_bytes)} that {runtime} needs for itself: the "
+            "search starts again with that set aside"
         )
         set_aside_bytes, found = wanted_bytes, find(wanted_bytes)
     return found

@@ -11,7 +11,7 @@ import typer
 
 from piper_ray import Contract, Forecast, Instance
 from piper_ray.cli.interrupts import current
-from piper_ray.cli.options import option
+from piper_ray.cli.options import flag, option
 from piper_ray.cli.shared import ContractOption, JsonOption, WorkloadOptions
 from piper_ray.cli.telling import Unwritten, working
 
@@ -19,18 +19,22 @@ if TYPE_CHECKING:
     from piper_ray.engine.preview import LatticeInput
 
 
-@dataclass(frozen=True)
-class PictureOutput:
-    """Where the layer graph is drawn."""
+_MOST_IDS = 6
 
+
+@dataclass(frozen=True)
+class InfoOptions:
+    """What is shown beside the usual."""
+
+    verbose: bool = flag("Show the ids of all TMPCs.")
     picture: Path | None = option(
         "FILE", "Draw the layer graph with the number of downsets at each cut: .svg, .png, .pdf or .dot.", "--draw"
     )
 
 
-def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOutput, told_as: JsonOption) -> None:
+def info(workload: WorkloadOptions, contracted: ContractOption, shown: InfoOptions, told_as: JsonOption) -> None:
     """Show what INPUT holds, and what solving it will take in memory and time."""
-    picture = drawn.picture
+    picture = shown.picture
     if picture is not None:
         from piper_ray.report.graph import check_path, draw_graph
 
@@ -58,7 +62,12 @@ def info(workload: WorkloadOptions, contracted: ContractOption, drawn: PictureOu
     print_lines(screen, [*instance_lines(instance), f"Digest    {instance.digest}", ""])
     columns = [Column("t", right=True), Column("layers", right=True), Column("TMPCs", right=True)]
     rows = [
-        [str(row["tensor_parallel_degree"]), str(row["layers"]), str(row["tmpcs"]), _ids_text(instance, degree)]
+        [
+            str(row["tensor_parallel_degree"]),
+            str(row["layers"]),
+            str(row["tmpcs"]),
+            _ids_text(instance, degree, shown.verbose),
+        ]
         for degree, row in zip(instance.degrees, degree_rows(instance), strict=True)
     ]
     print_table(screen, [*columns, Column("by id", wrap=max(40, screen.width - 24))], rows)
@@ -105,7 +114,7 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds:,.0f} s" if seconds >= 10 else f"{seconds:.1g} s"
 
 
-def _ids_text(instance: Instance, degree: int) -> str:
+def _ids_text(instance: Instance, degree: int, whole: bool) -> str:
     from piper_ray.model.figures import printable
 
     counts = Counter(
@@ -113,4 +122,7 @@ def _ids_text(instance: Instance, degree: int) -> str:
         for layer in instance.layers
         for tmpc in layer.tmpcs.get(degree, ())
     )
-    return ", ".join(f"{name} x{count}" for name, count in counts.items())
+    texts = [f"{name} x{count}" for name, count in counts.items()]
+    if whole or len(texts) <= _MOST_IDS:
+        return ", ".join(texts)
+    return f"{', '.join(texts[:_MOST_IDS])}, and {len(texts) - _MOST_IDS} more ids (--verbose)"

@@ -34,16 +34,16 @@ class LaidModelOptions:
     tokens: int | None = option("COUNT", "Tokens of a sample, as 8192 or 128k (131,072).", parse=parse_tokens)
     global_batch: int | None = option("SAMPLES", "Samples of a batch, over all replicas.", min=1)
     microbatch_size: int | None = option("SAMPLES", "Samples of a microbatch.", min=1)
-    precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if nobody says.")
+    precision: str | None = option("NAME", "Of matrix products: bf16, fp16 or fp8; bf16 if not given.")
     software: str | None = option(
-        "NAME", "The generation of training software, as estimate has it; megatron-core if nobody says."
+        "NAME", "The generation of training software, as estimate has it; megatron-core if not given."
     )
     hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
 
 
 def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption) -> None:
     """Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, activations of
-    the microbatches in flight, loss, buffers, and what is reserved beside.
+    the microbatches in flight, loss, buffers, and what is reserved.
 
     What LAYOUT does not say is assumed, and the answer lists it.
     """

@@ -293,7 +293,9 @@ def _tell(
         screen.print()
         print_spare(screen, fewer)
     if files:
-        print_lines(screen, ["", *map(str, files)])
+        out = asked.written.out
+        names = ", ".join(str(file.relative_to(out) if out is not None else file) for file in files)
+        print_lines(screen, ["", f"written to {out}: {names}"])
 
 
 def _interrupted() -> bool:

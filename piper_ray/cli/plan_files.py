@@ -86,7 +86,8 @@ def write_page(found: FoundPlans, figures: Figures, out: Path) -> list[Path]:
     from piper_ray.report.page.subject import subject_of, valued
     from piper_ray.workloads.formats.load import plan_claims
 
-    best, page, claims = found.best, out / "report.html", plan_claims(out / PLAN)
+    best, page = found.best, out / "report.html"
+    claims = replace(plan_claims(out / PLAN), lower_bound_s=None)  # the page has the bound of all combinations
     schedule = best.solution.schedule
     with working("report.html"):
         subject = current().run(
@@ -130,7 +131,7 @@ def write_candidates(found: FoundPlans, count: int, out: Path, command: str) -> 
         "",
         f"1. Run each job in its folder, and put its mean seconds a step into `step_s` of `{MEASURED}` here.",
         f"2. `{command} --calibrate {MEASURED}`, with the path of that file, fits the few constants that these steps",
-        "   tell, and ranks all plans anew.",
+        "   determine, and ranks all plans again.",
         "",
     ]
     write_atomically(out / "README.md", "\n".join(lines))

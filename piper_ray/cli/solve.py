@@ -100,6 +100,9 @@ def solve_by_baseline(
     return EXIT_SOLVED if result.plan is not None else InfeasibleError.exit_code
 
 
+_MOST_ROWS = 12
+"""Of a table, without --verbose: the answer fits a screen of 60 lines."""
+
 TIME_TOLERANCE = 1e-9
 """Relative difference allowed between the solver's figure for its plan and the independent one."""
 
@@ -115,7 +118,7 @@ class PlanOutput:
         "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
         "among these, and say which is faster."
     )
-    verbose: bool = flag("Show each step of the search as it comes.")
+    verbose: bool = flag("Show each step of the search as it comes, and all stages and ranks of the plan.")
 
 
 @dataclass(frozen=True)
@@ -309,13 +312,15 @@ def solve(
         print_simulated(screen, instance, solution, simulation)
     if not json and solution.plan is not None:
         screen.print()
-        if evaluation is not None:
-            print_plan(screen, instance, solution.plan, evaluation)
+        most = None if written.verbose else _MOST_ROWS
+        flushed = simulation is not None and not simulation.schedule.asynchronous
+        if evaluation is not None and (written.verbose or not flushed):
+            print_plan(screen, instance, solution.plan, evaluation, most)
         else:
-            print_layers(screen, instance, solution.plan, solution.schedule)
-        if simulation is not None and not simulation.schedule.asynchronous:
+            print_layers(screen, instance, solution.plan, solution.schedule, most)
+        if simulation is not None and flushed:
             screen.print()
-            print_simulation(screen, simulation)
+            print_simulation(screen, simulation, most)
     more: dict[str, object] = {}
     in_haste = solution.stopped_by is not None and solution.stopped_by.in_haste
     if own_runtime is not None and not in_haste:

@@ -1,4 +1,4 @@
-"""What every command tells beside its answer: notes, a live line, what is wrong with files."""
+"""What commands print in addition to their answer: notes, a live line, faults of files."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import TYPE_CHECKING
 from piper_ray.compiled.observers import observed
 from piper_ray.model.errors import InvalidPlan, UnsupportedPlan, UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.report.folding import folded, screen_columns
 
 if TYPE_CHECKING:
     from piper_ray.report.terminal import Working
 
 
 def say(text: str) -> None:
-    """Writes to stderr, above a live line if there is one: ``typer.echo`` goes past the stream that looks after the
-    line."""
-    print(f"piper-ray: {text}", file=sys.stderr)  # noqa: T201 - the reason above
+    """Writes to stderr, above a live line if there is one, which ``typer.echo`` would overwrite."""
+    print("\n".join(folded(f"piper-ray: {text}", screen_columns(sys.stderr))), file=sys.stderr)  # noqa: T201
 
 
 def note(text: str) -> None:
-    """What is no fault and still worth telling."""
+    """A message that is no fault."""
     say(f"note: {text}")
 
 
 def once(tell: Callable[[str], None]) -> Callable[[str], None]:
-    """Tells each text when it comes first, where one work is done again and again."""
+    """A function that passes each text on once, however often it is called with it."""
     told: set[str] = set()
 
     def tell_new(text: str) -> None:
@@ -40,7 +40,7 @@ def once(tell: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def kernels_told() -> AbstractContextManager[None]:
-    """Kernels that are compiled meanwhile are told of, and what is amiss with those on disk."""
+    """A context in which compiled kernels, and faults of those on disk, are noted."""
     return observed(note)
 
 
@@ -54,7 +54,7 @@ def working(what: str) -> Iterator[Working]:
 
 
 def refuse_unwritable(option: str, path: Path) -> None:
-    """Raises UsageError for a place where no file can be: said before the work, not after hours of it."""
+    """Raises UsageError if no file can be written there: before the work, not after hours of it."""
     if path.is_dir():
         raise UsageError(f"{option} {path}: is a folder; expected the path of a file")
     if not path.parent.is_dir():
@@ -62,14 +62,14 @@ def refuse_unwritable(option: str, path: Path) -> None:
 
 
 class Unwritten:
-    """Files that could not be written: told of once the answer is out."""
+    """Files that could not be written, reported after the answer."""
 
     def __init__(self) -> None:
         self._faults: list[UsageError] = []
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """What cannot be written meanwhile is left, and what comes after goes on."""
+        """A context in which a file that cannot be written is noted, and the command goes on."""
         try:
             yield
         except UsageError as fault:
@@ -83,8 +83,9 @@ class Unwritten:
 
 @contextmanager
 def judged(plan_file: Path, instance: Instance, heading: str | None = None) -> Iterator[None]:
-    """A context in which one line tells that a plan is for another workload, in place of each rule that it breaks; that
-    it is for another cluster or batch is told beside these. heading: the complaint's; None: as it is."""
+    """A context in which an invalid plan that is for another workload is reported so, in one line, and not by each rule
+    that it breaks. If it is for another cluster or batch, the report says so in addition to the rules. heading: of the
+    report; None: as it is."""
     try:
         yield
     except InvalidPlan as error:

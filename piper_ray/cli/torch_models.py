@@ -66,7 +66,7 @@ class MeasureOptions:
     layers: list[str] | None = option(
         "PATTERN",
         "Modules that are layers, by path, such as blocks.*; can be given several times. Otherwise the items of lists "
-        "of blocks, and what stands beside them.",
+        "of blocks, and the modules outside them.",
     )
     tensor_parallel: str | None = option(
         "T,T,...",
@@ -99,6 +99,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
     require("torch", "profile")
     degrees = _degrees(asked.tensor_parallel)
     from piper_ray.report.measure_summary import file_text, summary_lines
+    from piper_ray.report.terminal import console, print_lines
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure.factory import find_factory, parse_input
     from piper_ray.workloads.measure.passes import Repeats
@@ -133,7 +134,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
         else:
             write_atomically(out, file_text(result, command_text(context, hidden=("resume",))))
         store.remove()
-        typer.echo("\n".join(summary_lines(result)))
+        print_lines(console(), summary_lines(result))
 
 
 def _measured(store: Store, run: Callable[[Progress], Profile]) -> Profile:
@@ -215,8 +216,7 @@ class RunOptions:
     microbatch: int | None = option("SAMPLES", "Samples of a microbatch, not the plan's.", "--microbatch-size", min=1)
     trace: Path | None = option(
         "FILE",
-        "Write the passes of a step, as JSON that ui.perfetto.dev opens; with --workload the simulated ones beside "
-        "them.",
+        "Write the passes of a step, as JSON that ui.perfetto.dev opens; with --workload also the simulated ones.",
     )
 
 

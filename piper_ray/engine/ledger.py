@@ -1,7 +1,7 @@
 """How a search ends, whatever the schedule, and how a ``Solution`` is made of what it has found.
 
-A search is a *rule* that makes efforts, one after the other, and a *ledger* that has what they have found. The loop
-makes the rule's next effort until it has no other, or the ledger says that the search ends.
+A search consists of a *rule*, which makes efforts one after the other, and a *ledger*, which keeps what they find. The
+loop runs the rule's next effort until none is left or the ledger ends the search.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from piper_ray.model.solution import Infeasibility, Solution, SolveStats, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
 TIE = 1e-12
-"""Relative: plans whose batches differ by no more take the same but for rounding."""
+"""Relative. Plans whose batches differ by no more count as equally fast: the difference is rounding."""
 
 
 NO_PLAN_FITS = Infeasibility("no plan fits", None)
@@ -34,8 +34,9 @@ NO_PLAN_FITS = Infeasibility("no plan fits", None)
 
 @dataclass(frozen=True)
 class Limits:
-    """gap: relative, between the best plan and the lower bound. deadline_s: by ``time.perf_counter``. stop: a wish.
-    within_s: time per sample; a search ends once no plan keeps within it. passes: that a search may simulate."""
+    """gap: relative, between the best plan and the bound. deadline_s: on the clock of ``time.perf_counter``. stop:
+    the user's request. within_s: time per sample; a search ends once no plan can be that fast. passes: the most that a
+    search may simulate."""
 
     gap: float = 0.0
     deadline_s: float | None = None
@@ -53,12 +54,12 @@ class Limits:
 
     @property
     def are_none(self) -> bool:
-        """Whether only a wish ends the search before its proof."""
+        """Whether nothing but the user's request ends the search before its proof."""
         return self.gap == 0.0 and self.deadline_s is None and self.within_s == self.passes == math.inf
 
     @property
     def reached(self) -> StoppedBy | None:
-        """INTERRUPT where it is asked to stop, TIME_LIMIT where the deadline is over, else None."""
+        """INTERRUPT after the user's request, TIME_LIMIT after the deadline, else None."""
         if self.stop.requested:
             return StoppedBy.INTERRUPT
         late = self.deadline_s is not None and time.perf_counter() > self.deadline_s
@@ -72,8 +73,8 @@ class Limits:
 
 
 class FoundPlan(Protocol):
-    """A plan as a search has it. value_s: the time that the search minimises. rank: of plans that take the same the
-    least is preferred."""
+    """A plan as a search has it. value_s: the time that the search minimises. rank: among equally fast plans the one of
+    least rank is preferred."""
 
     @property
     def value_s(self) -> float: ...
@@ -89,7 +90,7 @@ class FoundPlan(Protocol):
 
 
 class OpenCase(Protocol):
-    """Some of the plans. lower_s: proved, and only rises: none of them takes less. inf: there is none."""
+    """Some of the plans. lower_s: a proved bound, which only rises: none of them takes less. inf: it holds no plan."""
 
     @property
     def lower_s(self) -> float: ...
@@ -97,7 +98,7 @@ class OpenCase(Protocol):
 
 @dataclass(frozen=True)
 class Bounded:
-    """Plans of which no more is known than a bound."""
+    """Plans of which only a bound is known."""
 
     lower_s: float = 0.0
 
@@ -106,14 +107,14 @@ class Rule(Protocol):
     """Which efforts a search makes, in which order. It offers what they find to its ledger, whose cases are its own."""
 
     def efforts(self) -> Generator[None, None, None]:
-        """Makes them, each between two yields; where it is closed early it takes in what there is. What an effort
-        raises ends the search: StopSearch and KeyboardInterrupt with what is known, anything else without.
+        """Makes one effort between two yields. Closed early, it keeps what it has found. What an effort raises ends the
+        search: StopSearch and KeyboardInterrupt with an answer from what is known, all else without an answer.
         """
         ...
 
     @property
     def left_open(self) -> StoppedBy | None:
-        """Why no effort is left, where the bound is not met."""
+        """Why no effort is left although the bound is below the best plan."""
         ...
 
 
@@ -121,20 +122,22 @@ P = TypeVar("P", bound=FoundPlan)
 
 
 def preference(found: FoundPlan) -> tuple[float, ...]:
-    """The least is the best: in time, then in devices and what else ``rank`` has."""
+    """A key for sorting, best first: by time, then by ``rank``."""
     return (found.value_s, *found.rank)
 
 
 @dataclass
 class Ledger(Generic[P]):
-    """Valid at every moment, for other threads too. Its times are those of ``microbatches`` (a batch; under 2bw one),
-    but for events, limits and answers, which have those of one: ``optimizer_s`` more over ``microbatches``.
+    """What a search knows: valid at every moment, for other threads too.
 
-    started_s: what events count from, by ``time.perf_counter``. cases: those that hold all plans; a new mapping
-    whenever there are others. passes: simulated so far. best: to begin with. whole: of a search of some of the plans
-    only, the ledger of all, which gets them. may_prefer: whether a search goes on after the proof, to the plan that is
-    preferred among those that take the same. left_open: why the search had no effort left; ended: it had none, or was
-    stopped.
+    Its own times are of a batch of ``microbatches`` (under 2bw of one microbatch). Events, limits and answers have the
+    time of one microbatch: that time and ``optimizer_s``, divided by ``microbatches``.
+
+    started_s: events count from here, on the clock of ``time.perf_counter``. cases: together they hold all plans; a
+    change of the cases is a new mapping. passes: simulated so far. best: the best plan. whole: if this search has only
+    some of the plans, the ledger of all, to which plans are passed on. may_prefer: whether the search goes on after the
+    proof, for the preferred one among equally fast plans. left_open: why no effort was left. ended: no effort was left,
+    or the search was stopped.
     """
 
     microbatches: int = 1
@@ -153,19 +156,19 @@ class Ledger(Generic[P]):
 
     @property
     def upper_s(self) -> float:
-        """Of the best plan known; inf if there is none."""
+        """The time of the best plan known; inf if there is none."""
         return np.inf if self.best is None else self.best.value_s
 
     @property
     def lower_s(self) -> float:
-        """No plan takes less, but for rounding. inf: there is no plan."""
+        """The bound: no plan takes less, up to rounding. inf: there is no plan."""
         lower_s = min((case.lower_s for case in self.cases.values()), default=np.inf)
-        # Of plans that take the same, one is kept that may take longer by a last bit than the one that was found first.
+        # Among equally fast plans the one that is kept may take longer by rounding than the one that was found first.
         return self.upper_s if lower_s >= self.upper_s * (1.0 - TIE) else lower_s
 
     @property
     def within_s(self) -> float:
-        """Slower plans are of no interest."""
+        """The limit on a batch: the search ends once no plan is that fast."""
         return self.limits.within_s * self.microbatches
 
     @property
@@ -175,20 +178,20 @@ class Ledger(Generic[P]):
 
     @property
     def beaten_from_s(self) -> float:
-        """A plan that takes as much is no better than the best one, but for rounding."""
+        """A plan of this time or more does not beat the best one."""
         return self.upper_s * (1.0 - PROOF)
 
     def sample_s(self, value_s: float) -> float:
-        """What a microbatch takes then, with its part of the optimizer."""
+        """The time of one microbatch, with its share of the optimizer, if the batch takes value_s."""
         return (value_s + self.optimizer_s) / self.microbatches
 
     def begin_with(self, known: P) -> None:
-        """A plan of another search, of which nobody is told."""
+        """Takes a plan of another search, without an event."""
         if self._is_preferred(known):
             self.best = known
 
     def offer(self, found: P, origin: str) -> None:
-        """Keeps it if it is preferred to the best one; the listener hears of a faster one. origin: what found it."""
+        """Keeps the plan if it is preferred to the best one; a faster one is an event. origin: what found it."""
         if self.whole is not None:
             self.whole.offer(found, origin)
             self.best = self.whole.best
@@ -208,17 +211,17 @@ class Ledger(Generic[P]):
         return found.value_s <= best.value_s * (1.0 + TIE) and found.rank < best.rank
 
     def bounds(self) -> Bounds:
-        """As events tell them."""
+        """Both bounds, for events."""
         upper_s = None if self.best is None else self.sample_s(self.upper_s)
         return Bounds(self.sample_s(self.lower_s), upper_s, time.perf_counter() - self.started_s)
 
     def settle(self, found: P) -> None:
-        """The plan preferred among those that take as little as the best one, but for rounding."""
+        """Takes the preferred one among the plans that are as fast as the best one."""
         self.best, self.may_prefer = found, False
 
     def ends(self) -> bool:
-        """Whether the search ends: by a wish to stop, the deadline, its work, or as no plan left is as fast as asked.
-        Sets ``stopped_by``."""
+        """Whether the search ends: by the user's request, the deadline, its limit of work, or because no plan can be as
+        fast as asked. Sets ``stopped_by``."""
         if self.stopped_by is None:
             self.stopped_by = self.limits.reached
         if self.stopped_by is None and self.passes >= self.limits.passes:
@@ -227,22 +230,22 @@ class Ledger(Generic[P]):
             self.stopped_by = StoppedBy.TOO_SLOW
         return self.stopped_by is not None
 
-    def check(self, done: int = 0) -> None:  # noqa: ARG002 - as progress that nobody is told of
-        """Raises StopSearch where the search ends, to end a long effort."""
+    def check(self, done: int = 0) -> None:  # noqa: ARG002 - called as a listener of progress
+        """Called within a long effort: raises StopSearch if the search is to end."""
         if self.ends():
             assert self.stopped_by is not None
             raise StopSearch(self.stopped_by)
 
     def is_near(self, wanted_s: float) -> bool:
-        """Ends the search, with GAP as ``stopped_by``, where the bound is within the gap of a time that is wanted.
-        Whether it has ended, by that or before."""
+        """Whether the search has ended. It ends here, with GAP as ``stopped_by``, if the bound is within the gap of
+        wanted_s."""
         near = self.lower_s >= wanted_s * (1.0 - self.limits.gap) and np.isfinite(wanted_s) and not self.proved
         if self.stopped_by is None and near:
             self.stopped_by = StoppedBy.GAP
         return self.stopped_by is not None
 
     def run(self, rule: Rule) -> None:
-        """The loop: efforts until none is left, or until a limit, a wish to stop, or KeyboardInterrupt comes first."""
+        """The loop: runs efforts until none is left or a limit, the user's request or KeyboardInterrupt ends it."""
         self.ended = False
         try:
             with closing(rule.efforts()) as efforts:
@@ -262,7 +265,7 @@ class Ledger(Generic[P]):
         step: StepTerms = StepTerms(),
         infeasibility: Infeasibility | None = NO_PLAN_FITS,
     ) -> Solution:
-        """What is known now. infeasibility: why there is no plan, where there is none."""
+        """The solution by what is known now. infeasibility: the reason to give if there is no plan."""
         best, lower_s = self.best, self.lower_s
         status = status_of(self.upper_s, lower_s)
         reason = self.stopped_by or (self.left_open if self.ended else StoppedBy.INTERRUPT)
@@ -285,8 +288,8 @@ _NONE_LEFT = object()
 
 @dataclass(frozen=True)
 class Round:
-    """Some of a search's efforts, as events tell of them. index: from 1. count: how many; threshold_s: what their plans
-    are to take at most; None: no more than the best one known. began_s: by ``time.perf_counter``."""
+    """Efforts that events report together. index: from 1. count: how many efforts. threshold_s: the most that their
+    plans may take; None: the time of the best plan known. began_s: on the clock of ``time.perf_counter``."""
 
     ledger: Ledger[Any]
     index: int
@@ -299,13 +302,13 @@ class Round:
         return self.ledger.sample_s(self.ledger.upper_s if self.threshold_s is None else self.threshold_s)
 
     def tell_of_progress(self, done: int, running: int) -> None:
-        """done, running: of its efforts."""
+        """done, running: how many of its efforts are."""
         ledger, seconds = self.ledger, time.perf_counter() - self.began_s
         bounds = ledger.bounds()
         ledger.listener(DegreesAdvanced(self.index, self._sample_s, done, self.count, running, bounds, seconds))
 
     def tell_of_end(self) -> None:
-        """feasible: whether a plan is known that takes no more than the threshold, but for rounding."""
+        """An event, which says whether a plan within the threshold is known."""
         ledger, seconds = self.ledger, time.perf_counter() - self.began_s
         within_s = np.inf if self.threshold_s is None else self.threshold_s * (1.0 + TIE)
         feasible = ledger.best is not None and ledger.upper_s <= within_s
@@ -313,7 +316,7 @@ class Round:
 
 
 def status_of(upper_s: float, lower_s: float) -> Status:
-    """Of the best plan's time, inf if there is none, and a bound for all plans."""
+    """The status by the best plan's time (inf: there is none) and a bound for all plans."""
     if upper_s == math.inf:
         return Status.INFEASIBLE if lower_s == math.inf else Status.UNKNOWN
     return Status.OPTIMAL if lower_s >= upper_s * (1.0 - PROOF) else Status.FEASIBLE
@@ -325,17 +328,17 @@ def no_plan(
     schedule: Schedule = PAPERS_SCHEDULE,
     step: StepTerms = StepTerms(),
 ) -> Solution:
-    """Proved without a search."""
+    """The answer that there is no plan, proved without a search."""
     return Solution(Status.INFEASIBLE, None, float("inf"), None, stats, infeasibility, schedule=schedule, step=step)
 
 
 def stats_of_nothing(instance: Instance, contracted_layers: int = 0) -> SolveStats:
-    """Of a solve that has done nothing yet."""
+    """The stats of a solve that has done nothing yet."""
     return SolveStats(len(instance.layers), contracted_layers, 0, 0, None, 0, 0.0, 0.0, 0.0, ())
 
 
 def no_search(lower_s: float, stats: SolveStats, schedule: Schedule) -> Solution:
-    """Before a search, of which nothing is known but that no plan takes less for a microbatch than ``lower_s``."""
+    """The answer before a search: no plan takes less than ``lower_s`` for a microbatch, and no plan is known."""
     return Solution(Status.UNKNOWN, None, lower_s, None, stats, schedule=schedule)
 
 
@@ -351,8 +354,9 @@ class Inexact(LimitError):
 
 @contextmanager
 def keeping_known(ledger: Ledger[Any], forget_bounds: Callable[[], None]) -> Iterator[None]:
-    """A TMPC choice that is too hard to make exactly, or figures too far apart for sums, end the search with the plan
-    that is known. Without one they are errors, which it raises. forget_bounds: those that came out of sums.
+    """A context in which two errors end the search with the best plan known: a TMPC choice that is too hard to make
+    exactly, and figures too far apart to be summed exactly. Without a plan they are raised. forget_bounds: drops the
+    bounds that came from such sums.
     """
     try:
         yield

@@ -197,7 +197,7 @@ def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run
         return blocks
     if run_as.recomputation != Recomputation.FULL:
         raise UsageError(
-            f"{given} recomputed layers of each stage are for full recomputation alone; expected it beside them"
+            f"{given} recomputed layers of each stage are for full recomputation alone; expected full recomputation too"
         )
     counts = [given] * len(stages) if isinstance(given, int) else given
     if len(counts) != len(stages):

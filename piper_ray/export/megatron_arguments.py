@@ -310,7 +310,7 @@ def _recomputation(given: SimpleNamespace, notes: list[str]) -> tuple[Recomputat
         return Recomputation.NONE, None
     if granularity == "selective":
         if layers is not None:
-            raise UsageError("--recompute-num-layers stands beside selective recomputation, which Megatron refuses")
+            raise UsageError("--recompute-num-layers with selective recomputation, which Megatron refuses")
         return Recomputation.of_parts(given.recompute_modules or [_DEFAULT_MODULE]), None
     if method is None or layers is None:
         missing = "--recompute-method uniform or block" if method is None else "--recompute-num-layers"
@@ -329,7 +329,9 @@ def _older_flags(given: SimpleNamespace, pieces: ModelPieces, ranks: int) -> lis
     first, last = given.decoder_first_pipeline_num_layers, given.decoder_last_pipeline_num_layers
     embedding, loss = given.account_for_embedding_in_pipeline_split, given.account_for_loss_in_pipeline_split
     if (first, last) != (None, None) and (embedding or loss):
-        raise UsageError("first or last pipeline layers cannot be given beside --account-for-... flags, says Megatron")
+        raise UsageError(
+            "first or last pipeline layers cannot be given together with --account-for-... flags, says Megatron"
+        )
     chunks = given.num_virtual_stages_per_pipeline_rank
     per_chunk = given.num_layers_per_virtual_pipeline_stage
     if chunks is not None and per_chunk is not None:

@@ -17,7 +17,7 @@ _NAMED_ALIKE = 1.5
 
 def notes_of_model(name: str, instance: Instance) -> Iterator[str]:
     """A sentence on what the name says. Raises UsageError where it is of another size than the workload's model."""
-    yield f"the model is {name} by its name alone: its layers are not held against the workload's"
+    yield f"the launch names the model, {name}, and no sizes: they are not compared with the workload's"
     said = _BILLIONS.search(name)
     if said is None or instance.model is None or not instance.model.config:
         return

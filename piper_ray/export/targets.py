@@ -129,8 +129,8 @@ def _violations_beyond(written: Export, simulation: Simulation) -> Iterator[str]
         beyond = written.beyond_bytes[rank.stages[0]] if written.beyond_bytes else 0.0
         if 0.0 <= room < beyond:
             yield (
-                f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device and {bytes_text(beyond)} that "
-                f"the runtime holds beside, {bytes_text(beyond - room)} more than it has (a plan made with --memory "
+                f"{rank.name} needs {bytes_text(rank.peak_memory_bytes)} on each device and {bytes_text(beyond)} more "
+                f"for the runtime itself, {bytes_text(beyond - room)} more than it has (a plan made with --memory "
                 f"{max(limit_bytes - beyond, 0.0) // _MIB:.0f}MiB leaves room for as much)"
             )
 

@@ -342,7 +342,7 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
     option = checkpoint.get("selective_ac_option") if isinstance(checkpoint, Mapping) else None
     if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective" and option not in (None, "op"):
         yield (
-            f"activation_checkpoint.selective_ac_option {option} recomputes whole blocks, one of so many; the plan "
+            f"activation_checkpoint.selective_ac_option {option} recomputes one whole block of every few; the plan "
             "recomputes every second product of each"
         )
 
@@ -388,7 +388,7 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
     all_shard = parallelism.get("data_parallel_shard_degree", _ALL_THAT_ARE_LEFT) == _ALL_THAT_ARE_LEFT
     if all_shard and replicas > 1:
         raise UsageError(
-            f"{_SOURCE}: parallelism.data_parallel_shard_degree: {_ALL_THAT_ARE_LEFT} beside {replicas} replicas; "
+            f"{_SOURCE}: parallelism.data_parallel_shard_degree: {_ALL_THAT_ARE_LEFT} with {replicas} replicas; "
             "expected the number"
         )
     shards = 1 if all_shard else _number(parallelism, "data_parallel_shard_degree", 1)

@@ -44,7 +44,7 @@ def _reasons(model: TrainedModel, shape: DecoderShape) -> Iterator[str]:
         yield "its positions are not those of rotary heads as a whole"
     if shape.model_type != _GPT_OSS:
         if rules.output_bias or rules.inner_bias or rules.head_bias or (experts is not None and experts.bias):
-            yield "it has biases beside those of queries, keys and values"
+            yield "it has biases other than those of queries, keys and values"
         if not rules.gated or shape.activation not in ("silu", "swish"):
             yield f"its feed-forward part is no SwiGLU ({shape.activation})"
     yield from _attention_reasons(shape)

@@ -203,7 +203,7 @@ def _hidden(word: str) -> UsageError:
     name = cause.lstrip("$").strip("{}")
     hint = f"; say it with --set {name}=VALUE" if name.isidentifier() else ""
     if cause.startswith("$(cat "):
-        hint = "; expected a text file of options beside the script"
+        hint = "; expected a text file of options in the script's folder"
     return UsageError(f"launch script: what stands behind {readable(word)} cannot be seen here{hint}")
 
 

@@ -39,7 +39,7 @@ def with_deepspeed_config(
     stage = of_file if of_file is not None else found.get("zero_stage", 0)
     said = found.pop("zero_stage", None)
     if said is not None and of_file is not None and str(said) != str(of_file):
-        notes.append(f"--zero-stage {said} stands beside stage {of_file} in DeepSpeed's file, which counts")
+        notes.append(f"--zero-stage {said} differs from stage {of_file} in DeepSpeed's file, which counts")
     if causes(stage) or not str(stage).isdigit() or int(str(stage)) > _STAGES:
         raise UsageError(f"zero stage {readable(str(stage))}: expected 0, 1, 2 or 3")
     _sharing(int(str(stage)), found, zero if isinstance(zero, Mapping) else {}, notes)
@@ -47,7 +47,7 @@ def with_deepspeed_config(
         if isinstance(document.get(theirs), int):
             found.setdefault(ours, document[theirs])
     if found.pop("no_pipeline_parallel", None) and str(found.get("pipeline_model_parallel_size", 1)) != "1":
-        raise UsageError("--no-pipeline-parallel stands beside --pipeline-model-parallel-size")
+        raise UsageError("--no-pipeline-parallel contradicts --pipeline-model-parallel-size")
     found = with_older_names(found)
     if found.get("recompute_granularity") == "full":
         found.setdefault("recompute_method", "uniform")

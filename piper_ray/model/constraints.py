@@ -300,7 +300,7 @@ class SameDegreesByKind(SameDegrees):
 
 @dataclass(frozen=True)
 class StageCount(Constraint):
-    """A plan has exactly so many stages.
+    """A plan has exactly this many stages.
 
     stages: p. Raises UsageError unless it is a positive number.
 

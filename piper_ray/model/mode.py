@@ -159,7 +159,7 @@ _ESTIMATED = "-estimated"
 
 @dataclass(frozen=True)
 class Mode:
-    """How a layer runs on the devices of a replica, beside their number.
+    """How a layer runs on the devices of a replica.
 
     optimizer_shards: replicas of the weights that share what ``sharding`` says; 1 where they share nothing,
     ALL_REPLICAS for however many a stage has. offload: activations wait in host memory. context: groups that share a
@@ -224,7 +224,7 @@ class Mode:
             count = f"{self.optimizer_shards} shards" if self.optimizer_shards else "as many shards as replicas"
             parts.append(f"{self.sharding.text} in {count}")
         parts += ["activations in host memory"] * self.offload
-        return ", ".join(parts) or "nothing beside the degrees"
+        return ", ".join(parts) or "nothing but the degrees"
 
 
 @lru_cache(4096)

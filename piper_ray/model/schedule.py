@@ -56,7 +56,7 @@ _OPEN_CHUNKS = frozenset({ScheduleName.INTERLEAVED, ScheduleName.LOOPED_BFS})
 
 @dataclass(frozen=True)
 class Schedule:
-    """A schedule by name, and what it takes beside its name. Raises UsageError for what makes no sense.
+    """A schedule by name, and its further settings. Raises UsageError for what makes no sense.
 
     chunks: v, stages of the plan on each rank; None: 2 for interleaved, looped-bfs and the V-shaped, 1 for the others,
     and searches for plans of the former two try others too.

@@ -34,16 +34,16 @@ from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.host import with_state_on_host
 
 CHUNKED_PASSES = 6_000_000_000
-"""That searches under schedules with chunks, which end with a gap, may simulate in all: some 12 s of one core."""
+"""The most passes that all searches with chunks together may simulate: some 12 s of one core."""
 
 _LEAST_PASSES = 50_000_000
-"""That each of them may simulate, even when these are used up, for a first bound and a quick plan."""
+"""The passes that each of them may simulate in any case, for a first bound and a quick plan."""
 
 _MORE = 3
-"""So many times as much is for the one of the least bound, whenever all have had their turn."""
+"""Once all have had their turn, the one of the least bound gets this many times as much."""
 
 LISTED = 5
-"""Number of cells whose plans are proved to be the best ones."""
+"""For this many of the best cells the best plan of each is proved."""
 
 RUNNERS_UP = 1.25
 """Plans slower than this factor of the best one are of no interest."""
@@ -115,7 +115,7 @@ class Cell:
 
     @property
     def priced(self) -> Estimate:
-        """What its plans are valued by."""
+        """The terms by which its plans are valued."""
         return self.estimate.on_host if self.on_host else self.estimate
 
     @property

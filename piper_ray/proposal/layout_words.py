@@ -21,7 +21,7 @@ _SHARING = {
 }
 
 
-_ON_HOST = "optimizer on host"
+_ON_HOST = "optimizer on CPU"
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class LayoutWords:
 
     @property
     def sharing(self) -> str:
-        """``ZeRO-1``, ``FSDP over 8``, ``no sharding``, ``optimizer on host``."""
+        """``ZeRO-1``, ``FSDP over 8``, ``no sharding``, ``optimizer on CPU``."""
         if self.optimizer_on_host:
             return _ON_HOST
         over = f" over {self.shards}" if self.shards > 1 and self.shards < self.data * self.context else ""

@@ -19,7 +19,7 @@ from piper_ray.proposal.scheme_prices import asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_PASSES = 300_000_000
-"""That a search on another cluster may simulate of plans with chunks."""
+"""The most passes that a search on another cluster may simulate of plans with chunks."""
 
 _BATCH_GAIN = 1.01
 """Relative gain in samples per second from which another batch is shown."""
@@ -33,9 +33,10 @@ _HELP_NEAR = 5e-4
 
 @dataclass(frozen=True)
 class FoundPlans:
-    """found: the fastest first, each the best of a cell; none where the end came before. cells: all that were searched.
-    lower_s: no plan of any cell takes less a step. refused: what was not tried, and why. schemes_save: the share of the
-    time of the best plan's stages that no schemes of the rule table save (``asked_at_prices``); None: not known."""
+    """The answer of ``propose``. found: the best plan of each cell, the fastest first; empty if the search was stopped
+    before. cells: all combinations. lower_s: no plan of any cell has a shorter step. refused: what was not tried, and
+    why. schemes_save: the share of the time of the best plan's stages that no schemes of the rule table save
+    (``asked_at_prices``); None: not known."""
 
     demand: PlanDemand
     found: tuple[Proposed, ...]
@@ -51,7 +52,7 @@ class FoundPlans:
 
     @property
     def gap(self) -> float:
-        """Relative, of the best plan's step to the bound of all."""
+        """Relative: how far the bound of all cells is below the best plan's step."""
         return 1.0 - self.lower_s / self.best.step_s
 
 
@@ -80,8 +81,8 @@ def propose(
     known: Sequence[Proposed] = (),
     threads: int | None = None,
 ) -> FoundPlans:
-    """Goes through all cells; ``tell`` gets a line for what is not tried. listed: the best plans of so many cells are
-    proved. known: plans that were found for other demands. threads: of each search; None: one per core.
+    """Searches all cells. tell: gets a line for each thing that is not tried. listed: for this many of the best cells
+    their own best plans are proved. known: plans found for other demands. threads: of each search; None: one per core.
 
     Raises UsageError where nothing can be estimated, InfeasibleError where no plan fits, with the reason.
     """
@@ -140,7 +141,7 @@ def _proposed(
 
 
 def _still(one: Proposed, demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Proposed | None:
-    """A plan that was found for another demand, if it is one for this too."""
+    """A plan that was found for another demand, valued for this one; None if it does not fit here."""
     if one.samples not in estimates:
         return None
     of_size, schedule = estimates[one.samples], one.solution.schedule
@@ -164,8 +165,8 @@ def what_would_help(
     watch: Watch = unwatched,
     precisions: Sequence[str] = (),
 ) -> Iterator[Help]:
-    """The best plans with less memory or more, with faster links, with a batch that GPUs divide in more ways, in these
-    precisions. None of what is not known yet when the end is wished for."""
+    """The best plans with less or more memory, with faster links, with a batch that more numbers of GPUs divide, and in
+    these precisions. After a request to stop, what is not known yet is left out."""
     best, demand, stop = proposal.best, proposal.demand, Stop[Any]() if stop is None else stop
     cluster = best.instance.cluster
     changes = (
@@ -224,7 +225,7 @@ def _on(changed: Cluster, proposal: FoundPlans) -> Iterator[Proposed]:
 def _best_of(
     demand: PlanDemand, cells: Sequence[Cell], known: Iterable[Proposed], stop: Stop[Any], watch: Watch
 ) -> Proposed | None:
-    """The best plan of these cells. known: plans of theirs."""
+    """The best plan of these cells. known: plans of these cells that were found before."""
     search = CellSearch(demand, cells, stop.part(), watch, 1, known, _HELP_PASSES, bounded=False, near=_HELP_NEAR)
     search.run()
     return search.ledger.best

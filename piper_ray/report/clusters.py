@@ -15,8 +15,8 @@ from piper_ray.proposal.demand import PlanDemand, Proposed
 from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.moved import moved_between
-from piper_ray.report.proposal import change_text, gap_text, held_text, print_fitting, rounded
-from piper_ray.report.terminal import NO_BREAK, Column, print_lines
+from piper_ray.report.proposal import SCREEN_COLUMNS, change_text, gap_text, held_text, rounded
+from piper_ray.report.terminal import NO_BREAK, Column, print_fitting, print_lines
 
 _BILLION = 1e9
 _S_PER_HOUR = 3600.0
@@ -84,7 +84,7 @@ def print_clusters(
         row += [] if tokens is None else [_number(figures.days)]
         cost = figures.cost if tokens is not None else cost_per_billion(one, figures, price)
         rows.append([*row, *([_number(cost)] if priced else []), _layout(best)])
-    print_fitting(console, columns, rows)
+    print_fitting(console, columns, rows, SCREEN_COLUMNS)
 
 
 def _first_columns(plans: Sequence[ClusterPlan], along: str) -> dict[str, list[str]]:
@@ -139,7 +139,7 @@ def print_spare(console: Console, plans: Sequence[ClusterPlan]) -> None:
     """A row for each number of nodes that is left, and what moving to its plan from the one before takes."""
     heads = ("nodes", "GPUs", "used", "step", "slower", "weights moved", "state")
     columns = [*(Column(head, right=True) for head in heads), Column("layout")]
-    print_fitting(console, columns, list(_spare_rows(plans)))
+    print_fitting(console, columns, list(_spare_rows(plans)), SCREEN_COLUMNS)
     lacking = [one for one in plans if one.found is None]
     print_lines(console, [f"{one.demand.request.nodes} nodes: {one.reason}" for one in lacking])
 

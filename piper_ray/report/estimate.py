@@ -263,7 +263,7 @@ def _dispatch_text(mode: LayerMode, stack: Stack) -> str:
 
 
 _CONTEXT = {
-    ContextExchange.RING: "keys and values around a ring, beside attention,",
+    ContextExchange.RING: "keys and values around a ring, during attention,",
     ContextExchange.ALL_GATHER: "all-gather of keys and values",
     ContextExchange.ALL_TO_ALL: "all-to-all of heads, there and back,",
 }

@@ -12,7 +12,7 @@ from piper_ray.model import events
 from piper_ray.model.figures import PROOF_TOLERANCE, duration_text, percent_text, plural, time_text
 from piper_ray.model.instance import Instance
 from piper_ray.report.summary import instance_lines
-from piper_ray.report.terminal import LiveLog, left_texts
+from piper_ray.report.terminal import LiveLog, left_texts, print_lines
 from piper_ray.version import __version__
 
 _HEAD = f"{'#':>4}  {'threshold':>11}  {'answer':<12} {'lower bound':>11}  {'upper bound':>11}  {'gap':>9}  {'time':>8}"
@@ -103,7 +103,7 @@ class SolverLog(LiveLog):
 
     def line(self, text: str, style: str = "") -> None:
         """Prints the line as it is."""
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        print_lines(self._console, [Text(text, style=style)])
 
     def live_line(self) -> Text:
         """What a terminal shows below the log; asked for often, so that the clock runs while no event comes."""

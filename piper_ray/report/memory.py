@@ -17,14 +17,14 @@ from piper_ray.workloads.estimate.software import software_named
 
 _HEADS = {
     "weights": "weights",
-    "gradients": "gradients",
-    "optimizer state": "optimizer",
-    "activations": "activations",
+    "gradients": "grads",
+    "optimizer state": "optim",
+    "activations": "acts",
     "logits and loss": "loss",
-    "backward pass": "backward",
+    "backward pass": "bwd",
     "buffers": "buffers",
 }
-"""The heads of the columns of terms."""
+"""The heads of the columns of terms: a row fits 100 columns."""
 
 
 def memory_document(found: LayoutMemory) -> dict[str, object]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rich.console import Console
 from rich.text import Text
@@ -34,21 +33,22 @@ from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
+from piper_ray.report.folding import folded
 from piper_ray.report.simulated import beside_text, early_receives_text
 from piper_ray.report.summary import layers_text
-from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
+from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.operators import LayerNode
 from piper_ray.workloads.schemes.kept import rule_table
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
-_MOST_RANKS = 16
+_MOST_RANKS = 12
 
 
-_WIDTH = 100
-"""Of the screen, in columns."""
+SCREEN_COLUMNS = 100
+"""Of the screen of ``plan``."""
 
-_LEAST_WRAP, _RUNS_AS_WRAP = 16, 18
+_RUNS_AS_WRAP = 21
 
 _SAME = 5e-4
 """Relative. A smaller change of a step is shown as none."""
@@ -101,7 +101,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         ]
     elif figures.samples_per_s is not None:
         rates.append(f"{rounded(figures.samples_per_s)} samples/s")
-    hfu = "" if figures.hfu - figures.mfu < _SAME else f", HFU {share_text(figures.hfu)}"
+    hfu = "" if figures.hfu - figures.mfu < _SAME else f", HFU {share_text(figures.hfu)} with recomputation"
     yield f"speed     {', '.join(rates)}, MFU {share_text(figures.mfu)} of all {instance.devices:,} GPUs{hfu}"
     if figures.days is not None:
         cost = "" if figures.cost is None else f", which cost {rounded(figures.cost)} at that price"
@@ -132,8 +132,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         over = f"{100.0 * share / (1.0 - share):.1f} %"
         yield from _wrapped(
             "room",
-            f"{share_text(share)} of each GPU stays free, as 1 in 10 of these peaks was over its estimate by {over} or "
-            "more; --headroom 0 plans with all",
+            f"{share_text(share)} of each GPU stays free, because 1 in 10 published peaks exceeded the estimate by "
+            f"{over} or more; --headroom 0 plans with all of it",
         )
     receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
     if receives:
@@ -219,8 +219,7 @@ def _whole_bytes(proposal: FoundPlans) -> float:
 
 
 def _wrapped(head: str, text: str) -> list[str]:
-    indent = " " * 10
-    return textwrap.wrap(text, _WIDTH, initial_indent=f"{head:<10}", subsequent_indent=indent, break_long_words=False)
+    return folded(f"{head:<10}{text}", SCREEN_COLUMNS)
 
 
 def rounded(number: float) -> str:
@@ -252,16 +251,16 @@ def proof_line(proposal: FoundPlans) -> str:
     left = ""
     if demand.headroom:
         free_bytes = _whole_bytes(proposal) - proposal.best.instance.memory_bytes
-        left = f" that leaves {held_text(free_bytes)} of each GPU free"
+        left = f", {held_text(free_bytes)} of each GPU kept free"
     elif demand.set_aside_bytes:
-        left = f" that leaves {size_text(demand.set_aside_bytes)} for {demand.runtime.title}"
+        left = f", {size_text(demand.set_aside_bytes)} kept free for {demand.runtime.title}"
     combinations = plural(proposal.cells.count, "combination")
-    less = f"less than {time_text(rounded_down(proposal.lower_s), 3)}"
-    if proposal.gap < _NO_GAP:  # rounded down, the bound would be told as below the step
-        less = "even 0.01 % less"
+    bound = "is faster"
+    if proposal.gap >= _NO_GAP:  # else the bound, rounded down, would be told as below the step
+        bound = f"takes less than {time_text(rounded_down(proposal.lower_s), 3)}"
     return (
-        f"no plan{left} with any of these {combinations} of microbatch size, schedule and modes of layers takes {less} "
-        f"under this model: gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+        f"{combinations} of microbatch size, schedule, sharding and recomputation compared{left}: by these estimates "
+        f"no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
     )
 
 
@@ -282,10 +281,9 @@ def _open_text(proposal: FoundPlans) -> str:
         return ""
     schedules = " and ".join(dict.fromkeys(cell.schedule.value for cell in held))
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
-    why = (
-        f"{unsearched:,} of them were not searched" if unsearched else "their searches end after a fixed amount of work"
-    )
-    return f", left by {plural(len(held), 'combination')} under {schedules}: {why}"
+    ends = "whose search ends" if len(held) == 1 else "whose searches end"
+    why = f"of which {unsearched:,} were not searched" if unsearched else f"{ends} after a fixed amount of work"
+    return f", left by {plural(len(held), 'combination')} under {schedules}, {why}"
 
 
 def unfinished_text(known: FoundPlans) -> str:
@@ -348,6 +346,8 @@ def _print_stages(console: Console, proposal: FoundPlans) -> None:
     print_table(console, columns, rows)
     if len(shown) < count:
         print_lines(console, [f"      {plural(count - len(shown), 'other rank')} hold less"])
+    if schedule.v > 1:
+        print_lines(console, [f"|: between the {schedule.v} chunks of a rank (virtual pipeline stages)"])
 
 
 def _recomputed(best: Proposed, stage: Stage) -> int:
@@ -383,7 +383,7 @@ def _print_others(console: Console, proposal: FoundPlans) -> None:
     heads, rows = other_plans(proposal)
     wraps = {"runs as": _RUNS_AS_WRAP}
     columns = [Column(head, right=head not in OF_WORDS, wrap=wraps.get(head)) for head in heads]
-    print_fitting(console, columns, rows)
+    print_fitting(console, columns, rows, SCREEN_COLUMNS)
     print_lines(console, settling_lines(proposal))
 
 
@@ -402,16 +402,6 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
     return [
         f"{close} of these are within the interval of the first: measure the first {count}, --candidates {count} -o DIR"
     ]
-
-
-def print_fitting(console: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose last column is wrapped so that it fits the screen."""
-    *most, last = columns
-    taken = 0
-    for place, column in enumerate(most):
-        longest = max(len(text) for text in (column.head, *(row[place] for row in rows)))
-        taken += 2 + (longest if column.wrap is None else min(longest, column.wrap))
-    print_table(console, [*most, replace(last, wrap=max(_LEAST_WRAP, _WIDTH - taken))], rows)
 
 
 def _other_row(one: Proposed, best: Proposed, words: LayoutWords) -> list[str]:
@@ -460,7 +450,7 @@ def precision_lines(best: Proposed, others: Mapping[str, Proposed | None]) -> It
         else:
             change = change_text(one.step_s / best.step_s - 1.0)
             text = f"in {precision}: {time_text(one.step_s, 3)} a step, {change}: {layout_words(one).text}"
-            yield from textwrap.wrap(text, _WIDTH, subsequent_indent="  ")
+            yield from folded(text, SCREEN_COLUMNS)
 
 
 def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
@@ -536,7 +526,7 @@ def _per_sample(one: Proposed) -> float:
 
 
 def _indented(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_long_words=False)
+    return folded(text, SCREEN_COLUMNS)
 
 
 def verbose_lines(proposal: FoundPlans) -> Iterator[str]:

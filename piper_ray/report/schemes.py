@@ -21,14 +21,19 @@ from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 
 _COLUMNS = (
     Column("id"),
-    Column("name", wrap=34),
-    Column("border"),
+    Column("name", wrap=26),
+    Column("edges"),
     Column("time", right=True),
-    Column("forward", right=True),
-    Column("a", right=True),
-    Column("b", right=True),
-    Column("w", right=True),
-    Column("done again", wrap=40),
+    Column("activations", right=True),
+    Column("state", right=True),
+    Column("gradients", right=True),
+    Column("again", right=True),
+)
+_LEGEND = (
+    "On each of the t devices. edges: what layers pass on is sharded along tokens (sequence parallelism), or whole on "
+    "each device; time: of a microbatch, forward and backward; activations: of each microbatch in flight; state: "
+    "weights, gradients and optimizer; gradients: what replicas sum; again: operators of all that the backward pass "
+    "computes again, which --show ID names. A scheme that is new has no name, and no runtime runs it."
 )
 
 
@@ -66,7 +71,7 @@ def outcomes_document(outcomes: Sequence[SchemeOutcome]) -> dict[str, object]:
 
 
 def print_schemes(target: Console, of: SchemesSubject, kinds: Sequence[KindSchemes]) -> None:
-    """Times of a microbatch; a for each microbatch in flight, b the state, w what replicas reduce, on each device."""
+    """A table for each kind of layer and degree, and what its columns are."""
     print_lines(target, [f"Model     {of.model}; {of.sample}", f"GPU       {of.gpu}"])
     for one in kinds:
         target.print()
@@ -77,7 +82,7 @@ def print_schemes(target: Console, of: SchemesSubject, kinds: Sequence[KindSchem
         print_table(target, _COLUMNS, [_row(found) for found in one.found])
     if any(one.found for one in kinds):
         target.print()
-        print_lines(target, [EXACTNESS])
+        print_lines(target, [_LEGEND, EXACTNESS])
 
 
 def _row(found: FoundScheme) -> list[str]:
@@ -85,13 +90,12 @@ def _row(found: FoundScheme) -> list[str]:
     return [
         digest_of(found.scheme),
         found.name,
-        "tokens" if found.scheme.border.axis else "replicated",
+        "tokens" if found.scheme.border.axis else "whole",
         time_text(figures.time_s, 4),
-        time_text(figures.forward_s, 4),
         size_text(figures.activation_bytes),
         size_text(figures.state_bytes),
         size_text(figures.weights_bytes),
-        ", ".join(found.scheme.again) or "nothing",
+        f"{len(found.scheme.again)} of {len(found.scheme.steps)}",
     ]
 
 

@@ -34,10 +34,13 @@ _WHAT = {
 _HEADS = ("rank", "stages", "devices", "compute", "comm.", "waiting", "bubble", "in flight", "peak memory", "unused")
 
 
-def print_simulation(console: Console, simulation: Simulation) -> None:
-    """Prints the simulation at the console's width."""
+def print_simulation(console: Console, simulation: Simulation, most: int | None = None) -> None:
+    """Prints the simulation at the console's width. most: rows of ranks; None for all."""
     columns = [Column(_HEADS[0]), Column(_HEADS[1], wrap=24), *(Column(head, right=True) for head in _HEADS[2:])]
-    print_table(console, columns, list(_rows(simulation)))
+    print_table(console, columns, list(_rows(simulation)), most)
+    if simulation.schedule.v > 1:
+        chunks = "+".join(f"chunk {number}" for number in range(1, simulation.schedule.v + 1))
+        print_lines(console, [f"in flight: microbatches whose activations a rank keeps at most, {chunks}"])
     console.print()
     print_lines(console, summary_lines(simulation))
 

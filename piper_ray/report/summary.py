@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from rich.console import Console
 from rich.text import Text
@@ -37,7 +37,16 @@ from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import CHUNKED, PAPERS_SCHEDULE, Schedule
 from piper_ray.model.solution import BlockStats, ClusterStats, Infeasibility, Solution, Status
-from piper_ray.report.terminal import NO_BREAK, Column, draws_blocks, print_lines, print_table, table_lines
+from piper_ray.report.terminal import (
+    NO_BREAK,
+    Column,
+    draws_blocks,
+    left_out_text,
+    print_lines,
+    print_table,
+    shortened,
+    table_lines,
+)
 from piper_ray.simulate.result import Simulation
 
 _AS_CLAIMED = 1e-6
@@ -242,20 +251,25 @@ class BarPart:
 BAR_PARTS = (
     BarPart("compute", "█", "#", "cyan"),
     BarPart("communication", "▒", "+", "yellow"),
-    BarPart("resync", "░", ".", "magenta"),
+    BarPart("gradients", "░", ".", "magenta"),
 )
 
 
-def print_plan(console: Console, instance: Instance, plan: Plan, evaluation: Evaluation) -> None:
-    """Both tables, at the console's width."""
-    print_layers(console, instance, plan, evaluation.schedule)
+def print_plan(
+    console: Console, instance: Instance, plan: Plan, evaluation: Evaluation, most: int | None = None
+) -> None:
+    """Both tables, at the console's width. most: rows of each; None for all."""
+    print_layers(console, instance, plan, evaluation.schedule, most)
     console.print()
-    _print_costs(console, instance, evaluation)
+    _print_costs(console, instance, evaluation, most)
 
 
-def print_layers(console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE) -> None:
-    """Prints which layers run where, and how."""
-    print_table(console, *_layers_table(instance, plan, schedule, console.width))
+def print_layers(
+    console: Console, instance: Instance, plan: Plan, schedule: Schedule = PAPERS_SCHEDULE, most: int | None = None
+) -> None:
+    """Prints which layers run where, and how. most: rows; of more stages those that are alike share one."""
+    alike = most is not None and len(plan.stages) > most and schedule.v == 1
+    print_table(console, *_layers_table(instance, plan, schedule, console.width, alike=alike), most)
 
 
 def layers_text(instance: Instance, layers: tuple[int, ...], width: int) -> str:
@@ -307,9 +321,10 @@ def _tmpcs_text(stage: Stage) -> str:
 
 
 def _layers_table(
-    instance: Instance, plan: Plan, schedule: Schedule, width: int
+    instance: Instance, plan: Plan, schedule: Schedule, width: int, *, alike: bool
 ) -> tuple[list[Column], list[list[str]]]:
-    """The table of layers. Where ranks hold several stages it says which rank has each."""
+    """The table of layers. Where ranks hold several stages it says which rank has each. alike: neighbouring stages with
+    equal degrees and TMPCs share a row."""
     rank_of: dict[int, int] = {}
     if schedule.v > 1:
         ranks = len(plan.stages) // schedule.v
@@ -324,27 +339,35 @@ def _layers_table(
         numbers.append(Column("kind"))
     columns = [*numbers, Column("layers", wrap=layers_width), *degrees, Column("TMPCs", wrap=tmpcs_width)]
     rows = [
-        [
-            str(number),
-            *([str(rank_of[number - 1])] if rank_of else []),
-            *([printable(stage.kind)] if has_kinds else []),
-            layers_text(instance, stage.layers, layers_width),
-            str(stage.data_parallel_degree),
-            str(stage.tensor_parallel_degree),
-            str(stage.devices),
+        (
+            [printable(stage.kind)] if has_kinds else [],
+            [str(stage.data_parallel_degree), str(stage.tensor_parallel_degree), str(stage.devices)],
             _tmpcs_text(stage),
-        ]
-        for number, stage in enumerate(plan.stages, start=1)
+        )
+        for stage in plan.stages
     ]
-    return columns, rows
+    found = []
+    for _, group in groupby(range(len(rows)), key=lambda place: rows[place] if alike else place):
+        first, *others = group
+        kind, own, tmpcs = rows[first]
+        layers = tuple(layer for place in (first, *others) for layer in plan.stages[place].layers)
+        found.append([
+            range_text([place + 1 for place in (first, *others)]),
+            *([str(rank_of[first])] if rank_of else []),
+            *kind,
+            layers_text(instance, layers, layers_width),
+            *own,
+            f"{tmpcs} each" if others else tmpcs,
+        ])  # fmt: skip
+    return columns, found
 
 
-def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -> None:
+def _print_costs(console: Console, instance: Instance, evaluation: Evaluation, most: int | None) -> None:
     times = time_scale(evaluation.time_per_sample_s)
     sizes = size_scale(max([instance.memory_bytes, *(stage.memory_bytes for stage in evaluation.stages)]))
     columns = [
         Column(head, right=True)
-        for head in ("#", f"time {times.unit}", "compute", "comm", "resync", f"mem {sizes.unit}", "acts", "%")
+        for head in ("#", f"time {times.unit}", "compute", "comm", "grads", f"mem {sizes.unit}", "acts", "%")
     ]
     rows = [
         [
@@ -362,17 +385,18 @@ def _print_costs(console: Console, instance: Instance, evaluation: Evaluation) -
     offset = max(map(len, [head, *lines])) + 2
     bar_width = min(_LONGEST_BAR, max(_SHORTEST_BAR, console.width - offset))
     blocks = draws_blocks(console)
-    shown = [Text(head, style="bold")]
+    drawn = []
     for line, stage in zip(lines, evaluation.stages, strict=True):
         bar = _bar(stage, evaluation.time_per_sample_s, bar_width, blocks)
-        shown.append(Text(line.ljust(offset)) + bar if bar.plain else Text(line))
-    legend = Text("bar: time/microbatch, ")
+        drawn.append(Text(line.ljust(offset)) + bar if bar.plain else Text(line))
+    shown = [Text(head, style="bold"), *shortened(drawn, Text(left_out_text(len(drawn), most or 0)), most)]
+    legend = Text("bar: time, ")
     for index, part in enumerate(BAR_PARTS):
         legend.append(", " if index else "")
         legend.append(part.block if blocks else part.ascii, part.style)
         legend.append(f" {part.name}")
     legend.append(f"; memory limit {size_text(instance.memory_bytes)}")
-    acts = "acts: of mem, the activations in flight; the rest is there all the time"
+    acts = "grads: summed over replicas; acts: the part of mem for activations in flight"
     print_lines(console, [*shown, legend, acts])
 
 

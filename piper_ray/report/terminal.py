@@ -10,7 +10,7 @@ import textwrap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from piper_ray.model.figures import duration_text
+from piper_ray.report.folding import folded, screen_columns
 
 PIPE_WIDTH = 120
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -51,15 +52,56 @@ class Column:
 
 
 def print_lines(target: Console, lines: Iterable[str | Text]) -> None:
-    """A line that is too long for the terminal is left for it to wrap."""
+    """Lines that are too long for a terminal are folded; what follows the fold has no style."""
+    columns = screen_columns(target.file) and target.width
     for line in lines:
-        target.print(Text(line) if isinstance(line, str) else line, soft_wrap=True)
+        text = Text(line) if isinstance(line, str) else line
+        first, *others = folded(text.plain, columns)
+        for part in (text[: len(first)], *map(Text, others)):
+            target.print(part, soft_wrap=True)
 
 
-def print_table(target: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """``table_lines``, the head bold."""
-    head, *lines = table_lines(columns, rows)
-    print_lines(target, [Text(head, style="bold"), *lines])
+def print_table(
+    target: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], most: int | None = None
+) -> None:
+    """``table_lines``, the head bold. most: see ``shortened``."""
+    head, *lines = table_lines(columns, shortened(rows, [_LEFT_OUT, *[""] * (len(columns) - 1)], most))
+    for line in (Text(head, style="bold"), *map(Text, lines)):  # never folded: cells stand in columns
+        target.print(line, soft_wrap=True)
+    if most is not None and len(rows) > most:
+        print_lines(target, [left_out_text(len(rows), most)])
+
+
+_LEFT_OUT = "..."
+_Row = TypeVar("_Row")
+
+
+def shortened(rows: Sequence[_Row], mark: _Row, most: int | None) -> Sequence[_Row]:
+    """The first and the last rows with a mark between them, where there are more than ``most``; None: all rows."""
+    if most is None or len(rows) <= most:
+        return rows
+    last = most // 2
+    return [*rows[: most - last], mark, *rows[-last:]]
+
+
+def left_out_text(rows: int, most: int) -> str:
+    """What takes the place of a table's other rows."""
+    return f"{_LEFT_OUT} {rows - most:,} rows are left out (--verbose shows all)"
+
+
+def print_fitting(
+    target: Console, columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None
+) -> None:
+    """A table whose last column is wrapped so that it fits the screen. width: the target's if not given."""
+    *most, last = columns
+    taken = 0
+    for place, column in enumerate(most):
+        longest = max(len(text) for text in (column.head, *(row[place] for row in rows)))
+        taken += 2 + (longest if column.wrap is None else min(longest, column.wrap))
+    print_table(target, [*most, replace(last, wrap=max(_LEAST_WRAP, (width or target.width) - taken))], rows)
+
+
+_LEAST_WRAP = 15
 
 
 def table_lines(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:

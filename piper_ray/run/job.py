@@ -113,7 +113,7 @@ def _plain(key: str, value: object) -> object:
 
 @dataclass(frozen=True)
 class Job(JobOptions):
-    """What the ranks of a run are told.
+    """What a run's ranks train, and how.
 
     stages: the layers of each, front to back; degrees: d of each. in_flight: the microbatches that a replica of each
     stage keeps under an asynchronous schedule. microbatches: N; microbatch: samples of one.

@@ -86,7 +86,7 @@ def pieces_of(instance: Instance) -> ModelPieces:
     inside = [position for position, key in enumerate(keys) if key is not None]
     if not inside:
         raise UsageError(
-            f"{_named(instance)} has no blocks in a row that its layers' paths or names would tell; a plan for this "
+            f"{_named(instance)} has no row of equal blocks by its layers' paths or names; a plan for this "
             "runtime needs an embedding, equal blocks and a head"
         )
     first, last = inside[0], inside[-1]

@@ -105,7 +105,7 @@ def _check_format(control: Folder, location: str) -> parts.Manifest | None:
     manifest = parts.read_manifest(control).manifest
     if manifest is None and parts.BEFORE_MANIFESTS in control.names():
         raise UsageError(
-            f"{shown(location)}: a dataset of format 1, whose files have no checksums, so that nobody can tell whether "
+            f"{shown(location)}: a dataset of format 1, whose files have no checksums, so it is not known whether "
             "they are as they were written. pyarrow.parquet.read_table reads it; for rows that are checked, run its "
             "sweep on another storage"
         )

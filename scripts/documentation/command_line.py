@@ -13,7 +13,7 @@ from piper_ray.model import errors
 ENVIRONMENT = {
     "RAY_ADDRESS": "The Ray cluster that `solve` and `sweep` take where `--address` is not given.",
     "PIPER_RAY_TRACEBACK": "1: errors show where in the code they came from, as with `--traceback`.",
-    "NUMBA_CACHE_DIR": "Where compiled kernels are kept. Otherwise beside the sources, or, where those cannot be "
+    "NUMBA_CACHE_DIR": "Where compiled kernels are kept. Otherwise in the sources' folders, or, where those cannot be "
     "written, in `~/.cache/piper_ray` (under `XDG_CACHE_HOME` if that is set).",
     "COLUMNS": "Width of tables and logs where stdout is no terminal; 120 if not set.",
     "NO_COLOR, FORCE_COLOR": "No colours at all, or colours in a pipe too.",

@@ -14,7 +14,7 @@ GROUPS: Mapping[str, str] = MappingProxyType(
         "Instance": "The problem",
         "Restrictions": "What plans must keep",
         "SolveOptions": "How it is solved",
-        "Listener": "What is told meanwhile",
+        "Listener": "Events",
         "Solution": "The answer",
         "StopSearch": "Errors",
     }

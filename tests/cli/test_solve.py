@@ -280,7 +280,7 @@ def test_no_color_is_respected_and_ascii_streams_work(small: Path) -> None:
     result = run("solve", small, env={"PYTHONIOENCODING": "ascii", "NO_COLOR": "1"})
     assert result.returncode == 0, result.stderr
     assert result.stdout.isascii()
-    assert "# compute, + communication, . resync" in result.stdout
+    assert "# compute, + communication, . gradients" in result.stdout
 
 
 @pytest.mark.parametrize("columns", [80, 120])

@@ -119,7 +119,7 @@ def test_runs_of_the_machine_itself_make_the_interval_narrower(tmp_path: Path) -
         own = doubt_of("NVIDIA H100 SXM5 80 GB", software_named("megatron-core"), Precision.BF16, False, spread)
         least_s, most_s = own.range_s(1.0)
         assert least_s < 1.0 < most_s
-        assert f"as {count} runs on the machine itself tell" in own.words
+        assert f"as {count} runs on this machine" in own.words
         widths.append(most_s / least_s)
     assert widths == sorted(widths, reverse=True)
     assert fitted(tmp_path, {Constant.WORK: 0.8}, LAYOUTS[:1]).spread is None
@@ -177,7 +177,7 @@ def test_the_command_says_what_it_changed_and_writes_it_down(tmp_path: Path) -> 
     told = re.search(r"calibrated with 1 measurement of .*run.json: work on the GPU x (0\.\d+)", result.stderr)
     assert told is not None
     assert float(told.group(1)) == pytest.approx(0.8, rel=0.03)
-    assert "left as they are" in result.stderr
+    assert "unchanged, because" in result.stderr
     assert f"# {told.group(0)}" in out.read_text(encoding="utf-8")
     found, by_function = piper_ray.load(out), piper_ray.estimate(MODEL, "H100-SXM", nodes=2, calibrate=path)
     assert found == by_function

@@ -134,7 +134,7 @@ def test_an_unknown_family_with_other_layers_is_refused(tmp_path: Path, keys: di
         read(tmp_path, {**SHAPE, "model_type": "none-such", **keys})
     assert len(error.value.faults) == len(keys)
     for key in keys:
-        assert f'{key}: tells of layers that are not Llama\'s, and model_type is unknown ("none-such")' in str(
+        assert f'{key}: describes layers that are not Llama\'s, and model_type is unknown ("none-such")' in str(
             error.value
         )
 

@@ -162,7 +162,7 @@ def test_what_torchtitan_does_not_train_is_refused(kept: dict[str, Any], told: s
     [
         ({"rope_scaling": {"rope_type": "linear", "factor": 4.0}}, "stretched in a way that torchtitan has not"),
         ({"attention_dropout": 0.1}, "it has dropout"),
-        ({"mlp_bias": True}, "biases beside those of queries, keys and values"),
+        ({"mlp_bias": True}, "biases other than those of queries, keys and values"),
         ({"hidden_act": "gelu"}, "its feed-forward part is no SwiGLU"),
     ],
 )

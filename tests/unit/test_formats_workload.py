@@ -185,7 +185,7 @@ FAULTS: list[tuple[str, str, str, str, str]] = [
     ("no length", "length = 4, ", "", "layers.stack.length", "missing"),
     ("length alone", 'type = "in", id', 'type = "in", length = 2, id', "layers.mask.length", "without continues"),
     ("no type", 'type = "in", id', "id", "layers.mask.type", "missing"),
-    ("type and continues", "length = 4", 'length = 4, type = "in"', "layers.stack.type", "a type beside continues"),
+    ("type and continues", "length = 4", 'length = 4, type = "in"', "layers.stack.type", "a type and continues"),
     ("unknown head", 'continues = "first"', 'continues = "frist"', "layers.stack.continues", 'unknown layer "frist"'),
     ("own head", 'continues = "first"', 'continues = "stack"', "layers.stack.continues", 'unknown layer "stack"'),
     ("duplicate id", 'first = { type = "block"', 'first = { id = 10, type = "block"', "layers.first",

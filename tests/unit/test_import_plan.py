@@ -86,7 +86,7 @@ def test_what_a_plan_does_not_hold_is_noted(text: str, given: dict[str, object],
         ),
         (f"{TWO} --recompute-granularity full --recompute-num-layers 1", {}, "full without --recompute-method"),
         (f"{TWO} --recompute-granularity full --recompute-method block", {}, "full without --recompute-num-layers"),
-        (f"{TWO} --recompute-activations --recompute-num-layers 1", {}, "beside selective recomputation"),
+        (f"{TWO} --recompute-activations --recompute-num-layers 1", {}, "with selective recomputation"),
         (f"{TWO} --recompute-granularity full --recompute-method rows", {}, "expected uniform or block"),
         ("Et*6|t*6L", {"recomputed_layers": 2}, "are for full recomputation alone"),
         ("Et*6|t*6L", {"optimizer_shards": 8}, "8 shards of the optimizer's state, but 4 replicas"),
@@ -264,7 +264,7 @@ def test_a_toml_of_torchtitan_and_shards_that_are_left() -> None:
     found = import_plan(sharing(ALL_REPLICAS, 8), text, RunAs())
     assert found.plan.stages[0].data_parallel_degree == 8
     assert any(tmpc_id.endswith("full+fsdp8") for tmpc_id in ids(found))
-    with pytest.raises(UsageError, match="beside 2 replicas; expected the number"):
+    with pytest.raises(UsageError, match="with 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_shard_degree": -1, "data_parallel_replicate_degree": 2}}')
 
 
@@ -522,7 +522,7 @@ def test_local_batches_of_torchtitan_run_its_pipelines_empty_several_times() -> 
 
 
 def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:
-    with pytest.raises(UsageError, match="-1 beside 2 replicas; expected the number"):
+    with pytest.raises(UsageError, match="-1 with 2 replicas; expected the number"):
         read('{"parallelism": {"data_parallel_replicate_degree": 2}}')
     found = import_plan(sharing(ALL_REPLICAS, 8), '{"parallelism": {"tensor_parallel_degree": 2}}', RunAs())
     assert ids(found) <= {"plain+fsdp8", "sp+gathered+fsdp8", "sp+fsdp8"}, ids(found)

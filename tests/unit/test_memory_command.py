@@ -176,7 +176,7 @@ def test_a_script_takes_variables_and_its_precision_is_held_against_the_answer(t
 def test_command() -> None:
     words = "tp=4,pp=8,dp=2,mbs=1,gbs=128"
     shown = run_command("memory", "llama3-70b", "--layout", words, "--gpu", "H100-SXM").stdout
-    assert "rank  layers  in flight  weights  gradients  optimizer  activations" in shown
+    assert "rank  layers  in flight  weights  grads  optim   acts" in shown
     assert "NVIDIA H100 SXM5 80 GB" in shown
     document = json.loads(run_command("memory", "llama3-70b", "--layout", words, "--json").stdout)
     found = piper_ray.memory("llama3-70b", words)

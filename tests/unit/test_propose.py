@@ -388,7 +388,7 @@ def test_nothing_is_said_of_what_an_interrupt_leaves_open(proposal: FoundPlans, 
     near_s = found.best.step_s * 0.995
     held = [cell for cell in found.cells.cells if cell.lower_s < near_s]
     unsearched = sum(cell.closing is Closing.LEFT_OPEN for cell in held)
-    left = f"left by {plural(len(held), 'combination')} under 1f1b: {unsearched:,} of them were not searched"
+    left = f"left by {plural(len(held), 'combination')} under 1f1b, of which {unsearched:,} were not searched"
     assert proof_line(found).endswith(f"gap {gap_text(found.gap)}, {left}")
     closed = replace(found, lower_s=found.best.step_s, cells=replace(found.cells, cells=()))
     assert proof_line(closed).endswith("gap 0 %")

@@ -204,7 +204,7 @@ def test_terms_of_a_step_are_those_that_the_plan_was_made_with() -> None:
     found = page(instance, plan, "1f1b", claims)
     assert found.figure("step_s") == simulate(instance, plan, "1f1b", options=SimulationOptions.of(step)).step_s
     assert found.figure("lower_bound_s") == 1.0
-    assert "25 % of it beside backward passes: around a ring" in found.texts["assumptions"]
+    assert "25 % of it during backward passes: around a ring" in found.texts["assumptions"]
     assert "The optimizer takes 500.000 ms of each rank" in found.texts["assumptions"]
     for schedule, terms in (("gpipe", step), ("2bw", StepTerms()), ("pipedream", StepTerms())):
         elsewhere = simulate(instance, plan, schedule, options=SimulationOptions.of(terms))

@@ -20,9 +20,7 @@ def units_of(most_of_kind: tuple[int, ...]) -> Ints:
     """int64[kinds + 1]: what one more stage on each kind adds to its digit, and to that of all. Raises LimitError."""
     found = [len(most_of_kind) ** 2 * prod(x + 1 for x in most_of_kind[:g]) for g in range(len(most_of_kind) + 1)]
     if found[-1] * (sum(most_of_kind) + 1) >= 2**63:
-        raise LimitError(
-            f"{len(most_of_kind)} kinds of devices have more mixes of stages than a certificate tells apart"
-        )
+        raise LimitError(f"{len(most_of_kind)} kinds of devices have more mixes of stages than a certificate can hold")
     return np.array(found, np.int64)
 
 

@@ -104,7 +104,7 @@ def valued(instance: Instance, plan: Plan, schedule: Schedule, step: StepTerms =
 
 def subject_of(found: Valued, claims: PlanClaims, compared: tuple[Compared, ...]) -> Subject:
     """What the page is of, with the bound of the plan's document, if that is one on this plan."""
-    bound_s, notes = claims.lower_bound_s, []
+    bound_s, notes = claims.lower_bound_s or None, []  # a bound of nothing says nothing
     if bound_s is not None:
         options = found.simulation.options
         step = StepTerms(options.all_reduce, options.all_reduce_overlap, options.optimizer_s)

@@ -11,12 +11,13 @@ from typing import Generic, TypeVar
 
 from piper_ray.evaluate import Evaluation
 from piper_ray.model.figures import plural, printable, range_text, share_text, size_scale, time_scale
+from piper_ray.model.plan import Stage
 from piper_ray.report.page.subject import Compared, Subject, Valued
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK
 from piper_ray.simulate.result import Simulation
 
-MOST_ROWS = 48
+MOST_ROWS = 16
 """The most rows of a table that is read as a whole. A table with more is grouped."""
 
 _LAYERS_WIDTH = 60
@@ -81,17 +82,13 @@ def stage_groups(found: Valued) -> list[Group]:
     """Each by itself while they are few; then those with the same degrees and kinds of configuration together."""
     if len(found.plan.stages) <= MOST_ROWS:
         return singles(len(found.plan.stages))
-    return groups(
-        [
-            (
-                stage.data_parallel_degree,
-                stage.tensor_parallel_degree,
-                len(stage.layers),
-                frozenset(Counter(stage.tmpc_ids.values()).items()),
-            )
-            for stage in found.plan.stages
-        ]
-    )
+    return groups([_alike(stage) for stage in found.plan.stages])
+
+
+def _alike(stage: Stage) -> Hashable:
+    """What stages that share a row have in common."""
+    configurations = frozenset(Counter(stage.tmpc_ids.values()).items())
+    return stage.data_parallel_degree, stage.tensor_parallel_degree, len(stage.layers), configurations
 
 
 def _spreads(
@@ -188,13 +185,13 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
 
     in_flight = _spreads([stage.in_flight_microbatches for stage in stages], _whole)
     shares = _spreads([stage.memory_bytes / stage.memory_limit_bytes for stage in stages], share_text)
-    time = "Of a microbatch: compute, communication and resync, divided by d"
+    time = "Of a microbatch: compute, communication and gradients, divided by d"
     resync = "A microbatch's share of summing gradients over the replicas"
     return [
         PageColumn("time_s", "time", seconds("time_s", slowest_s), help=time),
         PageColumn("compute_s", "compute", seconds("compute_s")),
         PageColumn("communication_s", "comm.", seconds("communication_s")),
-        PageColumn("resync_s", "resync", seconds("resync_s"), help=resync),
+        PageColumn("resync_s", "gradients", seconds("resync_s"), help=resync),
         PageColumn("in_flight", "in flight", in_flight, help="Microbatches that a replica keeps in flight"),
         PageColumn("memory_bytes", "memory", _spreads(memory, sizes), help="On each device"),
         PageColumn("memory_share", "%", shares, help="Of a device's memory"),
@@ -203,8 +200,11 @@ def _valued_columns(found: Valued, evaluation: Evaluation) -> list[PageColumn[Gr
 
 
 def rank_groups(found: Valued) -> list[Group]:
-    """Replicas of the same stages do the same but for when."""
-    return groups([rank.stages for rank in found.simulation.ranks])
+    """Replicas of the same stages do the same but for when; of many ranks those whose stages are alike share a row."""
+    ranks = [rank.stages for rank in found.simulation.ranks]
+    if len(set(ranks)) <= MOST_ROWS:
+        return groups(ranks)
+    return groups([tuple(_alike(found.plan.stages[stage]) for stage in stages) for stages in ranks])
 
 
 def rank_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:

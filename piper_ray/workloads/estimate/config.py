@@ -231,7 +231,7 @@ def _unknown(document: Mapping[str, object]) -> str:
 
 
 def _not_llamas(what: str) -> str:
-    return f"tells of layers that are not Llama's, and model_type is {what}; without this key they are taken so"
+    return f"describes layers that are not Llama's, and model_type is {what}; without it all count as Llama's"
 
 
 def _require_usual(source: str, document: Mapping[str, object], part: str) -> None:

@@ -109,7 +109,7 @@ class Doubt:
         """What the range of a step is of."""
         if self.calibrated is None:
             return f"as 9 in 10 of {plural(self.alike.runs, 'measured run')} like it"
-        return f"as {plural(self.calibrated.runs, 'run')} on the machine itself tell"
+        return f"as {plural(self.calibrated.runs, 'run')} on this machine"
 
     @property
     def lines(self) -> list[str]:

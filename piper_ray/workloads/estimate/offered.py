@@ -41,8 +41,8 @@ def require_offered(architecture: Architecture, offer: Offer) -> None:
         for ranks in offer.experts:
             if kind.value("E") % ranks:
                 raise UsageError(
-                    f"--expert-parallel {ranks}: the {kind.value('E'):,.0f} experts of {kind.name} cannot be spread "
-                    "evenly over so many ranks"
+                    f"--expert-parallel {ranks}: the {kind.value('E'):,.0f} experts of {kind.name} cannot be divided "
+                    "evenly among that many ranks"
                 )
 
 

@@ -231,9 +231,7 @@ def _check_cluster(cluster: Cluster, faults: Faults) -> None:
         return
     if cluster.between_bytes_per_s is not None:
         between = shown(cluster.between_bytes_per_s)
-        faults.at(
-            "cluster.between_bytes_per_s", f"{between}, a rate between kinds of devices; expected kinds beside it"
-        )
+        faults.at("cluster.between_bytes_per_s", f"{between}, a rate between kinds of devices; expected kinds too")
     _check_quantity("devices", cluster.devices, "devices", faults)
     _check_quantity("memory_bytes", cluster.memory_bytes, "memory_bytes", faults)
     links = _objects(cluster.links, Link, "cluster.links", faults)
@@ -284,7 +282,7 @@ def _check_kinds(cluster: Cluster, faults: Faults) -> None:
         if not _is_plain_text(kind.name) or not kind.name or names.count(kind.name) > 1:
             faults.at(f"{path}.name", f"{shown(kind.name)}; expected a text that no other kind has")
     if not faults and rate is not None and cluster != Cluster.of_kinds(cluster.kinds, rate):
-        faults.at("cluster", "figures beside kinds that are not of them; expected what Cluster.of_kinds gives")
+        faults.at("cluster", "figures that differ from those of its kinds; expected what Cluster.of_kinds gives")
 
 
 def _check_quantity(quantity: str, value: object, path: str, faults: Faults) -> None:

@@ -534,9 +534,9 @@ class PlannedAnswer(_Documented):
     likely_memory_bytes: Annotated[list[float], Field(min_length=2, max_length=2)]
     """Where the measured peak of the fullest GPU lies in 9 of 10 cases."""
     training_days: float | None
-    """The days of the whole training; null: nobody asked."""
+    """The days of the whole training; null if not asked for."""
     training_cost: float | None
-    """The cost of the whole training; null: nobody asked."""
+    """The cost of the whole training; null if not asked for."""
     alternatives: list[PricedLayoutDocument]
     """The best plans of other cells, the fastest first."""
     precisions: dict[str, PricedLayoutDocument | None]
@@ -550,7 +550,7 @@ class PlannedAnswer(_Documented):
     against: AgainstDocument | None
     """The layout that the plan was held against; null: none was given."""
     fewer_nodes: list[FewerNodesDocument]
-    """The plan and those for fewer nodes; empty: nobody asked."""
+    """The plan and those for fewer nodes; empty if not asked for."""
 
 
 SCHEMAS: dict[str, type[BaseModel]] = {

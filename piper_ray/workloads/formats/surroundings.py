@@ -120,7 +120,7 @@ def read_surroundings(
         cluster = _read_kinds(given, paths, overrides, faults, units=units)
     else:
         if given.get("between") is not None:
-            faults.at(paths["between"], f"a rate between kinds of devices; expected {paths['kinds']} beside it")
+            faults.at(paths["between"], f"a rate between kinds of devices; expected {paths['kinds']} too")
         inner = None if overrides.bandwidth_bytes_per_s is not None else given.get("links")
         cluster = _cluster_of(quantities, inner, said, paths, faults)
     schedule, chunks, group = map(said.get, ("schedule", "chunks", "group"))
@@ -226,7 +226,9 @@ def _read_kinds(
             *_, option = CLUSTER_RULES[what]
             faults.at(paths["kinds"], f"each kind has its own figure; expected no {option}")
         elif given.get(what) is not None:
-            faults.at(paths[what], f"beside kinds of devices; expected it in each of {paths['kinds']}")
+            faults.at(
+                paths[what], f"not for a cluster of several kinds of devices; expected it in each of {paths['kinds']}"
+            )
     listed, path = given["kinds"], paths["kinds"]
     if not isinstance(listed, (list, tuple)) or len(listed) < 2:
         faults.at(path, f"{shown(listed)}; expected a list of at least two kinds of devices")

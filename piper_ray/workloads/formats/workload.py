@@ -116,7 +116,7 @@ def _read_entry(
             return None
         return Chain(label, entry.type, entry.inputs or (), first_id, 1, 1, first_id, None, entry.path, entry.tied)
     if entry.type is not None:
-        faults.at(f"{path}.type", "a type beside continues; expected one of them: a chain is of one type")
+        faults.at(f"{path}.type", "a type and continues; expected one of them: a chain is of one type")
     if entry.length is None:
         faults.at(f"{path}.length", "missing; expected the number of layers of the whole chain")
     head = chains.get(entry.continues)

@@ -48,7 +48,7 @@ pass that computes gradients of weights. ``weights`` (w), ``activation`` (a), ``
 replicas of a stage share out among them), ``forward_sync`` (fw, one size or one for each edge that arrives) and
 ``backward_sync`` (bw, one size or one for each edge that leaves, in the order of the edges) are bytes, 0 if left out.
 ``recompute`` is true or false; left out, the id says it. ``least_data_parallel_degree``: the row is there only in
-stages of so many replicas, 1 if left out. A tensor of [graph] names the layers that make or use it: a stage with some
+stages of that many replicas, 1 if left out. A tensor of [graph] names the layers that make or use it: a stage with some
 of these and not all sends or receives it once, ``forward`` bytes in the forward pass and ``backward`` bytes in the
 backward pass; the bytes of edges are charged for each edge.
 ``continues`` makes a chain: layers of the same type follow the named one until the chain has ``length`` layers;

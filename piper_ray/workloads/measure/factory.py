@@ -276,7 +276,7 @@ def _fitted(spec: str, inputs: Inputs, microbatch: int, *, takes_microbatch: boo
     if len(sides) > 1 or None in sides or 0 in sides:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
         refuse(spec, "", f"example inputs of shapes {shapes} are no samples along their first side; expected a factory "
-                         "that takes `microbatch` and returns inputs of so many samples")  # fmt: skip
+                         "that takes `microbatch` and returns inputs of that many samples")  # fmt: skip
     chosen = torch.arange(microbatch) % tensors[0].shape[0]
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor[chosen.to(tensor.device)], inputs)
 
