@@ -116,7 +116,7 @@ class _Question:
         gpus = {name: self.modelled.gpu_of(name) for name in kinds}
         others = [(name, gpus[name], self.request(model, hardware, gpus[name], kinds[name])) for name in [*kinds][1:]]
         between_bytes_per_s = self.modelled.between_bytes_per_s
-        _require_files(model, trained_model(model, request, hardware.training), self.trained.runtime)
+        _require_training(trained_model(model, request, hardware.training), self.trained.runtime)
         headroom = usual_headroom(request) if self.room.headroom is None else self.room.headroom[0]
         return PlanDemand(
             model,
@@ -321,13 +321,15 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
 
 
 def _tell_what_is_not_written(demand: PlanDemand) -> None:
-    """Of a model that sees, where the runtime's launch files cannot say it."""
+    """Of a model that the runtime's launch files cannot say: it is planned all the same."""
     from piper_ray.export.targets import exportable
     from piper_ray.workloads.estimate.build import trained_model
 
     trained = trained_model(demand.model, demand.request, demand.hardware.training)
-    if (reason := exportable(trained, Target(demand.runtime.name.value))) is not None:
-        note(f"no launch files: {reason}")
+    if (reason := exportable(trained, Target(demand.runtime.name.value))) is None:
+        return
+    others = _runtimes(lambda target: exportable(trained, target) is None)
+    note(f"no launch files: {reason}" + (f"; {others} writes some" if others else ""))
 
 
 def _by_precision(
@@ -523,14 +525,16 @@ def _others(demand: PlanDemand) -> tuple[str, ...]:
     return ("fp8",) if exportable(trained, Target(demand.runtime.name.value)) is None else ()
 
 
-def _require_files(model: ModelConfig, trained: TrainedModel, runtime: RuntimeName) -> None:
-    """Raises UsageError, before any search, where the runtime's launch files cannot say the model. One that sees is
-    planned all the same."""
-    from piper_ray.export.targets import exportable
-    from piper_ray.workloads.estimate.architectures.multimodal import sees
+def _require_training(trained: TrainedModel, runtime: RuntimeName) -> None:
+    """Raises UsageError, before any search, where the runtime does not train as the options say."""
+    from piper_ray.export.training import TRAINING
 
-    if (reason := exportable(trained, Target(runtime.value))) is None or sees(model.config):
-        return
-    others = [f"--runtime {name.value}" for name in RuntimeName if exportable(trained, Target(name.value)) is None]
-    instead = f"{' or '.join(others)} may do; " if others else ""
-    raise UsageError(f"{reason}; {instead}estimate and solve --runtime {runtime.value} plan it without launch files")
+    if broken := [*TRAINING[Target(runtime.value)].broken_by(trained)]:
+        able = _runtimes(lambda target: not [*TRAINING[target].broken_by(trained)])
+        raise UsageError("; ".join([*broken, *([f"{able} may do"] if able else [])]))
+
+
+def _runtimes(able: Callable[[Target], bool]) -> str:
+    """Options of the runtimes that can."""
+    names = [name.value for name in RuntimeName if able(Target(name.value))]
+    return f"--runtime {' or '.join([', '.join(names[:-1]), names[-1]] if names[1:] else names)}" if names else ""

@@ -30,7 +30,7 @@ def on_whole_gpus(found: FoundPlans, one: Proposed) -> Instance:
 
 
 def launch_of(found: FoundPlans, one: Proposed) -> Export:
-    """What the runtime reads of a plan; no files where it can say the plan and not the model (one that sees)."""
+    """What the runtime reads of a plan; no files where it can say the plan and not the model."""
     from piper_ray.export.files import NO_FILES
     from piper_ray.export.targets import export_plan, exportable
     from piper_ray.runtimes.meshes import gpus_per_node_of

@@ -37,6 +37,17 @@ def require_megatron_model(model: TrainedModel) -> DecoderShape:
     return require_decoder(model, Target.MEGATRON, _reasons)
 
 
+def require_flagscale_model(model: TrainedModel) -> DecoderShape:
+    """A decoder that FlagScale's Megatron builds. Raises UsageError for others."""
+    shape = require_megatron_model(model)
+    if shape.config.predictors:
+        raise UsageError(
+            "FlagScale's hetero_pipeline_layer_split counts decoder layers alone, and this model predicts further "
+            "tokens (one whose config has num_nextn_predict_layers = 0 does not)"
+        )
+    return shape
+
+
 def _reasons(shape: DecoderShape) -> Iterator[str]:
     rules = shape.rules
     if rules.norms != "before" or rules.parallel_norms or rules.embedding_norm or rules.norm not in ("h", LAYER_NORM):

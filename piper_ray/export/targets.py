@@ -9,7 +9,7 @@ from piper_ray.export.deepspeed import export_deepspeed
 from piper_ray.export.files import RANKS, Export, Target, noted, rendered
 from piper_ray.export.job import ExportJob, make_job
 from piper_ray.export.megatron import export_bridge, export_flagscale, export_megatron, require_bridge_model
-from piper_ray.export.megatron_model import require_megatron_model
+from piper_ray.export.megatron_model import require_flagscale_model, require_megatron_model
 from piper_ray.export.stage_documents import export_torch, export_yaml
 from piper_ray.export.torchtitan import export_torchtitan
 from piper_ray.export.torchtitan_model import require_titan_model
@@ -67,7 +67,7 @@ _FORMS = {
     Target.TORCHTITAN: _Form(RUNTIMES[RuntimeName.TORCHTITAN], export_torchtitan, require_titan_model, groups=True),
     Target.TORCH: _Form(RUNTIMES[RuntimeName.TORCH], export_torch),
     Target.DEEPSPEED: _Form(RUNTIMES[RuntimeName.DEEPSPEED], export_deepspeed),
-    Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_megatron_model),
+    Target.FLAGSCALE: _Form(RUNTIMES[RuntimeName.FLAGSCALE], export_flagscale, require_flagscale_model),
     Target.YAML: _Form(_ANY_RUNTIME, export_yaml, groups=True),
 }
 

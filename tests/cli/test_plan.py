@@ -85,18 +85,28 @@ def test_a_price_needs_a_training(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_said_before_any_search(tmp_path: Path) -> None:
-    """A model that the runtime's files cannot say, and one whose layers alone are more than the cluster holds."""
+    """Training that the runtime does not do, and a model whose layers alone are more than the cluster holds."""
     out = tmp_path / "out"
-    finished = run("plan", "vit-22b", "--gpu", "H100-SXM", "--nodes", "16", "-o", str(out))
+    asked = ("--gpu", "H100-SXM", "--nodes", "2", "-o", str(out))
+    finished = run("plan", "llama3-8b", *asked, "--runtime", "torchtitan", "--precision", "fp16")
     assert finished.returncode == 2
-    assert "is of decoders of text; vit is none" in finished.stderr
-    assert "--runtime deepspeed may do" in finished.stderr
+    assert "torchtitan trains in bf16 or fp8, and this plan in fp16" in finished.stderr
+    assert "--runtime megatron, torch, deepspeed or flagscale may do" in finished.stderr
     assert "microbatches of" not in finished.stderr
-    finished = run("plan", "deepseek-v3", "--gpu", "H100-SXM", "--nodes", "2", "-o", str(out))
+    finished = run("plan", "deepseek-v3", *asked)
     assert finished.returncode == 4
     assert "more nodes" in finished.stderr
     assert "microbatches of" not in finished.stderr
     assert not out.exists()
+
+
+def test_a_model_without_launch_files_is_planned(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    finished = run("plan", "bert-large", "--gpu", "H100-SXM", "--nodes", "1", "-o", str(out))
+    assert finished.returncode == 0
+    assert "no launch files: the export for Megatron-LM is of decoders of text; bert is none" in finished.stderr
+    assert "--runtime torch or deepspeed writes some" in finished.stderr
+    assert {file.name for file in out.iterdir()} == {"workload.toml", "plan.json", "search.json", "report.html"}
 
 
 def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) -> None:
