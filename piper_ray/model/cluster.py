@@ -226,6 +226,18 @@ class Cluster:
             found.append(level[1] if is_whole else 1)
         return tuple(found)
 
+    def needed_devices(self, stage_devices: int, stages: int) -> int:
+        """The least number of devices on which such a plan has the same borders as on all of them: on fewer there may
+        be no room for whole stages.
+
+        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(3, 4)  # two in each node
+        14
+        """
+        periods = self.border_periods(stage_devices, stages)
+        counts = range(stage_devices * stages, self.devices)
+        found = (x for x in counts if replace(self, devices=x).border_periods(stage_devices, stages) == periods)
+        return next(found, self.devices)
+
     def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
         """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
         left = [level for level, period in enumerate(periods, start=1) if behind % period == 0]

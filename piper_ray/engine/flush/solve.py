@@ -77,7 +77,7 @@ class FlushSeries:
 
     def __init__(self, first: SolveRequest, schedule: Schedule) -> None:
         self._schedule, self._proved_s = schedule, dict[Degrees, float]()
-        self._found: dict[int, ChosenStages] = {}  # the best one known of each number of devices
+        self._found: dict[int, ChosenStages] = {}  # the best one known that needs so many devices
         self._problem = _Problem.of(first, schedule)
         self.preparation_s = 0.0
         if not isinstance(self._problem, Infeasibility):
@@ -117,7 +117,8 @@ class FlushSeries:
             if explained and found.status is Status.INFEASIBLE:
                 found = replace(found, infeasibility=problem.explanation(request, workers))
         for plan in search.found:
-            self._found[plan.devices] = min(self._found.get(plan.devices, plan), plan, key=preference)
+            needed = problem.needed_devices(plan, instance.cluster)
+            self._found[needed] = min(self._found.get(needed, plan), plan, key=preference)
         self._proved_s = search.proved_of_tasks()
         return found
 
@@ -250,6 +251,12 @@ class _Problem:
     def on(self, devices: int) -> Instance:
         """The instance on as many devices as it has, or fewer."""
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
+
+    def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
+        """Those without which the plan takes longer, or is none."""
+        if len(self.workload.border_rates.rates) == 1:
+            return chosen.devices
+        return cluster.needed_devices(chosen.devices // chosen.stages, chosen.stages)
 
     def tasks(self, workload: FlushWorkload, instance: Instance) -> list[DegreePair]:
         """Of the lattice, or of the chain. instance: on other devices."""
