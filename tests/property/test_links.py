@@ -348,7 +348,8 @@ def test_borders_have_the_links_of_where_their_devices_lie() -> None:
             assert charged == found if is_whole else charged <= found
             exact, spread = exact + is_whole, spread + (not is_whole)
             within += is_whole and found > top
-    assert min(exact, spread, within) > 1000
+    assert min(exact, within) > 1000
+    assert spread > 100
 
 
 def test_a_plan_needs_the_room_that_its_borders_count_on() -> None:
