@@ -74,26 +74,27 @@ _MOST_EXPERT_NODES = 4
 
 
 def usual_spreads(
-    model: ModelConfig, tokens: int | None, runtime: Runtime, domain: int, devices: int
+    model: ModelConfig, tokens: int | None, runtime: Runtime, node: int, domain: int, devices: int
 ) -> tuple[tuple[int, int], ...]:
     """Pairs that are tried besides t: ranks that experts are spread over, and devices that share each expert.
 
-    Together as many as one, two and four domains have GPUs: more leave more memory, and each of them more tokens for an
-    expert. Ranks are as many as divide the experts, as devices that share one gather its tokens; or a node's devices
-    share all, so that none of them is the busiest.
+    Together as many as one, two and four nodes have GPUs, or where the fast link joins nodes (a domain of 72), as all
+    doublings of a node within it: more leave more memory, and each of them more tokens for an expert. Ranks are as many
+    as divide the experts, as devices that share one gather its tokens; or a node's devices share all, so that none of
+    them is the busiest.
     """
     routed = [kind for kind in _kinds(model, tokens) if kind.experts]
-    if not routed or domain == 1 or not runtime.setting.experts:
+    if not routed or node == 1 or not runtime.setting.experts:
         return ()
-    most = max(domain, min(devices // 2, domain * _MOST_EXPERT_NODES))
-    shared = divisors(domain) if runtime.setting.expert_tensor else [1]
-    found = []
-    for doublings in range(_MOST_EXPERT_NODES.bit_length()):
-        together = domain * 2**doublings
+    most = domain if domain > node else max(node, min(devices // 2, node * _MOST_EXPERT_NODES))
+    shared = divisors(node) if runtime.setting.expert_tensor else [1]
+    found, together = [], node
+    while together <= min(most, devices):
         pairs = [(together // each, each) for each in shared]
         able = [pair for pair in pairs if all(kind.experts % pair[0] == 0 for kind in routed)]
-        found += able[:1] if together <= most else []
-    return (*found, *([(1, domain)] if len(shared) > 1 else []))
+        found += able[:1]
+        together *= 2
+    return (*found, *([(1, node)] if len(shared) > 1 else []))
 
 
 def _kinds(model: ModelConfig, tokens: int | None) -> tuple[LayerKind, ...]:
@@ -114,8 +115,9 @@ def with_offers(
     (None: the runtime's own), and what the runtime always does. domain: GPUs that share the fast link; a node, where
     the request does not say how many it has. Raises UsageError for an exchange it cannot do."""
     exchange = _exchange(model, runtime, exchange, contexts)
-    devices = request.nodes * (request.gpus_per_node or domain)
-    spreads = usual_spreads(model, request.tokens, runtime, domain, devices) if experts is None else ()
+    node = request.gpus_per_node or domain
+    devices = request.nodes * node
+    spreads = usual_spreads(model, request.tokens, runtime, node, domain, devices) if experts is None else ()
     each_pass = runtime.sums_each_pass and request.offer.zero != 1
     most_ranks = max((ranks for ranks, _ in spreads), default=max(experts or (1,)))
     every = request.offer.fsdp == ALL_REPLICAS and each_pass  # which is offered there anyway

@@ -328,6 +328,14 @@ def test_what_plan_tries_if_nobody_says(
 ) -> None:
     read, runtime = read_model(model), RUNTIMES[name]
     assert usual_contexts(read, tokens, runtime, runtime.context_exchanges[0]) == contexts
-    assert usual_spreads(read, tokens, runtime, 8, 256) == spreads
+    assert usual_spreads(read, tokens, runtime, 8, 8, 256) == spreads
     within = tuple((ranks, each) for ranks, each in spreads if ranks * each == 8)
-    assert usual_spreads(read, tokens, runtime, 8, 16) == within
+    assert usual_spreads(read, tokens, runtime, 8, 8, 16) == within
+
+
+def test_experts_are_spread_within_a_domain_of_several_nodes() -> None:
+    """Of 72 GPUs in nodes of 4: by doublings of a node, as the published layouts of GB200 have it (64)."""
+    megatron, mixture = RUNTIMES[RuntimeName.MEGATRON], read_model("deepseek-v3")
+    found = ((4, 1), (8, 1), (16, 1), (32, 1), (64, 1), (1, 4))
+    assert usual_spreads(mixture, 4096, megatron, 4, 72, 256) == found
+    assert usual_spreads(mixture, 4096, megatron, 4, 72, 16) == (*found[:3], (1, 4))
