@@ -1,5 +1,5 @@
-"""Every plan on devices of several kinds under a schedule with a flush, simulated, for a handful of layers; and small
-instances of that kind. Shares nothing with the planner."""
+"""Every plan on devices of several kinds, for a handful of layers: under a schedule with a flush simulated, under 2bw
+valued by the referee; and small instances of that kind. Shares nothing with the planner."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations_with_replacement, product
 from random import Random
 
+from piper_ray.evaluate import evaluate
 from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.errors import InvalidPlan
 from piper_ray.model.instance import Batch, Edge, Instance, Layer, Tensor, Tmpc
+from piper_ray.model.plan import Plan, Stage
+from piper_ray.model.restrictions import Restrictions
 from tests.flush_brute_force import MEMORY_TOLERANCE, Seconds, partitions, simulated_batch_s
 
 
@@ -27,6 +31,33 @@ def least_batch_s(instance: Instance, schedule: str) -> float | None:
                         found_s = simulated_batch_s(schedule, seconds, instance.microbatches // d)
                         best = found_s if best is None else min(best, found_s)
     return best
+
+
+def least_sample_s(instance: Instance, asked: Restrictions = Restrictions()) -> float | None:
+    """Of the best plan under 2bw, whose stages have d, t and a kind of their own; as the referee values it."""
+    names, limit = instance.cluster.kind_names, instance.data_parallel_limit
+    degrees = [d for d in range(1, limit + 1) if instance.microbatches % d == 0]
+    best: float | None = None
+    for stages in partitions(instance, len(instance.layers)):
+        for how in product(product(names, degrees, instance.degrees), repeat=len(stages)):
+            used = {x: sum(d * t for kind, d, t in how if kind == x) for x in names}
+            if any(used[x] > instance.cluster.of_kind(x).devices for x in names) or sum(d for _, d, _ in how) > limit:
+                continue
+            for rows in product(*(_rows(instance, *pair) for pair in zip(stages, how, strict=True))):
+                plan = Plan(tuple(Stage(tuple(x), d, t, x, kind) for x, (kind, d, t) in zip(rows, how, strict=True)))
+                try:
+                    found_s = evaluate(instance, plan, schedule="2bw", restrictions=asked).time_per_sample_s
+                except InvalidPlan:
+                    continue
+                best = found_s if best is None else min(best, found_s)
+    return best
+
+
+def _rows(instance: Instance, layers: Sequence[int], how: tuple[str, int, int]) -> Iterator[dict[int, str]]:
+    """All choices of TMPCs of a stage on a kind, with d and t."""
+    kind, _, t = how
+    rows = [[x.id for x in instance.layer_by_id[v].tmpcs.get(t, ()) if x.kind == kind] for v in layers]
+    return (dict(zip(layers, row, strict=True)) for row in product(*rows))
 
 
 def _choices(

@@ -7,7 +7,7 @@ following who waits for whom, this one goes from moment to moment.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -29,13 +29,19 @@ class Link:
 
 @dataclass
 class Pipeline:
-    """lists: of each rank. duration_s[stage][kind]. ranks[stage]: of its replicas, which microbatches visit in turn."""
+    """lists: of each rank. duration_s[stage][kind]. ranks[stage]: of its replicas, which microbatches visit in turn.
+
+    joined, waited_for: (rank, place in its list) of passes that start when they and the next can and send when both
+    have ended, and of those whose sends have gone before the next pass starts.
+    """
 
     lists: Sequence[Sequence[Pass]]
     duration_s: Sequence[Sequence[float]]
     ranks: Sequence[Sequence[int]]
     links: Sequence[Link]
     latency_s: float = 0.0
+    joined: Collection[tuple[int, int]] = ()
+    waited_for: Collection[tuple[int, int]] = ()
     times_s: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
 
     def rank_of(self, stage: int, microbatch: int) -> int:
@@ -53,7 +59,7 @@ class Pipeline:
 
     def run(self) -> dict[tuple[int, int], tuple[float, float]]:
         """(start, end) of each (rank, place in its list) that was ever run."""
-        number = count()
+        number_of_event = count()
         heap: list[tuple[float, int, str, tuple[int, ...]]] = []
         position = [0] * len(self.lists)
         busy = [False] * len(self.lists)
@@ -63,12 +69,18 @@ class Pipeline:
         def start(rank: int, now_s: float) -> None:
             if busy[rank] or position[rank] == len(self.lists[rank]):
                 return
-            kind, stage, k = self.lists[rank][position[rank]]
-            if self.needs((kind, stage, k)) <= there:
+            place = position[rank]
+            if (rank, place - 1) in self.waited_for and now_s < way_out_free_s[rank]:
+                return
+            behind = place + 1 + ((rank, place) in self.joined)
+            passes = self.lists[rank][place:behind]
+            if all(self.needs(one) <= there for one in passes):
                 busy[rank] = True
-                end_s = now_s + self.duration_s[stage][kind]
-                self.times_s[rank, position[rank]] = now_s, end_s
-                heapq.heappush(heap, (end_s, next(number), "end", (rank, kind, stage, k)))
+                for number, (kind, stage, _) in enumerate(passes, place):
+                    end_s = now_s + self.duration_s[stage][kind]
+                    self.times_s[rank, number] = now_s, end_s
+                    now_s = end_s
+                heapq.heappush(heap, (now_s, next(number_of_event), "end", (rank, behind)))
 
         def send(rank: int, direction: str, k: int, now_s: float, stage: int) -> None:
             for index, link in enumerate(self.links):
@@ -83,7 +95,7 @@ class Pipeline:
                         arrival_s = way_out_free_s[rank]
                     arrival_s += self.latency_s
                 what = (0 if direction == "forward" else 1, index, k, self.rank_of(receiver, k))
-                heapq.heappush(heap, (arrival_s, next(number), "arrival", what))
+                heapq.heappush(heap, (arrival_s, next(number_of_event), "arrival", what))
 
         for rank in range(len(self.lists)):
             start(rank, 0.0)
@@ -94,14 +106,18 @@ class Pipeline:
                 there.add((("forward", "backward")[direction], index, k))
                 start(rank, now_s)
                 continue
-            rank, kind, stage, k = what
+            if event == "way out":
+                start(what[0], now_s)
+                continue
+            rank, behind = what
+            ended = self.lists[rank][position[rank] : behind]
             busy[rank] = False
-            position[rank] += 1
-            there.add((("F", "B", "I", "W")[kind], stage, k))
-            if kind == F:
-                send(rank, "forward", k, now_s, stage)
-            elif kind in (B, I):
-                send(rank, "backward", k, now_s, stage)
+            position[rank] = behind
+            for kind, stage, k in ended:
+                there.add((("F", "B", "I", "W")[kind], stage, k))
+                if kind != W:
+                    send(rank, "forward" if kind == F else "backward", k, now_s, stage)
+            heapq.heappush(heap, (max(now_s, way_out_free_s[rank]), next(number_of_event), "way out", (rank,)))
             start(rank, now_s)
         return self.times_s
 

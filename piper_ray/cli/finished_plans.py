@@ -169,10 +169,16 @@ class SimulateOptions:
     transfers: Transfers = option(
         "HOW",
         "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on while it sends and receives. one-stream: as in-passes, and receives that torch posts early "
-        "hold up what comes after them on the one stream that NCCL has for a rank; run and the lists that export "
-        "writes for torch and torchtitan post them in time, which takes as long as in-passes.",
+        "stage computes on meanwhile. beside-steady: so, but passes of a warm-up or a flush wait for sends, as by "
+        "default in Megatron's interleaved. one-stream: as in-passes, and receives that torch posts early hold up what "
+        "comes after them on NCCL's one stream; run and exported lists post them in time, as fast as in-passes.",
         default=Transfers.IN_PASSES,
+    )
+    pass_overlap: float = option(
+        "SHARE",
+        "Of two passes that dualpipe-v runs as one, the share of the shorter one's work that runs beside the other, "
+        "from 0 to 1.",
+        default=0.0,
     )
     keep: str = option(
         "Y",
@@ -287,7 +293,7 @@ def compare(
 def _compared(
     instance: Instance,
     plan_files: list[Path],
-    read: list[tuple[Plan, PlanClaims, Transfers]],
+    read: list[tuple[Plan, PlanClaims, Transfers | None]],
     names: list[str],
     charged: StepOptions,
     progress: Working,
@@ -296,9 +302,12 @@ def _compared(
 
     found = []
     _, first, _ = read[0]
+    launched = next((how for _, _, how in read if how is not None and how.overlaps), Transfers.IN_PASSES)
     for done, (name, plan_file, (plan, claims, transfers)) in enumerate(zip(names, plan_files, read, strict=True)):
         progress(done, len(names), name)
         schedule = Schedule.first_of(claims.schedule, instance.schedule)
+        if transfers is None:  # a plan does not say: it is run as the launches that it is held against
+            transfers = launched if schedule.name is ScheduleName.INTERLEAVED else Transfers.IN_PASSES
         options = replace(SimulationOptions.of(charged.terms(first.step_under(schedule))), transfers=transfers)
         with judged(plan_file, instance, f"{plan_file}: {InvalidPlan.HEADING}"):
             simulation = piper_ray.simulate(instance, plan, schedule, options=options)
@@ -306,10 +315,10 @@ def _compared(
     return found
 
 
-def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims, Transfers]:
+def _read_plan(instance: Instance, path: Path, launched: LaunchOptions) -> tuple[Plan, PlanClaims, Transfers | None]:
     """A plan that is written down, or that of a launch: files in JSON without a launch's settings are plans."""
     if not path.exists() or (path.suffix.lower() == ".json" and not _is_launch(path)):
-        return piper_ray.load_plan(path, instance), plan_claims(path), Transfers.IN_PASSES
+        return piper_ray.load_plan(path, instance), plan_claims(path), None
     from piper_ray.export.launched import import_launched
 
     found = import_launched(instance, str(path), asked=launched.asked())

@@ -99,7 +99,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
     from piper_ray.workloads.estimate.hardware import load_hardware
     from piper_ray.workloads.measure.factory import find_factory, parse_input
     from piper_ray.workloads.measure.passes import Repeats
-    from piper_ray.workloads.measure.session import ProfileRequest, store_of, threads_of_a_rank
+    from piper_ray.workloads.measure.session import ProfileRequest, as_a_rank, store_of
     from piper_ray.workloads.measure.session import profile as run
 
     request = of_options(
@@ -112,7 +112,7 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
         repeats=Repeats(count=asked.repeats, warm_up=asked.warm_up),
     )
     table = load_hardware(asked.hardware, note)
-    with threads_of_a_rank(request):
+    with as_a_rank(request):
         found = find_factory(factory.model, factory.arguments)
         store = store_of(found, request, out.with_name(f"{out.name}.partial"))
         if asked.resume:

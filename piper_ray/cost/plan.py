@@ -6,12 +6,14 @@ same bits.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import fsum, inf
 from typing import NamedTuple
 
 from piper_ray.cost.stage import in_flight
 from piper_ray.cost.tolerances import MEMORY_TOLERANCE
+from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import as_planned, chosen_tmpcs
@@ -25,10 +27,10 @@ def places(instance: Instance) -> dict[int, int]:
     return {layer.id: index for index, layer in enumerate(instance.layers)}
 
 
-def stage_of(place: Mapping[int, int], tmpc_ids: Mapping[int, str], d: int, t: int) -> Stage:
-    """Layers in file order. place: see ``places``."""
+def stage_of(place: Mapping[int, int], tmpc_ids: Mapping[int, str], d: int, t: int, kind: str = "") -> Stage:
+    """Layers in file order. place: see ``places``. kind: of the devices, where there are several."""
     layers = tuple(sorted(tmpc_ids, key=place.__getitem__))
-    return Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers})
+    return Stage(layers, d, t, {layer: tmpc_ids[layer] for layer in layers}, kind)
 
 
 class PlanCost(NamedTuple):
@@ -53,13 +55,16 @@ def cost_of(instance: Instance, plan: Plan) -> PlanCost:
 def _sample_s(instance: Instance, plan: Plan, chosen: _Chosen) -> float:
     cluster = instance.cluster.holding(plan.devices)
     stages_s = []
-    for stage, tmpcs, crossing_bytes in zip(plan.stages, chosen, _crossing_bytes(instance, chosen), strict=True):
+    for stage, tmpcs, crossing in zip(
+        plan.stages, chosen, _crossing_bytes(cluster, instance, plan, chosen), strict=True
+    ):
         d = stage.data_parallel_degree
-        link = cluster.replicas_link(d, stage.tensor_parallel_degree)
+        link = cluster.of_kind(stage.kind).replicas_link(d, stage.tensor_parallel_degree)
         weights_bytes = fsum([tmpc.weights_bytes for tmpc in tmpcs.values()])
         resync_s = 4.0 * (d - 1) / d * weights_bytes / (instance.microbatches * link.bandwidth_bytes_per_s)
         work_s = fsum([tmpc.time_per_sample_s for tmpc in tmpcs.values()]) / d
-        stages_s.append(fsum((work_s, crossing_bytes / (d * cluster.bandwidth_bytes_per_s), resync_s)))
+        crossing_s = fsum(size / (d * rate) for rate, size in crossing.items())
+        stages_s.append(fsum((work_s, crossing_s, resync_s)))
     return max(stages_s)
 
 
@@ -67,7 +72,6 @@ def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
     """Degrees or memory."""
     if plan.devices > instance.devices or plan.data_parallel_sum > instance.data_parallel_limit:
         return "it has more devices or replicas than there are"
-    limit_bytes = instance.memory_bytes * (1.0 + 2.0 * MEMORY_TOLERANCE)
     later_sum = 0
     for stage, tmpcs in zip(reversed(plan.stages), reversed(chosen), strict=True):
         d = stage.data_parallel_degree
@@ -75,27 +79,33 @@ def _fault(instance: Instance, plan: Plan, chosen: _Chosen) -> str | None:
         held_bytes = fsum(
             [x for tmpc in tmpcs.values() for x in (tmpc.activation_bytes * y, tmpc.fixed_bytes, tmpc.shared_bytes / d)]
         )
-        if instance.microbatches % d or held_bytes > limit_bytes:
-            return f"a stage with d = {d} needs {held_bytes:.6g} bytes of {instance.memory_bytes:.6g} on each device"
+        memory_bytes = instance.cluster.of_kind(stage.kind).memory_bytes
+        if instance.microbatches % d or held_bytes > memory_bytes * (1.0 + 2.0 * MEMORY_TOLERANCE):
+            return f"a stage with d = {d} needs {held_bytes:.6g} bytes of {memory_bytes:.6g} on each device"
         later_sum += d
     return None
 
 
-def _crossing_bytes(instance: Instance, chosen: _Chosen) -> list[float]:
-    """Of each stage: twice each edge that crosses its border, with its layer's extras, and once each tensor that has
-    ends on both sides."""
+def _crossing_bytes(cluster: Cluster, instance: Instance, plan: Plan, chosen: _Chosen) -> list[dict[float, float]]:
+    """Of each stage, by the rate that it goes at: twice each edge that crosses its border, with its layer's extras, and
+    once each tensor that has ends on both sides."""
     stage_of = {layer: number for number, tmpcs in enumerate(chosen) for layer in tmpcs}
-    edges: list[list[float]] = [[] for _ in chosen]
-    tensors: list[list[float]] = [[] for _ in chosen]
+    edges: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]
+    tensors: list[dict[float, list[float]]] = [defaultdict(list) for _ in chosen]
     for edge in instance.edges:
         tail, head = stage_of[edge.source], stage_of[edge.target]
         if tail != head:
+            rate = cluster.rate_between(plan.stages[tail].kind, plan.stages[head].kind)
             sent_bytes = chosen[tail][edge.source].backward_sync_bytes.get(edge.target, 0.0)
             received_bytes = chosen[head][edge.target].forward_sync_bytes.get(edge.source, 0.0)
-            edges[tail] += (edge.communication_bytes, sent_bytes)
-            edges[head] += (edge.communication_bytes, received_bytes)
+            edges[tail][rate] += (edge.communication_bytes, sent_bytes)
+            edges[head][rate] += (edge.communication_bytes, received_bytes)
     for tensor in instance.tensors:
         ends = {stage_of[layer] for layer in tensor.layers}
+        rate = cluster.slowest_rate(plan.stages[number].kind for number in ends)
         for number in ends if len(ends) > 1 else ():
-            tensors[number] += (tensor.forward_bytes, tensor.backward_bytes)
-    return [2.0 * fsum(of_edges) + fsum(of_tensors) for of_edges, of_tensors in zip(edges, tensors, strict=True)]
+            tensors[number][rate] += (tensor.forward_bytes, tensor.backward_bytes)
+    return [
+        {rate: 2.0 * fsum(of_edges.get(rate, ())) + fsum(of_tensors.get(rate, ())) for rate in of_edges | of_tensors}
+        for of_edges, of_tensors in zip(edges, tensors, strict=True)
+    ]

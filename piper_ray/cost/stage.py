@@ -12,10 +12,12 @@ from piper_ray.compiled.jit import leaf_kernel
 from piper_ray.model.instance import Instance
 
 
-def resync_s_per_byte(instance: Instance, data_parallel_degree: int, tensor_parallel_degree: int) -> float:
+def resync_s_per_byte(
+    instance: Instance, data_parallel_degree: int, tensor_parallel_degree: int, kind: str = ""
+) -> float:
     """4 / (N B): times weights and d - 1, the seconds per sample of a stage on one device. B is that of its replicas'
-    link."""
-    link = instance.cluster.replicas_link(data_parallel_degree, tensor_parallel_degree)
+    link. kind: of the stage's devices, where there are several."""
+    link = instance.cluster.of_kind(kind).replicas_link(data_parallel_degree, tensor_parallel_degree)
     return link.resync_s(1.0, instance.microbatches)
 
 

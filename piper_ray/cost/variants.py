@@ -106,13 +106,18 @@ def replica_ranges(instance: Instance, restrictions: Restrictions) -> tuple[tupl
 
 
 def link_ranges(
-    instance: Instance, restrictions: Restrictions, degree: int, least: int = 1, most: int = ANY_DEGREE
+    instance: Instance,
+    restrictions: Restrictions,
+    degree: int,
+    least: int = 1,
+    most: int = ANY_DEGREE,
+    kind: str = "",
 ) -> tuple[tuple[int, int], ...]:
     """The ranges of data-parallel degrees within which the replicas of a stage with t devices each have the same link.
 
-    Together they are least .. most.
+    Together they are least .. most. kind: of the devices, where there are several.
     """
-    cluster = instance.cluster.levels()[-1]
+    cluster = instance.cluster.of_kind(kind) if kind else instance.cluster.levels()[-1]
     if len(cluster.links) == 1:
         return ((least, most),)
     starts, known = [least], None
@@ -127,7 +132,7 @@ def link_ranges(
 
 def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[Variant]) -> tuple[Variant, ...]:
     """Each variant once for each link that the replicas of its stages may have; as they are where there is one."""
-    if len(instance.cluster.levels()[-1].links) == 1:
+    if not instance.cluster.kinds and len(instance.cluster.levels()[-1].links) == 1:
         return tuple(variants)
     return tuple(
         replace(variant, least_data_parallel_degree=least, most_data_parallel_degree=most)
@@ -138,6 +143,7 @@ def by_links(instance: Instance, restrictions: Restrictions, variants: Sequence[
             variant.degree,
             variant.least_data_parallel_degree,
             variant.most_data_parallel_degree,
+            variant.kind,
         )
     )
 

@@ -89,7 +89,7 @@ def solve(
     given, instance = instance, on_cluster(instance, devices, microbatches, memory_bytes, bandwidth_bytes_per_s)
     asked = schedule or instance.schedule
     planned_for = Schedule.first_of(asked)
-    if planned_for.name not in FLUSHED:
+    if planned_for.name not in FLUSHED | {ScheduleName.TWO_BW}:
         instance.require_one_kind(f"plans for schedule {planned_for.name.value}")
     with compiling_told(listener):
         request = SolveRequest(instance, restrictions, options, backend, listener, stop or Stop(), step)
@@ -136,6 +136,10 @@ def _solve(request: SolveRequest, schedules: Sequence[Schedule], prepared: Prepa
 
         return solve_under_flush(request, planned_for)
     request.restrictions.require_stages_alone("solve")
+    if request.instance.cluster.kinds:
+        from piper_ray.engine.mixed import solve_mixed
+
+        return solve_mixed(request)
     return solve_layers(request, prepared)
 
 

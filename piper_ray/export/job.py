@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from piper_ray.model.constraints import FilledPipeline, TensorParallelDegrees, choices_made
+from piper_ray.model.constraints import FilledPipeline, TensorParallelDegrees, WholeExpertGroups, choices_made
 from piper_ray.model.errors import UnsupportedPlan
 from piper_ray.model.figures import printable
 from piper_ray.model.instance import Instance, Tmpc
@@ -361,11 +361,7 @@ def _unsupported(job: ExportJob) -> Iterator[str]:
     if job.schedule.v > 1 and ranks == 1:
         yield f"{job.schedule.v} chunks on a single rank are no pipeline; such a plan is one of one stage"
     yield from replace(runtime.setting, by_layer=True).violations(instance, plan)
-    for number, stage in enumerate(plan.stages, start=1):
-        for experts, each in dict.fromkeys(job.tmpcs[layer].mode.spread for layer in stage.layers):
-            if experts is not None and stage.devices % (experts * each):
-                ranks_of_stage, whole = stage.devices, experts * each
-                yield f"stage {number}: {ranks_of_stage} ranks are not whole groups of {whole} that share experts"
+    yield from WholeExpertGroups().violations(instance, plan)
     for kind, node in node_sizes(instance, job.gpus_per_node).items():
         nodes = sum(mesh.nodes for mesh in job.meshes if mesh.kind == kind)
         if kind and nodes * node > instance.cluster.of_kind(kind).devices:

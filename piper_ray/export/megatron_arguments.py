@@ -22,6 +22,7 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
+from piper_ray.simulate.run import Transfers
 
 _SOURCE = "Megatron arguments"
 
@@ -68,7 +69,10 @@ def figures_of(settings: Mapping[str, object]) -> dict[str, object]:
     Raises UsageError for one that is of another kind, or that cannot be seen.
     """
     named = named_settings(settings)
-    return {name: _typed(_KNOWN[name], named[name]) for name in named if name in _KNOWN}
+    found = {name: _typed(_KNOWN[name], named[name]) for name in named if name in _KNOWN}
+    if "seq_length" in found and named.get(_OF_DECODER) is not None:
+        found["seq_length"] = _typed(_KNOWN["seq_length"], named[_OF_DECODER])  # beside it, that is an image's
+    return found
 
 
 def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> ReadLayout:
@@ -122,6 +126,10 @@ def _read(
 ) -> ReadLayout:
     """letters: the letters of each stage, such as ``Ett``, where no flag says which layers it has."""
     given = SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(named)))
+    if given.multi_latent_attention is False:  # Primus says the usual ranks of latent attention for all models
+        vars(given).update(dict.fromkeys(_LATENT))
+    if given.num_experts == 1:  # Megatron-DeepSpeed's word for a dense model
+        given.num_experts = None
     said = {flag.says: getattr(given, flag.name) for flag in READ_FLAGS.values() if flag.says}
     for name in ("num_layers", "mtp_num_layers"):
         asked, own = getattr(given, name), getattr(pieces, READ_FLAGS[name].says)
@@ -141,7 +149,19 @@ def _read(
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
     notes += _precision(given, instance)
-    return ReadLayout(stages, run_as, tuple(notes), _SOURCE, said)
+    return ReadLayout(
+        stages, run_as, tuple(notes), _SOURCE, said, _transfers(given, is_interleaved=len(stages) > ranks)
+    )
+
+
+def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
+    """Raises UsageError for a flag that Megatron refuses."""
+    if not is_interleaved or given.no_overlap_p2p_communication:
+        if given.overlap_p2p_communication_warmup_flush:
+            what = "without virtual stages" if not is_interleaved else "beside --no-overlap-p2p-communication"
+            raise UsageError(f"{_SOURCE}: --overlap-p2p-communication-warmup-flush {what}, which Megatron refuses")
+        return Transfers.IN_PASSES
+    return Transfers.BESIDE if given.overlap_p2p_communication_warmup_flush else Transfers.BESIDE_STEADY
 
 
 def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
@@ -172,6 +192,8 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
     if differing:
         yield f"{', '.join(map(flag_of, differing))}: the launch's model and the workload's differ in it"
 
+
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
 
 _ALWAYS_SAID = ("num_experts", "kv_lora_rank")
 """What no model has unless its launch says so."""
@@ -234,6 +256,8 @@ def _recomputation(given: SimpleNamespace, notes: list[str]) -> tuple[Recomputat
     """The kind, and of how many first layers of each stage; None: all. Raises UsageError for what Megatron refuses."""
     granularity = "selective" if given.recompute_activations else given.recompute_granularity
     method, layers = given.recompute_method, given.recompute_num_layers
+    if layers == 0 and (granularity, method) == ("full", "block"):
+        return Recomputation.NONE, None
     if layers is not None:
         positive("--recompute-num-layers", layers)
     if granularity not in (None, "full", "selective"):
@@ -316,6 +340,7 @@ def _layout_text(layout: Sequence[object]) -> str:
     return "|".join(stages)
 
 
+_OF_DECODER = "decoder_seq_length"
 _FLAGSCALE = "FlagScale system"
 _MESHES, _SPLIT = "hetero_process_meshes", "hetero_pipeline_layer_split"
 _RECOMPUTED = "recompute_num_layers_per_stage_micro_batch"
@@ -323,7 +348,7 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
-_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args"))
+_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args", _OF_DECODER))
 _ON_HOST = ("use_precision_aware_optimizer", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 _WHOLE = (None, 1, 1.0, "1", "1.0")
 

@@ -15,9 +15,10 @@ at the link between nodes, unless the whole plan fits into one: some two neighbo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from piper_ray.model.errors import UsageError
@@ -151,6 +152,10 @@ class Cluster:
         if one == other or self.between_bytes_per_s is None:
             return self.of_kind(one).bandwidth_bytes_per_s
         return self.between_bytes_per_s
+
+    def slowest_rate(self, kinds: Iterable[str]) -> float:
+        """Between stages on devices of any two of these kinds, or of one of them."""
+        return min(self.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
     @property
     def blocks(self) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ way ``violations`` looks at a finished plan on its own: ``evaluate`` asks that, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -17,6 +17,7 @@ from typing import ClassVar
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
+from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import layers_in_order, order_violations
 
@@ -53,6 +54,10 @@ class Constraint(ABC):
 
     def admits_data_parallel_degree(self, degree: int) -> bool:  # noqa: ARG002
         """Whether a stage may have this d."""
+        return True
+
+    def admits_devices(self, devices: int, modes: Iterable[Mode]) -> bool:  # noqa: ARG002
+        """Whether a stage whose layers run in these modes may have so many devices, d t."""
         return True
 
     @property
@@ -336,6 +341,21 @@ class AllDevices(Constraint):
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         if plan.devices != instance.devices:
             yield f"{plan.devices} of {instance.devices} devices are used, but all of them are to be"
+
+
+@dataclass(frozen=True)
+class WholeExpertGroups(Constraint):
+    """The devices of a stage are whole groups of those that a layer's experts are spread over."""
+
+    def admits_devices(self, devices: int, modes: Iterable[Mode]) -> bool:
+        return all(devices % (mode.experts * mode.expert_tensor) == 0 for mode in modes if mode.experts is not None)
+
+    def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
+        for number, stage in enumerate(plan.stages, start=1):
+            for mode in dict.fromkeys(tmpc.mode for _, _, tmpc in choices_made(instance, stage)):
+                if not self.admits_devices(stage.devices, [mode]):
+                    whole = (mode.experts or 1) * mode.expert_tensor
+                    yield f"stage {number}: {stage.devices} ranks are not whole groups of {whole} that share experts"
 
 
 @dataclass(frozen=True)

@@ -355,7 +355,7 @@ class Instance:
             names = ", ".join(self.cluster.kind_names)
             raise UsageError(
                 f"{what}: not with devices of several kinds ({names}); solve, evaluate and simulate take them under "
-                "1f1b and gpipe"
+                "2bw, 1f1b and gpipe"
             )
 
     @property

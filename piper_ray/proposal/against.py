@@ -53,8 +53,10 @@ def demand_of(
 def priced(
     proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule, transfers: Transfers
 ) -> Proposed:
-    """Their plan under the model of the estimate, on GPUs with all their memory. transfers: of their launch."""
+    """Their plan under the model of the estimate, on GPUs with all their memory. transfers: of their launch; those that
+    run beside passes are charged in them, as in all plans that it is held against."""
     instance: Instance = estimate.instance
-    options = replace(SimulationOptions.of(proposal.demand.step), transfers=transfers)
+    charged = Transfers.IN_PASSES if transfers.overlaps else transfers
+    options = replace(SimulationOptions.of(proposal.demand.step), transfers=charged)
     simulation = simulate(instance, plan, schedule, options=options)
     return replace(proposal.best, samples=samples, estimate=estimate, plan=plan, simulation=simulation)

@@ -26,6 +26,7 @@ from piper_ray.model.figures import percent_text, plural, range_text, share_text
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.plan import Stage
 from piper_ray.model.restrictions import odd_part
+from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.against import Theirs
 from piper_ray.proposal.cells import LISTED, CellBegun, Closing
 from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -33,7 +34,7 @@ from piper_ray.proposal.figures import Figures, figures_of
 from piper_ray.proposal.layout_words import LayoutWords, differences, layout_words
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
-from piper_ray.report.simulated import early_receives_text
+from piper_ray.report.simulated import beside_text, early_receives_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
@@ -136,6 +137,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     receives = early_receives_text(instance, best.plan, simulation) if proposal.demand.runtime.one_stream else ""
     if receives:
         yield from _wrapped("receives", receives)
+    elif not proposal.demand.runtime.one_stream and simulation.schedule.name is ScheduleName.INTERLEAVED:
+        yield from _wrapped("transfers", beside_text(instance, best.plan, simulation))
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")

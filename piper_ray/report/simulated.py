@@ -250,6 +250,18 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(shown if len(shown) <= 12 else [*shown[:6], "...", *shown[-5:]])
 
 
+def beside_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
+    """What a step takes where transfers run beside passes, as Megatron's interleaved schedule has it."""
+    default_s, flagged_s = (
+        simulate(instance, plan, simulation.schedule, options=replace(simulation.options, transfers=how)).step_s
+        for how in (Transfers.BESIDE_STEADY, Transfers.BESIDE)
+    )
+    return (
+        f"charged in passes; Megatron runs them beside passes but in warm-up and flush: {time_text(default_s, 3)} a "
+        f"step, {time_text(flagged_s, 3)} with --overlap-p2p-communication-warmup-flush (modelled)"
+    )
+
+
 def early_receives_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
     """What a step takes where torch's own order posts receives early, and not the lists that are exported; empty where
     that is the same."""

@@ -42,6 +42,7 @@ from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
+from piper_ray.workloads.measure.heap import keep_freed_memory
 from piper_ray.workloads.measure.meta import room_bytes
 
 
@@ -356,13 +357,15 @@ def told(job: Job, rank: int, error: Exception) -> Failure:
         return Failure(LimitError(what))
     if isinstance(cause, PiperRayError):
         return Failure(cause)
-    if not isinstance(error, PassFailed):
+    is_late = _is_late(cause)
+    if not isinstance(error, PassFailed) and not is_late:
         return Failure(ClusterError(f"{name}: {words_of(error)}"), own=False)
     where = place_of(cause)
     words = words_of(cause) + (f" ({where})" if where else "")
-    if _is_late(cause):
+    if is_late:
         # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
-        of_rank = f"{name}: told in {error}, made there or in an earlier pass of this rank"
+        heard = f"{error}, made there" if isinstance(error, PassFailed) else "what comes after the passes, made there"
+        of_rank = f"{name}: told in {heard} or in an earlier pass of this rank"
         return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 
@@ -396,6 +399,7 @@ def main(folder: Path) -> int:
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
     job: Job = pickle.loads((folder / "job.pickle").read_bytes())
+    keep_freed_memory()
 
     def progress(done: int) -> None:
         if rank == 0:

@@ -26,6 +26,7 @@ from piper_ray.model.constraints import (
     SameDegreesByKind,
     StageCount,
     TensorParallelDegrees,
+    WholeExpertGroups,
     WholePieces,
 )
 from piper_ray.model.errors import UsageError
@@ -125,6 +126,8 @@ class Runtime:
         setting = replace(self.setting, by_layer=self.setting.by_layer and not kinds)
         asked: list[Constraint] = [self.same_degrees(instance), KeepOrder(), setting]
         asked.append(TensorParallelDegrees(tuple(t for t in degrees if t <= instance.devices)))
+        if self.setting.experts and any(layer.experts for layer in instance.layers):
+            asked.append(WholeExpertGroups())
         if self.blocks:
             divided = tuple(piece for piece in pieces_of(instance).members if len(piece) > 1)
             if divided:

@@ -23,6 +23,7 @@ from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, Schedul
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
 from piper_ray.simulate.borders import border_rates
 from piper_ray.simulate.kernels.events import Floats
+from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
 from piper_ray.simulate.run import InFlightRule, SimulationOptions, Transfers
 from piper_ray.simulate.stages import Hop, StageLoad, Stages, charged_s, hops, stages_of
@@ -70,17 +71,34 @@ class _Scene:
 
     def run(self, lists: Sequence[Actions], microbatches: int) -> Timeline:
         program = program_of(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
+        if self.schedule.name is ScheduleName.DUALPIPE_V and self.options.pass_overlap:
+            program = with_joined_passes(program, self.seconds.compute_s, self.options.pass_overlap)
+        if self.options.transfers is Transfers.BESIDE_STEADY:
+            program = program._replace(waited_for=sends_waited_for(program))
         return run_program(self.placed, program, self.seconds.communication_s, self.options.transfers)
 
 
 def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> Simulation:
     """See ``run.simulate``; arguments are sound."""
     scene = _scene(instance, plan, schedule, options)
+    _check_overlaps(schedule, options)
     if options.vertical_sync and schedule.name is not ScheduleName.PIPEDREAM:
         raise UsageError(f"vertical sync: schedule {schedule.name.value} has one version in all stages anyway")
     if schedule.asynchronous and options.transfers is Transfers.ONE_STREAM:
         raise UsageError(f"transfers on one stream: no runtime that has one runs schedule {schedule.name.value}")
     return _asynchronous(scene, instance) if schedule.asynchronous else _flushed(scene, instance)
+
+
+def _check_overlaps(schedule: Schedule, options: SimulationOptions) -> None:
+    if options.transfers is Transfers.BESIDE_STEADY and schedule.name is not ScheduleName.INTERLEAVED:
+        raise UsageError(
+            f"transfers beside-steady: Megatron's interleaved schedule alone has them, not {schedule.name.value}; "
+            "expected in-passes or beside"
+        )
+    if options.pass_overlap and schedule.name is not ScheduleName.DUALPIPE_V:
+        raise UsageError(f"pass_overlap: schedule {schedule.name.value} runs no two passes as one; dualpipe-v does")
+    if options.pass_overlap and options.transfers is Transfers.ONE_STREAM:
+        raise UsageError("pass_overlap: on one stream, torch runs the two passes one after the other")
 
 
 def sustaining_in_flight(instance: Instance, plan: Plan) -> tuple[int, ...] | None:
@@ -104,6 +122,8 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     instance = as_planned(instance, plan)
     own_rates = _border_rates(instance.cluster, plan, schedule)
     stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if own_rates else frozenset())
+    if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:
+        stages = with_buffers(stages, schedule, instance.microbatches)
     figures = stages.figures
     placed = layout(schedule, figures)
     cluster, devices = instance.cluster, plan.devices // schedule.v
@@ -126,7 +146,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     forward_s = np.array([stage.forward_s for stage in figures])
     input_s = np.array([stage.input_s for stage in figures])
     weight_s = np.array([stage.weight_s for stage in figures])
-    charged = np.array(charged_s(stages, placed.places, rate)) * (options.transfers is not Transfers.BESIDE)
+    charged = np.array(charged_s(stages, placed.places, rate)) * (not options.transfers.overlaps)
     sync_s = _sync_each_pass_s(schedule, all_reduce_s, instance.microbatches / degrees)
     compute_s = np.stack([forward_s, input_s + weight_s, input_s, weight_s], axis=1)
     communication_s = np.stack([charged[:, 0], charged[:, 1] + sync_s, charged[:, 1], np.zeros(len(figures))], axis=1)
@@ -136,7 +156,7 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         stages,
         placed,
         PassSeconds(compute_s, communication_s),
-        hops(stages, placed.places, rate, overlapped=options.transfers is Transfers.BESIDE),
+        hops(stages, placed.places, rate, overlapped=options.transfers.overlaps),
         all_reduce_s,
         tuple(cluster.of_kind(kind).memory_bytes for kind in kinds),
         instance.microbatches,
@@ -402,8 +422,10 @@ def _pipeline_notes(scene: _Scene) -> list[str]:
     if max(degrees) > 1:
         of = f"{max(degrees)}" if len(degrees) == 1 else f"{min(degrees)} to {max(degrees)}"
         notes.append(f"a rank stands for the {of} devices that share its layers by tensor parallelism: they go in step")
-    if scene.schedule.name is ScheduleName.DUALPIPE_V:
-        notes.append("passes that DualPipeV runs as one go one after the other here: what that gains is not counted")
+    if scene.schedule.name is ScheduleName.DUALPIPE_V and not scene.options.pass_overlap:
+        notes.append(
+            "passes that DualPipeV runs as one go one after the other here; --pass-overlap counts what that gains"
+        )
     return notes
 
 

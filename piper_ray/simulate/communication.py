@@ -158,7 +158,10 @@ def program_of_lists(lists: Lists, seconds: Floats | None = None) -> Program:
     first = np.concatenate([[0], np.cumsum([len(own) for own in lists])]).astype(np.int64)
     duration_s = np.array(_USUAL_S)[kind] if seconds is None else seconds[stage, kind]
     count, ones = int(microbatch.max()) + 1, np.ones(stages, np.int64)
-    return Program(first, kind, stage, microbatch, duration_s, rank_of, ones, count, hops, hops + 1, free, free, 0.0)
+    never = np.zeros(len(kind), np.bool_)
+    return Program(
+        first, kind, stage, microbatch, duration_s, rank_of, ones, count, hops, hops + 1, free, free, 0.0, never, never
+    )
 
 
 def in_time(lists: Lists, seconds: Floats | None = None) -> list[list[Handing | None]]:

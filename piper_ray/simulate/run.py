@@ -33,7 +33,9 @@ class InFlightRule(str, Enum):
 
 class Transfers(str, Enum):
     """How stages hand over. IN_PASSES: as Piper charges it, in the passes of both. BESIDE: beside the passes, one
-    after the other on each rank's way out, and only who waits for them loses time. ONE_STREAM: as IN_PASSES, and all
+    after the other on each rank's way out, and only who waits for them loses time. BESIDE_STEADY: so under interleaved,
+    but in a rank's warm-up and flush each pass waits until what the one before it sends has gone: Megatron's default,
+    where BESIDE is its ``--overlap-p2p-communication-warmup-flush``. ONE_STREAM: as IN_PASSES, and all
     that a rank sends and receives goes in the order of one stream, as torch.distributed.pipelining has it on NCCL:
     a receive that is posted early holds up what comes after it. Exports to torch and torchtitan post each receive where
     its data are made, which holds up nothing and takes as long as IN_PASSES.
@@ -44,7 +46,13 @@ class Transfers(str, Enum):
 
     IN_PASSES = "in-passes"
     BESIDE = "beside"
+    BESIDE_STEADY = "beside-steady"
     ONE_STREAM = "one-stream"
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether passes go on while their rank sends."""
+        return self in (Transfers.BESIDE, Transfers.BESIDE_STEADY)
 
 
 @dataclass(frozen=True)
@@ -52,7 +60,8 @@ class SimulationOptions:
     """What a simulation assumes of a cluster and a batch. Raises UsageError for figures that make no sense.
 
     latency_s: between the end of a pass and the arrival of what it sends, beside the bytes. transfers:
-    how stages hand over; on one stream under a flush alone. all_reduce, all_reduce_overlap, optimizer_s: as in
+    how stages hand over; on one stream under a flush alone. pass_overlap: of two passes that dualpipe-v runs as one,
+    the share of the shorter one's work that runs beside the other. all_reduce, all_reduce_overlap, optimizer_s: as in
     ``StepTerms``; the overlap counts under a flush. in_flight: an ``InFlightRule``, or for each stage the microbatches
     that a replica keeps in flight. vertical_sync: under pipedream the peaks of memory have the versions of the weights
     that vertical sync keeps, in place of those of stashing. samples_per_microbatch, tokens_per_sample: numbers of the
@@ -67,6 +76,7 @@ class SimulationOptions:
 
     latency_s: float = 0.0
     transfers: Transfers = Transfers.IN_PASSES
+    pass_overlap: float = 0.0
     all_reduce: AllReduce = AllReduce.PARAMETER_SERVER
     all_reduce_overlap: float = 0.0
     optimizer_s: float = 0.0
@@ -89,6 +99,7 @@ class SimulationOptions:
             "latency_s": seconds("latency_s", self.latency_s),
             "optimizer_s": seconds("optimizer_s", self.optimizer_s),
             "all_reduce_overlap": share("all_reduce_overlap", self.all_reduce_overlap),
+            "pass_overlap": share("pass_overlap", self.pass_overlap),
             "transfers": arguments.choice("transfers", self.transfers, Transfers),
             "all_reduce": arguments.choice("all_reduce", self.all_reduce, AllReduce),
             "vertical_sync": arguments.flag("vertical_sync", self.vertical_sync),

@@ -198,6 +198,8 @@ def program_of(
         np.array([hop.forward_s for hop in hops], np.float64),
         np.array([hop.backward_s for hop in hops], np.float64),
         latency_s,
+        np.zeros(count, np.bool_),
+        np.zeros(count, np.bool_),
     )
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from piper_ray.calibrate.workload import running_arguments, shared_replicas
@@ -18,7 +18,7 @@ from piper_ray.model.schedule import ScheduleName
 from piper_ray.model.solution import Status
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import Closing
-from piper_ray.proposal.demand import PlanDemand, usual_batch
+from piper_ray.proposal.demand import FurtherKinds, PlanDemand, usual_batch
 from piper_ray.proposal.figures import figures_of
 from piper_ray.proposal.layout_words import layout_words
 from piper_ray.proposal.offers import refuse_what_cannot_run, schedules_of, usual_headroom, with_offers
@@ -60,7 +60,8 @@ class PlannedModel:
 class PlanPoint:
     """One plan of a sweep.
 
-    workload: the model's label. gpu: its key in the table of hardware. devices: of the cluster. batch: in samples.
+    workload: the model's label. gpu: its key in the table of hardware; of several kinds each with its nodes, as
+    "A100-80:2 H100-SXM:4". nodes, devices: of the cluster. batch: in samples.
     trained_by: the runtime. tokens: of a sample; None: the model's own. asked_schedule: no other one; None: those that
     the runtime has of 1f1b and interleaved.
 
@@ -78,6 +79,12 @@ class PlanPoint:
     tokens: int | None = None
     asked_schedule: ScheduleName | None = None
 
+    @property
+    def kinds(self) -> dict[str, int]:
+        """Of each kind of GPU its nodes."""
+        named = (part.rpartition(":") for part in self.gpu.split())
+        return {name or nodes: int(nodes) if name else self.nodes for name, _, nodes in named}
+
     def identity(self, digest: str) -> dict[str, object]:
         """What tells which point a row of the dataset is of, as ``Sweep.identity`` has it. digest: the model's."""
         facts = asdict(self)
@@ -88,24 +95,29 @@ class PlanPoint:
 def point_of(
     label: str,
     planned: PlannedModel,
-    cluster: tuple[str, int, int | None],
+    cluster: Mapping[str, int],
+    gpus_per_node: int | None,
     batch: int | None,
     precision: str,
     trained_by: str,
     tokens: int | None,
     schedule: str | None,
 ) -> PlanPoint:
-    """With what is not said filled in, so that one question is one point. cluster: GPU, nodes, GPUs of a node.
+    """With what is not said filled in, so that one question is one point. cluster: of each GPU its nodes.
 
     Raises UsageError for a GPU or a precision that is not known.
     """
-    gpu, nodes, gpus_per_node = cluster
-    key = planned.hardware.key(gpu)
-    devices = EstimateRequest(nodes, gpus_per_node).devices_of(planned.hardware.gpus[key])
+    nodes_of = {planned.hardware.key(gpu): nodes for gpu, nodes in cluster.items()}
+    if len(nodes_of) < len(cluster):
+        raise UsageError(f"{', '.join(cluster)} are one GPU; expected several kinds")
+    devices = sum(
+        EstimateRequest(nodes, gpus_per_node).devices_of(planned.hardware.gpus[key]) for key, nodes in nodes_of.items()
+    )
+    named = " ".join(f"{key}:{nodes}" for key, nodes in nodes_of.items())
     return PlanPoint(
         label,
-        key,
-        nodes,
+        named if len(nodes_of) > 1 else next(iter(nodes_of)),
+        sum(nodes_of.values()),
         devices,
         usual_batch(planned.model, devices) if batch is None else batch,
         running_arguments(precision, (), None, None)["precision"],
@@ -117,26 +129,34 @@ def point_of(
 
 def schedules_tried(point: PlanPoint) -> tuple[ScheduleName, ...]:
     """Raises UsageError for one that the runtime does not have."""
-    return schedules_of(RUNTIMES[RuntimeName(point.trained_by)], point.asked_schedule)
+    return schedules_of(RUNTIMES[RuntimeName(point.trained_by)], point.asked_schedule, kinds=len(point.kinds) > 1)
 
 
 def _demand(point: PlanPoint, planned: PlannedModel) -> PlanDemand:
     """What ``piper_ray.plan`` searches for, where nothing else is said. Raises UsageError for what the runtime cannot
     do."""
     runtime, hardware = RUNTIMES[RuntimeName(point.trained_by)], planned.hardware
-    request = EstimateRequest(
+    asked = EstimateRequest(
         nodes=point.nodes,
-        gpus_per_node=point.devices // point.nodes,
         tokens=point.tokens,
         batch=point.batch,
         precision=point.precision,
         offer=Offer(zero=shared_replicas("all")),
     )
-    refuse_what_cannot_run(runtime, request, hardware)
-    domain = request.domain_of(hardware.gpus[point.gpu])
-    request = with_offers(request, planned.model, runtime, domain, None, None)
-    schedules, headroom = schedules_tried(point), usual_headroom(request)
-    return PlanDemand(planned.model, hardware, point.gpu, request, runtime, schedules, headroom=headroom)
+    refuse_what_cannot_run(runtime, asked, hardware)
+    kinds = point.kinds
+    runtime.require_kinds([*kinds])
+
+    def on_kind(gpu: str) -> EstimateRequest:
+        per_node = point.devices // point.nodes if len(kinds) == 1 else None
+        there = replace(asked, nodes=kinds[gpu], gpus_per_node=per_node)
+        return with_offers(there, planned.model, runtime, there.domain_of(hardware.gpus[gpu]), None, None)
+
+    first, *others = kinds
+    request, schedules = on_kind(first), schedules_tried(point)
+    further = FurtherKinds(first, tuple((gpu, gpu, on_kind(gpu)) for gpu in others)) if others else None
+    headroom = usual_headroom(request)
+    return PlanDemand(planned.model, hardware, first, request, runtime, schedules, headroom=headroom, further=further)
 
 
 def plan_row(point: PlanPoint, planned: PlannedModel, stop: Stop[Any]) -> Row:
@@ -154,7 +174,7 @@ def _plan_row(point: PlanPoint, planned: PlannedModel, stop: Stop[Any]) -> Row:
         plain = plain_instance(demand.model, demand.hardware, demand.request)
         demand.runtime.constraints(plain, demand.schedules[0], demand.domain)  # raises for models that it cannot train
         reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
-        if reasons:
+        if reasons and demand.further is None:  # which may hold what this kind does not
             raise InfeasibleError("\n".join(reasons))
         return _of_plans(propose(demand, stop.part(), listed=1, threads=1))
     except UsageError as error:

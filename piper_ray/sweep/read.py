@@ -41,6 +41,10 @@
     tokens = 8192                        # of a sample; the model's own if left out
     schedules = ["1f1b", "interleaved"]  # no other one each; left out: one plan, the best of both
 
+    [[plan]]
+    models = ["llama3-8b"]
+    kinds = { A100-80 = "1..4", H100-SXM = [2, 4] }  # in place of gpus and nodes: clusters of both kinds
+
 Of devices, microbatches, memory, bandwidth and the schedule, what is left out is the workload's own. Memory and
 bandwidth are texts with a unit, or numbers of bytes. ``hardware = "gpus.toml"`` at the top adds GPUs or corrects them,
 as ``plan --hardware`` does.
@@ -213,8 +217,11 @@ class PlanGrid(Closed):
     """Every combination of its values, each a plan."""
 
     model: _Axis[str] = Field(alias="models", description="labels of [models], or models known by name")
-    gpu: _Axis[str] = Field(alias="gpus", description="GPUs, such as H100-SXM")
+    gpu: _Axis[str] | None = Field(default=None, alias="gpus", description="GPUs, such as H100-SXM")
     nodes: _Axis[_Devices] = Field(default=(1,), description=_DEVICES_WORDS)
+    kinds: dict[str, _Axis[_Devices]] | None = Field(
+        default=None, min_length=2, description="in place of gpus and nodes: of each GPU of one cluster its nodes"
+    )
     gpus_per_node: Degree | None = Field(default=None, description="a whole number >= 1")
     batch: _Axis[_Batches] | None = Field(default=None, alias="batches", description=_MICROBATCHES_WORDS)
     precision: _Axis[_Precision] = Field(
@@ -397,26 +404,39 @@ def _read_plans(
         read = faults.model(PlanGrid, table, path)
         if read is None or hardware is None:
             continue
-        axes = [_values(getattr(read, name)) or [None] for name in _PLAN_AXES]
-        if (size := math.prod(map(len, axes))) > POINTS:
-            faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
-            continue
+        axes = _plan_axes(read, path, faults)
         for label in axes[0]:
             if label not in models and (model := _model_of(folder, label, labels, taken, path, faults)) is not None:
                 models[label] = PlannedModel(model, hardware)
                 for text in model.notes:
                     on_note(text)
-        for label, gpu, nodes, *others in product(*axes):
-            cluster = gpu, nodes, read.gpus_per_node
-            try:
-                points += [point_of(label, models[label], cluster, *others)] if label in models else []
-            except UsageError as error:
-                faults.at(path, str(error))
-                break
+        asked = ((label, cluster, read.gpus_per_node, *others) for label, cluster, *others in product(*axes))
+        try:
+            points += [point_of(label, models[label], *others) for label, *others in asked if label in models]
+        except UsageError as error:
+            faults.at(path, str(error))
     return models, points
 
 
-_PLAN_AXES = ("model", "gpu", "nodes", "batch", "precision", "runtime", "tokens", "schedule")
+_PLAN_AXES = ("model", "batch", "precision", "runtime", "tokens", "schedule")
+
+
+def _plan_axes(read: PlanGrid, path: str, faults: Faults) -> list[list[Any]]:
+    """Models, clusters (of each GPU its nodes) and the rest; one without values where there is a fault."""
+    kinds, gpus = read.kinds, _values(read.gpu)
+    if (kinds is None) != bool(gpus) or (kinds and {"nodes", "gpus_per_node"} & read.model_fields_set):
+        faults.at(path, "expected either gpus, with nodes, or kinds alone, which have their nodes")
+        return [[]]
+    if kinds is None:
+        clusters = [{gpu: nodes} for gpu, nodes in product(gpus, _values(read.nodes))]
+    else:
+        clusters = [dict(zip(kinds, nodes, strict=True)) for nodes in product(*map(_values, kinds.values()))]
+    models, *others = ([*(_values(getattr(read, name)) or [None])] for name in _PLAN_AXES)
+    axes = [models, clusters, *others]
+    if (size := math.prod(map(len, axes))) > POINTS:
+        faults.at(path, f"{size:,} points; expected at most {POINTS:,}")
+        return [[]]
+    return axes
 
 
 def _read_hardware(folder: Path, path: object, faults: Faults, on_note: OnNote) -> Hardware | None:

@@ -1,6 +1,7 @@
 """Runs every plan, writes correlation.md, .svg and .png: ``scripts/correlation [--quick] [-o FOLDER] [WORD ...]``.
 
-``scripts/correlation models`` makes the table of five models in some minutes; parts that are not made anew stay.
+``scripts/correlation models`` makes the table of five models in some ten minutes, ``scripts/correlation models NAME``
+shows one model's row; parts that are not made anew stay.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 
 import piper_ray
 from piper_ray.model.constraints import StageCount
@@ -24,6 +25,7 @@ from piper_ray.model.passes import passes_of
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import AllReduce, Schedule, ScheduleName
+from piper_ray.simulate.result import Simulation
 from piper_ray.simulate.run import SimulationOptions
 from scripts.run_correlation.machine import Machine, measured
 from scripts.run_correlation.models import SUBJECTS, Subject
@@ -47,7 +49,7 @@ GPT_ARGUMENTS: dict[str, object] = {"layers": LAYERS, "width": 256, "heads": 8, 
 SLEEPERS = "scripts.run_correlation.sleeping:sleepers"
 MICROBATCH = 4
 COUNTING = "scripts.run_correlation.counting:counting"
-_MODELS = "models"
+_MODELS, _ROUNDS = "models", 5
 BLOCK_S = 0.05
 """What a block sleeps in both passes together: long beside what torch does around it."""
 
@@ -66,9 +68,12 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     machine = measured(dict(os.environ))
     given.out.mkdir(parents=True, exist_ok=True)
-    if given.plans == [_MODELS]:
-        subjects = [point_of_model(subject, machine, steps, repeats) for subject in SUBJECTS]
-        write(given.out, [models_page(subjects, len(os.sched_getaffinity(0)), steps)])
+    if given.plans[:1] == [_MODELS]:
+        wanted = [one for one in SUBJECTS if not given.plans[1:] or one.name in given.plans[1:]]
+        rounds = 2 if given.quick else _ROUNDS
+        subjects = [point_of_model(subject, rounds, steps // rounds, repeats // rounds) for subject in wanted]
+        if len(wanted) == len(SUBJECTS):
+            write(given.out, [models_page(subjects, len(os.sched_getaffinity(0)), steps)])
         return
     gpt = profiled(GPT, {name: repr(value) for name, value in GPT_ARGUMENTS.items()}, repeats, at_once=2)
     passes_s = sleeping_passes_s(gpt)
@@ -161,14 +166,23 @@ def point_of(
     return _compared(trial, subject, instance, trial.plan(instance), machine, steps)
 
 
-def point_of_model(subject: Subject, machine: Machine, steps: int, repeats: int) -> Point:
-    """The best plan of two stages, as ``piper-ray solve --stages 2`` finds it."""
+def point_of_model(subject: Subject, rounds: int, steps: int, repeats: int) -> Point:
+    """The best plan of two stages, as ``piper-ray solve --stages 2`` finds it by the first profile. Profiles and runs
+    take turns, so that what else slows the machine for a while slows both; the figures are medians over all rounds."""
     trial = Trial(subject.name, Schedule(ScheduleName.ONE_F_ONE_B), (), 8)
     arguments = {name: repr(value) for name, value in subject.arguments.items()}
-    instance = _as_run(profiled(subject.spec, arguments, repeats, at_once=2), trial, machine).replace(devices=2)
-    plan = piper_ray.solve(instance, restrictions=Restrictions(constraints=[StageCount(2)])).plan
-    assert plan is not None
-    point = _compared(trial, subject, instance, plan, machine, steps)
+    plan, predicted_s, steps_s = None, [], list[float]()
+    for _ in range(rounds):
+        machine = measured(dict(os.environ))
+        instance = _as_run(profiled(subject.spec, arguments, repeats, at_once=2), trial, machine).replace(devices=2)
+        plan = plan or piper_ray.solve(instance, restrictions=Restrictions(constraints=[StageCount(2)])).plan
+        assert plan is not None
+        predicted_s.append(_predicted(trial, instance, plan, machine).step_s)
+        steps_s += _run(trial, subject, instance, plan, steps).steps_s
+        errors = f"{100.0 * (predicted_s[-1] / median(steps_s[-steps:]) - 1.0):+.1f} %"
+        print(f"  {subject.name}: {1e3 * predicted_s[-1]:.1f} ms promised, {errors}", file=sys.stderr, flush=True)
+    first_s, _, third_s = quantiles(steps_s, n=4, method="inclusive")
+    point = Point(trial, median(predicted_s), median(steps_s), third_s - first_s)
     print(row(point), flush=True)
     return point
 
@@ -179,13 +193,23 @@ def _as_run(profile: Instance, trial: Trial, machine: Machine) -> Instance:
 
 
 def _compared(trial: Trial, subject: Subject, instance: Instance, plan: Plan, machine: Machine, steps: int) -> Point:
+    predicted = _predicted(trial, instance, plan, machine)
+    run = _run(trial, subject, instance, plan, steps)
+    first_s, _, third_s = quantiles(run.steps_s, n=4, method="inclusive")
+    return Point(trial, predicted.step_s, run.step_s, third_s - first_s, predicted.promised_s)
+
+
+def _predicted(trial: Trial, instance: Instance, plan: Plan, machine: Machine) -> Simulation:
     held_bytes = [
         sum(instance.layer_by_id[layer].tmpcs[1][0].weights_bytes for layer in stage.layers)
         for stage in plan.by_rank(trial.schedule).stages
     ]
     options = SimulationOptions(all_reduce=AllReduce.RING, optimizer_s=max(held_bytes) * machine.optimizer_s_per_byte)
-    predicted = piper_ray.simulate(instance, plan, trial.schedule, options=options)
-    run = piper_ray.run(
+    return piper_ray.simulate(instance, plan, trial.schedule, options=options)
+
+
+def _run(trial: Trial, subject: Subject, instance: Instance, plan: Plan, steps: int) -> piper_ray.Run:
+    return piper_ray.run(
         subject.spec,
         plan,
         instance,
@@ -195,8 +219,6 @@ def _compared(trial: Trial, subject: Subject, instance: Instance, plan: Plan, ma
         vertical_sync=trial.vertical_sync,
         arguments_of_model=subject.arguments,
     )
-    first_s, _, third_s = quantiles(run.steps_s, n=4, method="inclusive")
-    return Point(trial, predicted.step_s, run.step_s, third_s - first_s, predicted.promised_s)
 
 
 def facts(machine: Machine, gpt: Instance, steps: int) -> list[str]:

@@ -114,9 +114,10 @@ def page(points: Sequence[Point], facts: Sequence[str]) -> str:
 _OF_MODELS = """\
 ## Five models on two processes
 
-`scripts/correlation models` makes this part in its own run, in at most ten minutes. Each model is profiled by two
-processes at once, planned for two stages (`piper-ray solve --stages 2`), and trained by that plan with one thread for
-each of two ranks."""
+`scripts/correlation models` makes this part in its own run. Each model is profiled by two processes at once, planned
+for two stages (`piper-ray solve --stages 2`), and trained by that plan with one thread for each of two ranks. Profiles
+and runs take turns, five of each, and the figures are medians over all of them: the speed of a shared machine drifts by
+more than what is to be shown."""
 
 
 def models_page(points: Sequence[Point], cores: int, steps: int) -> str:

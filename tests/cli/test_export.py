@@ -30,6 +30,22 @@ def good(*arguments: object) -> subprocess.CompletedProcess[str]:
     return result
 
 
+def test_a_plan_is_run_as_the_launch_that_it_is_compared_with(source: Path, tmp_path: Path) -> None:
+    """Megatron's interleaved schedule overlaps transfers, in warm-up and flush where a flag says so."""
+    launch, flagged, plan = (tmp_path / name for name in ("launch.sh", "flagged.sh", "plan.json"))
+    text = "torchrun --nproc-per-node 8 pretrain_gpt.py --pipeline-model-parallel-size 2"
+    launch.write_text(f"{text} --num-virtual-stages-per-pipeline-rank 3\n")
+    flagged.write_text(f"{launch.read_text().strip()} --overlap-p2p-communication-warmup-flush\n")
+    good("import-plan", source, launch, "-o", plan)
+
+    def steps_s(*files: Path) -> list[float]:
+        return [one["step_s"] for one in json.loads(good("compare", source, *files, "--json").stdout)["plans"]]
+
+    usual, overlapped = steps_s(plan, launch), steps_s(plan, flagged)
+    assert usual[0] == usual[1] > overlapped[0] == overlapped[1]
+    assert json.loads(good("simulate", source, plan, "--json").stdout)["step_s"] > usual[0]
+
+
 def test_a_layout_that_runs_today_against_the_best(source: Path, tmp_path: Path) -> None:
     yours, best = tmp_path / "yours.json", tmp_path / "best.json"
     good("import-plan", source, LAYOUT, "--tensor-parallel", 2, "--data-parallel", 1, "-o", yours)

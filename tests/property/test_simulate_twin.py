@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import numpy as np
 import pytest
 
 from piper_ray.model.schedule import V_SHAPED, Schedule, ScheduleName
-from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.stages import Hop, StageLoad
+from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, group_size, one_f_one_b
+from piper_ray.simulate.overlaps import joined_passes, sends_waited_for, with_buffers, with_joined_passes
+from piper_ray.simulate.stages import Hop, Message, StageLoad, Stages
 from piper_ray.simulate.steady import rule_in_flight
-from piper_ray.simulate.timeline import SimulatedRanks, Timeline, Versions, memory_steps, weight_versions
+from piper_ray.simulate.timeline import (
+    PassSeconds,
+    SimulatedRanks,
+    Timeline,
+    Versions,
+    memory_steps,
+    program_of,
+    run_program,
+    weight_versions,
+)
 from tests.lengths import long_after
 from tests.simulate_support import FLUSHED, placed, random_seconds, run, twin_of
 from tests.simulate_twin import Pipeline, peak_bytes
@@ -69,6 +80,68 @@ def test_flushed(name: ScheduleName, overlapped: bool) -> None:
         twin = twin_of(where, lists, seconds, hops, latency_s)
         _assert_alike(timeline, twin)
         _assert_same_memory(rng, timeline, twin)
+
+
+@pytest.mark.parametrize("seed", long_after(3, range(20)))
+def test_sends_that_passes_wait_for(seed: int) -> None:
+    """In Megatron's warm-up and flush, which are as long as Megatron says."""
+    rng = random.Random(seed)
+    ranks, schedule = rng.randint(2, 5), Schedule(ScheduleName.INTERLEAVED, rng.randint(1, 3), ahead=rng.randint(0, 1))
+    microbatches = rng.randint(1, 14)
+    where = placed(schedule, [1] * (ranks * schedule.v))
+    lists = flush_lists(schedule, ranks, microbatches)
+    seconds = random_seconds(rng, ranks * schedule.v) + 1e-3
+    hops = _random_hops(rng, where, overlapped=True)
+    group = group_size(ranks, microbatches, None)
+    waited_for = set()
+    for rank, own in enumerate(lists):
+        ahead = min((schedule.v - 1) * group + 2 * (ranks - 1 - rank) + schedule.ahead, microbatches * schedule.v)
+        waited_for |= {(rank, place) for place in range(len(own)) if not ahead <= place < len(own) - ahead}
+    none = np.zeros_like(seconds)
+    program = program_of(where, lists, microbatches, PassSeconds(seconds, none), hops, 0.1)
+    timeline = run_program(where, program._replace(waited_for=sends_waited_for(program)), none)
+    twin = dataclasses.replace(twin_of(where, lists, seconds, hops, 0.1), waited_for=waited_for)
+    _assert_alike(timeline, twin)
+
+
+@pytest.mark.parametrize("seed", long_after(3, range(20)))
+def test_passes_that_are_run_as_one(seed: int) -> None:
+    """Those that torch's DualPipeV runs as one start when both can, and send when both have ended."""
+    visualizer = pytest.importorskip("torch.distributed.pipelining._schedule_visualizer")
+    rng = random.Random(seed)
+    schedule, ranks = Schedule(ScheduleName.DUALPIPE_V), rng.randint(1, 5)
+    microbatches = rng.randint(2 * ranks, 14)
+    where = placed(schedule, [1] * (2 * ranks))
+    lists = flush_lists(schedule, ranks, microbatches)
+    seconds = random_seconds(rng, 2 * ranks) + 1e-3
+    hops = _random_hops(rng, where, overlapped=rng.random() < 0.5)
+    none = np.zeros_like(seconds)
+    program = program_of(where, lists, microbatches, PassSeconds(seconds, none), hops, 0.1)
+    joined = set()
+    for rank, own in enumerate(visualizer.get_schedule_ops("DualPipeV", ranks, microbatches, 2)):
+        place = 0
+        for action in filter(None, own):
+            joined |= {(rank, place)} if action.sub_actions else set()
+            place += len(action.sub_actions or (action,))
+    timeline = run_program(where, program._replace(joined=joined_passes(program)), none)
+    _assert_alike(timeline, dataclasses.replace(twin_of(where, lists, seconds, hops, 0.1), joined=joined))
+    overlap = rng.random()
+    shorter = with_joined_passes(program, seconds, overlap)
+    for rank, place in joined:
+        pair = program.duration_s[program.first[rank] + place :][:2]
+        together_s = shorter.duration_s[program.first[rank] + place :][:2].sum()
+        assert together_s == pytest.approx(pair.sum() - overlap * pair.min())
+    saved = np.flatnonzero(shorter.duration_s < program.duration_s).tolist()
+    assert set(saved) <= {program.first[rank] + place + more for rank, place in joined for more in (0, 1)}
+
+
+def test_buffers_of_what_comes_in_ahead() -> None:
+    """One input and one gradient on each rank; three where a group has two microbatches more than ranks."""
+    messages = (Message(0, 1, 5.0, 7.0), Message(1, 2, 1.0, 1.0), Message(2, 3, 5.0, 7.0))
+    stages = Stages((StageLoad(0, 0, 0, 0, 10.0, 0, 0, 2, 1),) * 4, messages, ())
+    for group, held in ((None, [1 + 5, 7 + 1]), (4, [3 * 1 + 5, 7 + 3 * 1])):
+        found = with_buffers(stages, Schedule(ScheduleName.INTERLEAVED, 2, group), 8).figures
+        assert [stage.fixed_bytes - 10.0 for stage in found] == [*held, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("in_turn", [False, True])

@@ -214,6 +214,6 @@ def tables(instance: Instance) -> tuple[FlushWorkload | None, PathArrays | None]
     if not variants:
         return None, None
     lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
-    workload = build_workload(instance, lattice, variants, BorderRates.of(instance, PAPERS_SCHEDULE))
+    workload = build_workload(instance, lattice, variants, BorderRates.of(instance, lattice.graph, PAPERS_SCHEDULE))
     labelling = Labelling.of(workload.lattice.graph)
     return workload, None if labelling is None else build_paths(workload, labelling)

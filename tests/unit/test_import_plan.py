@@ -424,6 +424,46 @@ def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
     assert (found.plan, found.notes) == (expected.plan, expected.notes)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [
+        "--num-experts 1",  # Megatron-DeepSpeed
+        "--recompute-granularity full --recompute-method block --recompute-num-layers 0",  # Primus
+    ],
+)
+def test_what_says_that_there_is_nothing_is_not_refused(said: str) -> None:
+    shape = "--hidden-size 1024 --num-attention-heads 16"
+    assert read(f"{TWO} {shape} {said}").plan == read(f"{TWO} {shape}").plan
+
+
+def test_ranks_of_latent_attention_count_where_a_model_has_it() -> None:
+    """Primus says them for all models."""
+    shape = "pipeline_model_parallel_size: 2\nhidden_size: 1024\nnum_attention_heads: 16\nkv_lora_rank: 32\n"
+    assert read(f"{shape}multi_latent_attention: false").plan == read(TWO).plan
+    with pytest.raises(UsageError, match="the launch's model has --kv-lora-rank 32, the workload's none"):
+        read(shape)
+
+
+def test_beside_a_decoders_tokens_the_others_are_an_images() -> None:
+    told = "samples of 3200 tokens; the workload's have"
+    with pytest.raises(UsageError, match=told):
+        read(f"{TWO} --seq-length 261 --decoder-seq-length 3200")
+
+
+def test_megatrons_transfers_are_those_of_its_schedule() -> None:
+    """Interleaved overlaps them, in warm-up and flush by a flag alone, which Megatron refuses elsewhere."""
+    flag, chunks = "--overlap-p2p-communication-warmup-flush", "--num-virtual-stages-per-pipeline-rank 3"
+    assert read(TWO).transfers is Transfers.IN_PASSES
+    assert read(f"{TWO} {chunks}").transfers is Transfers.BESIDE_STEADY
+    assert read(f"{TWO} {chunks} --no-overlap-p2p-communication").transfers is Transfers.IN_PASSES
+    found = read(f"{TWO} {chunks} {flag}")
+    assert found.transfers is Transfers.BESIDE
+    assert not [note for note in found.notes if "p2p" in note]
+    for said in ("", f"{chunks} --no-overlap-p2p-communication"):
+        with pytest.raises(UsageError, match=r"warmup-flush .* which Megatron refuses"):
+            read(f"{TWO} {said} {flag}")
+
+
 def test_ranks_that_torchrun_starts_are_the_replicas() -> None:
     """Whatever the workload's cluster has."""
     found = read(f"torchrun --nproc_per_node=4 --nnodes 2 pretrain_gpt.py {TWO}")

@@ -204,7 +204,11 @@ def test_least_time_choice() -> None:
 def workload_of(instance: Instance) -> FlushWorkload | None:
     variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
     lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
-    return build_workload(instance, lattice, variants, BorderRates.of(instance, PAPERS_SCHEDULE)) if variants else None
+    return (
+        build_workload(instance, lattice, variants, BorderRates.of(instance, lattice.graph, PAPERS_SCHEDULE))
+        if variants
+        else None
+    )
 
 
 def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:

@@ -156,7 +156,7 @@ def test_figures_of_all_are_not_one_kinds() -> None:
         piper_ray.solve(random_kinds(3), schedule="1f1b", devices=3)
 
 
-@pytest.mark.parametrize("schedule", ["2bw", "interleaved", "zb-v"])
+@pytest.mark.parametrize("schedule", ["pipedream", "interleaved", "zb-v"])
 def test_other_schedules_are_refused_by_name(schedule: str) -> None:
     with pytest.raises(UsageError, match=rf"plans for schedule {schedule}: not with devices of several kinds \(a, b\)"):
         piper_ray.solve(random_kinds(3), schedule=schedule)

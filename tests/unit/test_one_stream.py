@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from random import Random
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.report.simulated import early_receives_text
+from piper_ray.report.simulated import beside_text, early_receives_text
 from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
@@ -54,6 +55,8 @@ def program(rng: Random, name: str, v: int, p: int, m: int) -> Program:
         np.array([rng.uniform(0.0, 0.3) for _ in range(count)]),
         np.array([rng.uniform(0.0, 0.3) for _ in range(count)]),
         rng.choice([0.0, 0.05]),
+        np.zeros(len(stage), np.bool_),
+        np.zeros(len(stage), np.bool_),
     )
 
 
@@ -114,6 +117,22 @@ def test_receives_in_time_hold_up_nothing_and_torchs_own_may(seed: int) -> None:
         transfers, by_torch, just = orders(one)
         assert np.allclose(on_one_stream(one, transfers, just).end_s, charged.end_s, rtol=1e-12)
         assert (on_one_stream(one, transfers, by_torch).end_s >= charged.end_s - 1e-9).all()
+
+
+@pytest.mark.parametrize("seed", long_after(2, range(40)))
+def test_transfers_that_take_their_time_on_the_stream_end_no_later_than_promised(seed: int) -> None:
+    """The promise charges each in the passes of both ranks, and the list's order is by these times."""
+    rng = Random(seed)
+    for name, v, p, m in SHAPES:
+        one = program(rng, name, v, p, m)._replace(latency_s=0.0)
+        transfers = transfers_of(one)
+        charged_s = one.duration_s.copy()
+        for passes in (transfers.sender, transfers.receiver):
+            np.add.at(charged_s, passes, transfers.seconds)
+        free = np.zeros_like(one.hop_forward_s)
+        promised = one._replace(duration_s=charged_s, hop_forward_s=free, hop_backward_s=free)
+        posted = posted_in_time(promised, transfers_of(promised))
+        assert on_one_stream(one, transfers, posted).end_s.max() <= simulate_events(promised).end_s.max() + 1e-9
 
 
 @pytest.mark.parametrize(("name", "v", "p", "m"), SHAPES)
@@ -192,7 +211,9 @@ def test_plans_are_simulated_on_one_stream() -> None:
     instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
     schedule = Schedule(ScheduleName.INTERLEAVED, 2)
     found = {how: simulate(instance, plan, schedule, options=SimulationOptions(transfers=how)) for how in Transfers}
-    assert found[Transfers.BESIDE].step_s <= found[Transfers.IN_PASSES].step_s < found[Transfers.ONE_STREAM].step_s
+    order = (Transfers.BESIDE, Transfers.BESIDE_STEADY, Transfers.IN_PASSES, Transfers.ONE_STREAM)
+    times_s = [found[how].step_s for how in order]
+    assert times_s == sorted(set(times_s))
     with pytest.raises(UsageError, match="no runtime that has one runs schedule 2bw"):
         simulate(instance, plan_of(instance, [7, 7]), "2bw", options=SimulationOptions(transfers=Transfers.ONE_STREAM))
 
@@ -206,3 +227,5 @@ def test_what_early_receives_cost_is_told() -> None:
     assert told.startswith("in time, by the exported list; torch's own order posts them early")
     assert "% longer (modelled)" in told
     assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""
+    told = beside_text(instance, plan, interleaved)
+    assert re.search(r"but in warm-up and flush: [\d.]+ \w+ a step, [\d.]+ \w+ with --overlap-p2p", told)

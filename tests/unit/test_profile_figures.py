@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,11 @@ from piper_ray.model.errors import InputError, LimitError, UsageError
 from piper_ray.workloads.estimate.exchanges import all_reduce_s
 from piper_ray.workloads.estimate.groups import Group
 from piper_ray.workloads.estimate.hardware import load_hardware
+from piper_ray.workloads.measure import session
 from piper_ray.workloads.measure.build import estimated_ways, measured_ways, shard_ways
 from piper_ray.workloads.measure.factory import TrainableModel
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of
+from piper_ray.workloads.measure.heap import keeping_freed_memory
 from piper_ray.workloads.measure.passes import (
     Kept,
     MeasuredPasses,
@@ -137,6 +141,92 @@ def test_recomputation_is_measured_in_turn_with_the_plain_passes() -> None:
     assert len(calls) == 4 * (1 + 2)  # a recomputed pass goes forward twice
     assert again is not None
     assert min(plain.total_s, again.total_s) > 0
+
+
+class Launched(nn.Module):
+    """A layer on a fake device, whose forward pass takes 3 s there."""
+
+    now_s = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        Launched.now_s += 3.0
+        result: torch.Tensor = self.linear(x)
+        return result
+
+
+def test_equal_layers_are_measured_as_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what it takes to begin and to end, a layer has the part that it has in a stage."""
+
+    def clock() -> Callable[[], float]:
+        Launched.now_s += 4.0  # the device has nothing to do while it is asked
+        now_s = Launched.now_s
+        return lambda: now_s
+
+    monkeypatch.setattr(session, "clock_of", lambda _: clock)
+    store = Store(tmp_path / "partial", {})
+    store.start()
+    module = nn.Sequential(*(Launched() for _ in range(7)))
+    figures = measured(module, torch.randn(3, 2), store)
+    # The input needs no gradient, so that the first is of another kind; four of the others run together.
+    assert [one.plain.forward_s for one in figures] == [3.0 + 4.0] + [3.0 + 4.0 / 4] * 6
+    assert all(parameter.grad is None for parameter in module.parameters())
+    monkeypatch.setattr(session, "room_bytes", lambda _: 0.0)
+    store = Store(tmp_path / "no-room", {})
+    store.start()
+    assert [one.plain.forward_s for one in measured(module, torch.randn(3, 2), store)] == [7.0] * 7
+
+
+def test_a_chain_hands_on_what_its_layers_make() -> None:
+    """What else they read stays as it was: here the second input."""
+
+    class Added(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x * self.scale + y
+
+    class Stack(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stack = nn.ModuleList(Added() for _ in range(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            for layer in self.stack:
+                x = layer(x, y)
+            return x
+
+    first, *others = layers_in(Stack(), torch.ones(3, 2), torch.ones(3, 2))
+    seen: list[torch.Tensor] = []
+    others[-1].module.register_forward_hook(lambda _, __, outputs: seen.append(outputs[0]))
+    passes_of(first, [False, False], Repeats(2, 1), clock_of(CPU), recompute=False, followers=others)
+    assert [one.tolist() for one in seen] == [torch.full((3, 2), 4.0).tolist()] * 3
+
+
+def test_a_gpu_is_warm_by_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    (layer,) = layers_in(nn.Sequential(nn.Linear(2, 2)), torch.randn(3, 2))
+    seconds = iter(0.1 * number for number in range(99))
+    monkeypatch.setattr(time, "perf_counter", lambda: next(seconds))
+    calls = []
+    layer.module.register_forward_hook(lambda *_: calls.append(1))
+    passes_of(layer, [False], Repeats(2, 1, warm_up_s=0.55), lambda: lambda: 0.0, recompute=False)
+    assert len(calls) == 6 + 2
+
+
+def test_freed_memory_is_kept_within() -> None:
+    """A tensor's pages are there for the next one: it asks the system for none."""
+    resource = pytest.importorskip("resource")
+    faults = []
+    with keeping_freed_memory():
+        for _ in range(6):
+            torch.ones(8_000_000).sum()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    assert min(after - before for before, after in pairwise(faults)) < 800  # of 7,812 pages
 
 
 def test_a_layer_that_writes_into_its_input_can_be_measured_again_and_again(tmp_path: Path) -> None:

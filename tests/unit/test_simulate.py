@@ -87,6 +87,22 @@ def test_overlapped_transfers_by_hand() -> None:
     assert found.step_s == pytest.approx(14.0)
 
 
+def test_what_schedules_do_not_overlap_is_refused() -> None:
+    instance, plan = chain([3.0] * 4), cut([1] * 4)
+    for name, options, told in (
+        ("1f1b", SimulationOptions(transfers=Transfers.BESIDE_STEADY), "interleaved schedule alone has them"),
+        ("zb-v", SimulationOptions(pass_overlap=0.5), "zb-v runs no two passes as one"),
+        ("dualpipe-v", SimulationOptions(transfers=Transfers.ONE_STREAM, pass_overlap=0.5), "one after the other"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            simulate(instance, plan, name, options=options)
+    plain, joined = (simulate(instance, plan, "dualpipe-v", options=SimulationOptions(pass_overlap=x)) for x in (0, 1))
+    assert joined.step_s < plain.step_s
+    assert joined.peak_memory_bytes == plain.peak_memory_bytes
+    assert [note for note in plain.notes if "--pass-overlap" in note]
+    assert not joined.notes
+
+
 def test_stages_on_one_rank_hand_over_for_nothing() -> None:
     """In a V the two stages in its point are on one rank."""
     instance = chain([3.0] * 4, microbatches=4, edge_bytes=GIB)

@@ -36,6 +36,7 @@ from piper_ray.sweep.point import Progress, Sweep
 from piper_ray.sweep.read import read_sweep
 from piper_ray.sweep.run import run_sweep
 from piper_ray.workloads.estimate.config import model_names, read_model, with_images
+from piper_ray.workloads.estimate.hardware import load_hardware
 from tests.sweep_support import PLANS, content, write_plans, write_small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,6 +70,40 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Progress
 @pytest.fixture(scope="module")
 def rows(done: tuple[Path, Path, Progress]) -> list[dict[str, Any]]:
     return content(done[1])
+
+
+def test_a_cluster_of_kinds_is_a_point(tmp_path: Path) -> None:
+    text = """
+    [[plan]]
+    models = ["bert-large"]
+    kinds = { "NVIDIA A100-SXM4-80GB" = "1..2", H100-SXM = [2] }
+    batches = [64]
+    runtimes = ["torchtitan"]
+    """
+    sweep = asked(tmp_path, text)
+    assert [(point.gpu, point.nodes, point.devices) for point in sweep.points if isinstance(point, PlanPoint)] == [
+        ("A100-80:1 H100-SXM:2", 3, 24),
+        ("A100-80:2 H100-SXM:2", 4, 32),
+    ]
+    point = sweep.points[0]
+    assert isinstance(point, PlanPoint)
+    assert point.kinds == {"A100-80": 1, "H100-SXM": 2}
+    row = plan_row(point, PlannedModel(read_model("bert-large"), load_hardware()), Stop())
+    assert row["status"] == "refused"
+    assert "torchtitan runs no plan on devices of several kinds (A100-80, H100-SXM)" in str(row["note"])
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ('kinds = { A100-80 = 1, "A100 80" = 2 }', "plan[0]: A100-80, A100 80 are one GPU; expected several kinds"),
+        ('kinds = { A100-80 = 1, H100-SXM = 2 }\ngpus = ["L4"]', "plan[0]: expected either gpus, with nodes, or kinds"),
+        ("batches = [64]", "plan[0]: expected either gpus, with nodes, or kinds"),
+    ],
+)
+def test_a_cluster_is_of_one_gpu_or_of_kinds(tmp_path: Path, given: str, fault: str) -> None:
+    (found,) = faults(tmp_path, f'[[plan]]\nmodels = ["bert-large"]\n{given}\n')
+    assert found.startswith(fault)
 
 
 def test_every_combination_is_a_point_and_one_question_is_one(tmp_path: Path) -> None:

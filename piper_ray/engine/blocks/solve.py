@@ -137,7 +137,9 @@ class UnderFlush(_WithOneDegree):
     def _chain(self, plan: Plan | None) -> FlushWorkload:
         lattice = chain_lattice(self._graph, _order_through(self._graph, plan))
         instance = self.request.instance
-        return build_workload(instance, lattice, self.outline.alike, BorderRates.of(instance, self.schedule))
+        return build_workload(
+            instance, lattice, self.outline.alike, BorderRates.of(instance, self._graph, self.schedule)
+        )
 
     def _tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from piper_ray.engine.flush.mixes import possible_kinds, slowest_rate
+from piper_ray.cost.tolerances import PROOF
+from piper_ray.engine.flush.mixes import possible_kinds
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.task_search import ChosenStages, of_batch_s
 from piper_ray.engine.kernels.types import FloatArray
@@ -40,11 +42,13 @@ class ChosenInNode(ChosenStages):
 
 @dataclass
 class KindSearch:
-    """search_of: searches a node's plans, with a ledger of its own."""
+    """search_of: searches a node's plans, with a ledger of its own. charged: a plan at the rates that its edges have;
+    and for each vertex the seconds that the search left out at edges whose other end is there."""
 
     root: Instance
-    ledger: Ledger[ChosenStages]
-    search_of: Callable[[Instance, Ledger[ChosenStages]], FlushWorkload]
+    ledger: Ledger[Any]
+    search_of: Callable[[Instance, Ledger[Any]], Any]
+    charged: Callable[[Instance, Any, Any], tuple[Any, FloatArray]]
     left_open: StoppedBy | None = None
 
     def __post_init__(self) -> None:
@@ -67,7 +71,7 @@ class KindSearch:
     def _search(self, node: KindNode) -> list[KindNode]:
         """What is left open of it."""
         ledger = self.ledger
-        part = Ledger[ChosenStages](ledger.microbatches, ledger.limits, best=ledger.best)
+        part = Ledger[Any](ledger.microbatches, ledger.limits, best=ledger.best)
         workload = self.search_of(node.instance, part)
         if part.stopped_by is not None and part.stopped_by.ends_all:
             ledger.stopped_by = part.stopped_by
@@ -75,11 +79,11 @@ class KindSearch:
         node.lower_s = max(node.lower_s, part.lower_s)
         if part.best is None or part.best is ledger.best:
             return [node] if node.lower_s < ledger.beaten_from_s else []
-        found, missed_s = charged_truly(node.instance, workload, part.best)
+        found, missed_s = self.charged(node.instance, workload, part.best)
         found_s = part.best.value_s
         ledger.offer(found, "search")
         if found.value_s <= found_s * (1.0 + TIE):
-            return [KindNode(node.instance, node.lower_s)] if node.lower_s >= found.value_s * (1.0 - TIE) else [node]
+            return [KindNode(node.instance, node.lower_s)] if node.lower_s >= found.value_s * (1.0 - PROOF) else [node]
         kinds = possible_kinds(workload.lattice.graph, workload.placed)
         open_ends = [v for v, missed in enumerate(missed_s) if len(kinds[v]) > 1 and missed > 0.0]
         if not open_ends:
@@ -98,8 +102,7 @@ def _on_kind(instance: Instance, layer: int, kind: str) -> Instance:
 
 
 def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenStages) -> tuple[ChosenInNode, FloatArray]:
-    """The plan at the rates that its edges have; and for each vertex the seconds that the search left out at edges
-    whose other end is there."""
+    """See ``KindSearch``."""
     graph, names = workload.lattice.graph, instance.cluster.kind_names
     stage_of: dict[int, int] = {}
     tmpc_of: dict[int, Tmpc] = {}
@@ -127,7 +130,7 @@ def charged_truly(instance: Instance, workload: FlushWorkload, chosen: ChosenSta
         stages = {stage_of[v] for v in ends}
         if len(stages) == 1:
             continue
-        rate, tensor = slowest_rate(instance.cluster, [kind_of[k] for k in stages]), instance.tensors[index]
+        rate, tensor = instance.cluster.slowest_rate(kind_of[k] for k in stages), instance.tensors[index]
         seconds[list(stages), :2] += tensor.forward_bytes / rate, tensor.backward_bytes / rate
         missed_s[list(ends)] += max(tensor.forward_bytes / rate - workload.arrays.tensor_forward_s[h], 0.0)
     batch_s = of_batch_s(chosen.task, seconds)

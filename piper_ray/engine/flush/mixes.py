@@ -9,22 +9,22 @@ and in front of it, and how many stages are behind says which of these a stage h
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, groupby, product
+from itertools import groupby, product
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant
 from piper_ray.engine.kernels.flush_mixes import MixTables, mix_tables
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
-from piper_ray.model.plan_rules import unpassed_edges
 from piper_ray.model.schedule import FLUSHED, Schedule
 
 
@@ -42,24 +42,17 @@ class Placed:
 
 @dataclass(frozen=True)
 class BorderRates:
-    """On devices of one kind. rates: of borders, in bytes per second, the fastest first. unpassed: the edges that have
-    them, by their indices in the instance; all others may skip stages, and go at the last rate, that of the outermost
-    link."""
+    """On devices of one kind. rates: of borders, in bytes per second, the fastest first. Edges that may skip stages go
+    at the last one, that of the outermost link."""
 
-    rates: tuple[float, ...]
-    unpassed: frozenset[int] = frozenset()
+    rates: tuple[float, ...] = ()
 
     @classmethod
-    def of(cls, instance: Instance, schedule: Schedule) -> BorderRates:
+    def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
         """One rate alone where borders are alike: with one link, under 2bw, or where all edges may skip stages."""
-        cluster = instance.cluster
-        rates = cluster.border_rates
-        if len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds:
-            ends = unpassed_edges(instance)
-            unpassed = frozenset(k for k, x in enumerate(instance.edges) if (x.source, x.target) in ends)
-            if unpassed:
-                return cls(rates, unpassed)
-        return cls(rates[-1:])
+        rates, cluster = instance.cluster.border_rates, instance.cluster
+        by_number = len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds
+        return cls(rates if by_number and unpassed_edges(graph).any() else rates[-1:])
 
     def numbers(self, cluster: Cluster, degree: int) -> range:
         """Of the rates that borders between stages of at least so many devices may have."""
@@ -80,7 +73,9 @@ class BorderRates:
             yield range(part[0], part[-1] + 1), (max(found[:-1], default=found[-1]), *found)
 
 
-def placed_variants(variants: Sequence[Variant], cluster: Cluster, borders: BorderRates) -> list[Placed]:
+def placed_variants(
+    variants: Sequence[Variant], cluster: Cluster, borders: BorderRates = BorderRates()
+) -> list[Placed]:
     """Each variant with all neighbours that its stages may have."""
     names = cluster.kind_names
     if len(names) > 1:
@@ -102,29 +97,35 @@ class EdgeRates(NamedTuple):
     are_exact: bool
 
 
-def edge_rates(graph: LayerGraph, placed: Sequence[Placed], instance: Instance, borders: BorderRates) -> EdgeRates:
+def edge_rates(
+    graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster, borders: BorderRates = BorderRates()
+) -> EdgeRates:
     """An edge that no stage can lie between the ends of goes to a neighbour. Any other may go to a stage further on, on
-    devices of any kind that the layer there may run on."""
-    cluster, shape = instance.cluster, (len(placed), len(graph.edges))
-    names = cluster.kind_names
+    devices of any kind that the layer there may run on. borders: where these are of one kind."""
+    names, shape = cluster.kind_names, (len(placed), len(graph.edges))
     own, behind, ahead = (np.array([getattr(x, name) for x in placed]) for name in ("kind", "behind", "ahead"))
+    unpassed = unpassed_edges(graph)
     if len(names) == 1:
-        has_own = np.array([index in borders.unpassed for _, _, index in graph.edges], np.bool_)
         of_border = np.array(borders.rates)
-        come_in, go_out = (
-            np.where(has_own, of_border[number][:, None], of_border[-1]) + np.zeros(shape) for number in (ahead, behind)
-        )
+        come_in, go_out = (np.where(unpassed, of_border[at][:, None], of_border[-1]) for at in (ahead, behind))
         return EdgeRates(come_in, go_out, are_exact=True)
     rates = np.array([[cluster.rate_between(one, other) for other in names] for one in names])
     come_in, go_out = np.empty(shape), np.empty(shape)
-    kinds, are_exact, unpassed = possible_kinds(graph, placed), True, unpassed_edges(instance)
+    kinds, are_exact = possible_kinds(graph, placed), True
     for e, (tail, head, _) in enumerate(graph.edges):
-        if (graph.layer_ids[tail], graph.layer_ids[head]) in unpassed:
+        if unpassed[e]:
             come_in[:, e], go_out[:, e] = rates[own, ahead], rates[own, behind]
         else:
             come_in[:, e], go_out[:, e] = (rates[own][:, list(kinds[v])].max(axis=1) for v in (tail, head))
             are_exact = are_exact and len(kinds[tail]) == len(kinds[head]) == 1
     return EdgeRates(come_in, go_out, are_exact and all(len(kinds[v]) == 1 for ends, _ in graph.tensors for v in ends))
+
+
+def unpassed_edges(graph: LayerGraph) -> npt.NDArray[np.bool_]:
+    """bool[e]: whether each other layer comes before the edge's tail or after its head: no stage can lie between."""
+    before, after = ancestors(graph.successors), descendants(graph.successors)
+    found = [before[tail].bit_count() + after[head].bit_count() == graph.size - 2 for tail, head, _ in graph.edges]
+    return np.array(found, np.bool_)
 
 
 def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) -> FloatArray:
@@ -135,13 +136,8 @@ def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) 
     for h, (ends, _) in enumerate(graph.tensors):
         certain = {kind for v in ends for kind in kinds[v] if len(kinds[v]) == 1}
         if certain:
-            found[h] = slowest_rate(cluster, [names[kind] for kind in certain])
+            found[h] = cluster.slowest_rate(names[kind] for kind in certain)
     return found
-
-
-def slowest_rate(cluster: Cluster, kinds: Iterable[str]) -> float:
-    """Between stages on any two of these kinds, or on one of them."""
-    return min(cluster.rate_between(*pair) for pair in combinations_with_replacement(sorted(set(kinds)), 2))
 
 
 def possible_kinds(graph: LayerGraph, placed: Sequence[Placed]) -> list[frozenset[int]]:

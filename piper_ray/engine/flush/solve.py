@@ -14,7 +14,7 @@ from piper_ray.cost.bounds import ceiling_bytes
 from piper_ray.cost.variants import Variant, layer_without_choice, usable_variants
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.border_bound import border_labelling, downsets_with_cheap_borders
-from piper_ray.engine.flush.kinds import ChosenInNode, KindSearch
+from piper_ray.engine.flush.kinds import ChosenInNode, KindSearch, charged_truly
 from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
 from piper_ray.engine.flush.space import MANY_LAYERS, SearchSpace
@@ -112,7 +112,7 @@ class FlushSeries:
             if problem.workload.rates.are_exact:
                 problem.run(search, instance)
             else:
-                ledger.run(KindSearch(instance, ledger, partial(problem.searched_part, workers, search)))
+                ledger.run(KindSearch(instance, ledger, partial(problem.searched_part, workers, search), charged_truly))
             found = answer()
             if explained and found.status is Status.INFEASIBLE:
                 found = replace(found, infeasibility=problem.explanation(request, workers))
@@ -156,7 +156,7 @@ class _Problem:
         impossible = layer_without_choice(instance, variants)
         if impossible is not None:
             return impossible
-        borders = BorderRates.of(instance, schedule)
+        borders = BorderRates.of(instance, graph, schedule)
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
         neighbours = len(borders.rates) ** 2
         most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)

@@ -82,7 +82,7 @@ def build_workload(
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
     graph = lattice.graph
     placed = placed_variants(variants, instance.cluster, border_rates)
-    rates = edge_rates(graph, placed, instance, border_rates)
+    rates = edge_rates(graph, placed, instance.cluster, border_rates)
     of_tensors = tensor_rates(graph, placed, instance.cluster)
     alone = {
         id(x): tuple(least_by_passes(x.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)

@@ -107,7 +107,7 @@ def build_flush_plan(instance: Instance, workload: FlushWorkload, chosen: Chosen
     for r, options in zip(chosen.variant.tolist(), chosen.options, strict=True):
         tmpc_ids = {graph.layer_ids[v]: workload.tmpcs[r][v][o].id for v, o in options.tolist()}
         variant = workload.placed[r].variant
-        built.append(replace(stage_of(place, tmpc_ids, d, variant.degree), kind=variant.kind))
+        built.append(stage_of(place, tmpc_ids, d, variant.degree, variant.kind))
     return Plan(tuple(built))
 
 

@@ -132,7 +132,7 @@ class Planning:
                     free = self.contraction.free_tmpc(variant.tmpcs[layer_id])
                     assert free is not None, "contraction merges only layers that are free in this variant"
                     tmpc_ids[layer_id] = free.id
-        return stage_of(self._place, tmpc_ids, traced.data_parallel_degree, variant.degree)
+        return stage_of(self._place, tmpc_ids, traced.data_parallel_degree, variant.degree, variant.kind)
 
 
 def items_of(problem: Problem, traced: TracedStage) -> tuple[IndexArray, Items]:

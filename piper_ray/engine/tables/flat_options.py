@@ -160,3 +160,12 @@ class Charges(NamedTuple):
             out_least=np.ascontiguousarray(paid[:, 1].T),
             differ=np.any(least < most, axis=1).astype(np.int64),
         )
+
+    def at_rates(self, slower: FloatArray) -> Charges:
+        """As many times as large, for each variant and place: float64[r, 2 e]."""
+        into, out = np.split(slower.T, 2)
+        return self._replace(
+            size=self.size * slower[self.variant, self.place],
+            in_least=self.in_least * into,
+            out_least=self.out_least * out,
+        )

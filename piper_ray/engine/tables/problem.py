@@ -225,6 +225,7 @@ def _resync_s_per_byte(workload: LatticeTables, instance: Instance, data_paralle
                 instance,
                 next((d for d in data_parallel_degrees if max(2, x.least_data_parallel_degree) <= d), 1),
                 x.degree,
+                x.kind,
             )
             for x in workload.options.variants
         ],

@@ -72,11 +72,19 @@ class TmpcOptions:
         )
 
 
-def build_options(instance: Instance, graph: LayerGraph, variants: Sequence[Variant]) -> TmpcOptions:
-    """Flattens the variants' TMPCs, without the dominated ones, in vertex order."""
+def build_options(
+    instance: Instance, graph: LayerGraph, variants: Sequence[Variant], slower: FloatArray | None = None
+) -> TmpcOptions:
+    """Flattens the variants' TMPCs, without the dominated ones, in vertex order.
+
+    slower: float64[r, 2 e], where rates differ: how many times as long as at the cluster's bandwidth a byte takes that
+    comes in by an edge; then one that goes out.
+    """
     tmpcs = tuple(tuple(undominated(variant.tmpcs[layer_id]) for layer_id in graph.layer_ids) for variant in variants)
     options, incident = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
     charges = Charges.of(instance, graph, tmpcs, incident)
+    if slower is not None:
+        charges = charges.at_rates(slower)
     classes = _Classes.of(options)
     price_s = _price_s(options)
     figures, choices = np.ascontiguousarray(options.figures.T), np.ascontiguousarray(classes.choices.T)

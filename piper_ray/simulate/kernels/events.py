@@ -23,7 +23,8 @@ class Program(NamedTuple):
     duration_s: float64[actions]. stage_rank: int64[stages], the rank of the stage's first replica; replicas:
     int64[stages], their number, microbatch k is run by the (k mod replicas)-th. microbatches: their number.
     hop_source, hop_target: int64[hops], stages. hop_forward_s, hop_backward_s: float64[hops], on the sender's way out.
-    latency_s: of each transfer between ranks.
+    latency_s: of each transfer between ranks. joined: bool[actions], those that begin when they and the next can, and
+    send when both have ended. waited_for: bool[actions], those whose sends have gone before the rank's next begins.
     """
 
     first: Integers
@@ -39,6 +40,8 @@ class Program(NamedTuple):
     hop_forward_s: Floats
     hop_backward_s: Floats
     latency_s: float
+    joined: npt.NDArray[np.bool_]
+    waited_for: npt.NDArray[np.bool_]
 
 
 class Events(NamedTuple):
@@ -102,16 +105,20 @@ def simulate_events(program: Program) -> Events:
         queued[rank] = False
         while position[rank] < program.first[rank + 1]:
             action = position[rank]
-            kind, stage, k = program.kind[action], program.stage[action], program.microbatch[action]
-            direction = 0 if kind == _F else 1
+            behind = action + (2 if program.joined[action] else 1)
             ready, at_s, produced_s, because = True, 0.0, 0.0, -1
             if action > program.first[rank]:
                 at_s = end_s[action - 1]
                 produced_s = at_s
                 because = action - 1
-            if kind == _W:
-                ready = ran[1, stage, k] >= 0
-            else:
+                if program.waited_for[action - 1]:
+                    at_s = max(at_s, way_out_free_s[rank])
+            for one in range(action, behind):
+                kind, stage, k = program.kind[one], program.stage[one], program.microbatch[one]
+                if kind == _W:
+                    ready = ready and ran[1, stage, k] >= 0
+                    continue
+                direction = 0 if kind == _F else 1
                 if direction == 1 and ran[0, stage, k] < 0:
                     ready = False
                 groups, members = (into, into_hop) if direction == 0 else (out, out_hop)
@@ -129,32 +136,38 @@ def simulate_events(program: Program) -> Events:
                         because = sender
             if not ready:
                 break
-            start_s[action] = at_s
-            end_s[action] = at_s + program.duration_s[action]
-            cause[action] = because
             transit_s[action] = at_s - produced_s
-            run += 1
-            position[rank] += 1
-            if kind == _W:
-                continue
-            ran[direction, stage, k] = action
-            groups, members = (out, out_hop) if direction == 0 else (into, into_hop)
-            for index in range(groups[stage], groups[stage + 1]):
-                hop = members[index]
-                other = program.hop_target[hop] if direction == 0 else program.hop_source[hop]
-                receiver = program.stage_rank[other] + k % program.replicas[other]
-                arrival_s = end_s[action]
-                if receiver != rank:
-                    out_s = program.hop_forward_s[hop] if direction == 0 else program.hop_backward_s[hop]
-                    if out_s > 0.0:
-                        way_out_free_s[rank] = max(way_out_free_s[rank], arrival_s) + out_s
-                        arrival_s = way_out_free_s[rank]
-                    arrival_s += program.latency_s
-                arrival[direction, hop, k] = arrival_s
-                if receiver != rank and not queued[receiver]:
-                    queued[receiver] = True
-                    queue[waiting] = receiver
-                    waiting += 1
+            for one in range(action, behind):
+                start_s[one] = at_s
+                end_s[one] = at_s + program.duration_s[one]
+                at_s = end_s[one]
+                cause[one] = because
+                because = one
+            run += behind - action
+            position[rank] = behind
+            for one in range(action, behind):
+                kind, stage, k = program.kind[one], program.stage[one], program.microbatch[one]
+                if kind == _W:
+                    continue
+                direction = 0 if kind == _F else 1
+                ran[direction, stage, k] = one
+                groups, members = (out, out_hop) if direction == 0 else (into, into_hop)
+                for index in range(groups[stage], groups[stage + 1]):
+                    hop = members[index]
+                    other = program.hop_target[hop] if direction == 0 else program.hop_source[hop]
+                    receiver = program.stage_rank[other] + k % program.replicas[other]
+                    arrival_s = at_s
+                    if receiver != rank:
+                        out_s = program.hop_forward_s[hop] if direction == 0 else program.hop_backward_s[hop]
+                        if out_s > 0.0:
+                            way_out_free_s[rank] = max(way_out_free_s[rank], arrival_s) + out_s
+                            arrival_s = way_out_free_s[rank]
+                        arrival_s += program.latency_s
+                    arrival[direction, hop, k] = arrival_s
+                    if receiver != rank and not queued[receiver]:
+                        queued[receiver] = True
+                        queue[waiting] = receiver
+                        waiting += 1
     return Events(start_s, end_s, cause, transit_s, run)
 
 

@@ -38,10 +38,12 @@ class MeasuredPasses:
 
 @dataclass(frozen=True)
 class Repeats:
-    """count: the passes that are measured. warm_up: the passes before them."""
+    """count: the passes that are measured. warm_up: the passes before them; they take ``warm_up_s`` at least, by when a
+    GPU has the clock that it has while it trains."""
 
     count: int
     warm_up: int
+    warm_up_s: float = 0.0
 
 
 Clock = Callable[[], Callable[[], float]]
@@ -120,33 +122,50 @@ def leaves_of(inputs: Sequence[torch.Tensor], gradients: Sequence[bool]) -> tupl
 
 
 def passes_of(
-    layer: TracedLayer, gradients: Sequence[bool], repeats: Repeats, clock: Clock, *, recompute: bool
+    layer: TracedLayer,
+    gradients: Sequence[bool],
+    repeats: Repeats,
+    clock: Clock,
+    *,
+    recompute: bool,
+    followers: Sequence[TracedLayer] = (),
 ) -> tuple[MeasuredPasses, MeasuredPasses | None]:
     """The times of a layer's passes; and, with ``recompute``, their times where the forward pass keeps only its inputs.
+
+    followers: equal layers, of one output, each of which reads that of the one before it. All of them are run as a
+    chain, of which each has its part: so launches, caches and memory are as in a stage.
 
     Both kinds are run in turn, so that whatever else the machine does slows both. Gradients of parameters are added to
     those that are there, as pipelines do with microbatches. Times are asked for when all is done: a GPU then has work
     without gaps, as while it trains, and the host's launches are hidden as they are there.
     """
 
-    def run_again(*given: torch.Tensor) -> Any:
-        return checkpoint(layer.module, *given, use_reentrant=False)
+    def run_again(module: torch.nn.Module, *given: torch.Tensor) -> Any:
+        return checkpoint(module, *given, use_reentrant=False)
 
+    def run_plain(module: torch.nn.Module, *given: torch.Tensor) -> Any:
+        return module(*given)
+
+    chain = [layer, *followers]
     marked: list[list[list[Callable[[], float]]]] = [[], []]
-    runs: list[Callable[..., Any]] = [layer.module, run_again] if recompute else [layer.module]
+    runs: list[Callable[..., Any]] = [run_plain, run_again] if recompute else [run_plain]
     collecting = gc.isenabled()
     gc.disable()
     try:
-        for index in range(repeats.warm_up + repeats.count):
+        began_s, warm = time.perf_counter(), 0
+        while warm < repeats.warm_up or time.perf_counter() - began_s < repeats.warm_up_s:
+            for run in runs:
+                _once(chain, run, gradients, clock)
+            warm += 1
+        for _ in range(repeats.count):
             for run, of_run in zip(runs, marked, strict=False):
-                moments = _once(layer, run, gradients, clock)
-                if index >= repeats.warm_up:
-                    of_run.append(moments)
-        plain, again = ([_lengths_s([one() for one in moments]) for moments in of_run] for of_run in marked)
+                of_run.append(_once(chain, run, gradients, clock))
+        plain, again = ([_lengths_s([one() for one in moments], len(chain)) for moments in each] for each in marked)
     finally:
         if collecting:
             gc.enable()
-        layer.module.zero_grad(set_to_none=True)
+        for one in chain:
+            one.module.zero_grad(set_to_none=True)
     return summary_of(plain), summary_of(again) if recompute else None
 
 
@@ -163,12 +182,20 @@ def summary_of(measured: Sequence[tuple[float, float]]) -> MeasuredPasses:
 
 
 def _once(
-    layer: TracedLayer, run: Callable[..., Any], gradients: Sequence[bool], clock: Clock
+    chain: Sequence[TracedLayer], run: Callable[..., Any], gradients: Sequence[bool], clock: Clock
 ) -> list[Callable[[], float]]:
     """When the forward pass began and ended, and then the backward pass, if there is one."""
-    _, given = leaves_of(layer.inputs, gradients)
+    first, *followers = chain
+    _, given = leaves_of(first.inputs, gradients)
     moments = [clock()]
-    outputs = run(*given)
+    outputs = run(first.module, *given)
+    for one in followers:
+        before = max(source.layer for source in one.sources if source.layer is not None)
+        handed = [
+            outputs[source.output] if source.layer == before else held
+            for source, held in zip(one.sources, given, strict=True)
+        ]
+        outputs = run(one.module, *handed)
     moments.append(clock())
     differentiable = [output for output in outputs if output.requires_grad]
     if differentiable:
@@ -179,10 +206,10 @@ def _once(
     return moments
 
 
-def _lengths_s(moments_s: Sequence[float]) -> tuple[float, float]:
-    """Of the forward and the backward pass."""
+def _lengths_s(moments_s: Sequence[float], layers: int) -> tuple[float, float]:
+    """Of the forward and the backward pass, for each of so many layers."""
     begun_s, ended_s, *back_s = moments_s
-    return ended_s - begun_s, back_s[1] - back_s[0] if back_s else 0.0
+    return (ended_s - begun_s) / layers, (back_s[1] - back_s[0]) / layers if back_s else 0.0
 
 
 @dataclass(frozen=True)

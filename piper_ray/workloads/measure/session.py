@@ -22,6 +22,7 @@ from piper_ray.workloads.estimate.runtimes import DEFAULT
 from piper_ray.workloads.measure.build import Measured, ProfileTarget, instance_of
 from piper_ray.workloads.measure.factory import Declared, Factory, TrainableModel, place_of, words_of
 from piper_ray.workloads.measure.graph import TracedLayer, layers_of, signature_of
+from piper_ray.workloads.measure.heap import keeping_freed_memory
 from piper_ray.workloads.measure.meta import on_device, room_bytes
 from piper_ray.workloads.measure.passes import Clock, Repeats, clock_of, kept_of, leaves_of, parameters_of, passes_of
 from piper_ray.workloads.measure.store import LayerFigures, Store
@@ -29,6 +30,10 @@ from piper_ray.workloads.measure.tracer import out_of_memory
 
 _MICROBATCHES = 32
 _BYTES_PER_S = 25e9
+_CHAIN = 4
+"""The most equal layers that are measured together."""
+_SUSTAINED_S = 0.5
+"""Of load, before a GPU's times count: its clocks go up from idle, and down to what its power allows."""
 
 Progress = Callable[[int, int, str], None]
 """What is called with the layers done, the layers in all, and the path of the layer that comes next."""
@@ -94,15 +99,19 @@ def device_name(device: torch.device) -> str:
 
 
 @contextmanager
-def threads_of_a_rank(request: ProfileRequest) -> Iterator[None]:
-    """A context in which torch computes on a CPU with as many threads as a rank of ``run`` gets: the cores are shared
-    out among the devices that are planned for. OMP_NUM_THREADS counts more, and so does what the model's own module
-    says."""
+def as_a_rank(request: ProfileRequest) -> Iterator[None]:
+    """A context in which torch computes on a CPU as in a rank of ``run``: it keeps freed memory, and has as many
+    threads, as the cores are shared out among the devices that are planned for. OMP_NUM_THREADS counts more, and so
+    does what the model's own module says."""
+    if request.device != "cpu":
+        yield
+        return
     before = torch.get_num_threads()
-    if request.device == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+    if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(min(before, share_of_cores(request.devices or 1)))
     try:
-        yield
+        with keeping_freed_memory():
+            yield
     finally:
         torch.set_num_threads(before)
 
@@ -118,7 +127,7 @@ def store_of(factory: Factory, request: ProfileRequest, path: Path) -> Store:
             "arguments": {key: repr(value) for key, value in factory.arguments.items()},
             "microbatch": request.microbatch,
             "inputs": [repr(one) for one in request.inputs],
-            "repeats": [request.repeats.warm_up, request.repeats.count],
+            "repeats": [request.repeats.warm_up, request.repeats.count, _CHAIN],
             "device": device_name(device_of(request.device)),
             "torch": torch.__version__,
         },
@@ -176,8 +185,10 @@ def measured_layers(
     """Figures of every layer, in order. One that was traced without numbers has some on the device while it is
     measured. ``advance`` is called before each. Raises InputError and LimitError."""
     clock = clock_of(device)
+    if device.type == "cuda":
+        repeats = replace(repeats, warm_up_s=_SUSTAINED_S)
     found: list[Measured] = []
-    for layer in layers:
+    for number, layer in enumerate(layers):
         advance(layer)
         gradients = [
             tensor.is_floating_point()
@@ -188,14 +199,35 @@ def measured_layers(
         signature = signature_of(layer, gradients)
         figures = store.get(signature)
         if figures is None:
-            figures = _figures_of(spec, layer, device, gradients, repeats, clock)
+            followers = _followers(layers, number, signature, gradients)
+            figures = _figures_of(spec, layer, device, gradients, repeats, clock, followers)
             store.add(signature, figures)
         found.append(Measured(layer, signature, figures))
     return found
 
 
+def _followers(
+    layers: Sequence[TracedLayer], number: int, signature: str, gradients: Sequence[bool]
+) -> Sequence[TracedLayer]:
+    """The layers behind one that are equal to it, gradients of inputs as well, and read what the one before them
+    makes."""
+    behind = layers[number + 1 : number + _CHAIN]
+    for count, layer in enumerate(behind):
+        is_like = len(layer.inputs) == len(gradients) and signature_of(layer, gradients) == signature
+        handed = [wanted for one, wanted in zip(layer.sources, gradients, strict=False) if one.layer == number + count]
+        if not (is_like and handed and all(handed)):
+            return behind[:count]
+    return behind
+
+
 def _figures_of(
-    spec: str, layer: TracedLayer, device: torch.device, gradients: Sequence[bool], repeats: Repeats, clock: Clock
+    spec: str,
+    layer: TracedLayer,
+    device: torch.device,
+    gradients: Sequence[bool],
+    repeats: Repeats,
+    clock: Clock,
+    followers: Sequence[TracedLayer],
 ) -> LayerFigures:
     try:
         layer = on_device(layer, device)
@@ -207,7 +239,19 @@ def _figures_of(
         with torch.no_grad():
             output_bytes = tuple(output.numel() * output.element_size() for output in layer.module(*leaves))
         del leaves, given
-        plain, recomputed = passes_of(layer, gradients, repeats, clock, recompute=intact and kept.inputs < kept.saved)
+        if not intact or output_gradients != [True]:
+            followers = ()
+        weights_bytes = sum(one.numbers * one.number_bytes for one in parameters_of(layer.module))
+        each_bytes = 2 * weights_bytes + kept.saved + sum(output_bytes)  # with gradients
+        most = int(room_bytes(device) // max(1, each_bytes))
+        plain, recomputed = passes_of(
+            layer,
+            gradients,
+            repeats,
+            clock,
+            recompute=intact and kept.inputs < kept.saved,
+            followers=[on_device(one, device) for one in followers[: max(0, most - 1)]],
+        )
         return LayerFigures(
             plain=plain,
             recomputed=recomputed,

@@ -78,7 +78,7 @@ def profile(
     )
     notes: list[str] = []
     table = load_hardware(None if hardware is None else arguments.location("hardware", hardware), notes.append)
-    with session.threads_of_a_rank(request), tempfile.TemporaryDirectory() as folder:
+    with session.as_a_rank(request), tempfile.TemporaryDirectory() as folder:
         factory = find_factory(model, dict(arguments_of_model or {}))
         store = session.store_of(factory, request, Path(folder) / "partial")
         store.start()

@@ -1,0 +1,174 @@
+"""Kernels: the tails of plans under 2bw on devices of several kinds, at a threshold.
+
+A tail has a *mix* of devices, so many of each kind; the kind of its first stage; and the kind that the stage in front
+is promised to have, as rates of borders depend on both (``engine/flush/mixes.py``). The last two are its *front*. Of a
+downset, a front and a mix the least sum of data-parallel degrees counts: what is in front needs the less memory.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from piper_ray.compiled.jit import kernel
+from piper_ray.cost.stage import in_flight
+from piper_ray.engine.kernels import scan, selection
+from piper_ray.engine.kernels.arrays import stable_order
+from piper_ray.engine.kernels.bounds import first_divisor_by_memory, first_divisor_by_time, is_subset
+from piper_ray.engine.kernels.level import stage_fits
+from piper_ray.engine.kernels.types import FloatArray, IndexArray, StageKey, StageWork, Tables
+
+NO_TAIL = np.int64(2**62)
+TOO_HARD = -1
+
+
+class MixArrays(NamedTuple):
+    """Mixes are numbered as cells of a grid, g kinds."""
+
+    counts: IndexArray  # int64[cells, g]: devices of each kind
+    stride: IndexArray  # int64[g]: from a cell to that with one device more of a kind
+    devices: IndexArray  # int64[g]: K of each kind
+    share: FloatArray  # float64[cells]: see ``MixedLimits``
+    kind: IndexArray  # int64[r]: of a variant's devices
+    behind: IndexArray  # int64[r]: of the stage behind it
+    ahead: IndexArray  # int64[r]: of the stage in front
+
+
+class MixedLimits(NamedTuple):
+    """What a tail may have so that the rest can be done at the threshold. share: of all devices, each kind's as much
+    worth as all work would take it longer."""
+
+    threshold_s: float
+    share: FloatArray  # float64[m]
+    data_parallel_sum: IndexArray  # int64[m]
+
+
+class MixedTails(NamedTuple):
+    """Those of finished downsets, each front by rising sums."""
+
+    start: IndexArray  # int64[m, fronts + 1]
+    sums: IndexArray  # int64[..], of data-parallel degrees
+    cell: IndexArray  # int64[..]: the mix
+    behind: IndexArray  # int64[..]: the tail behind the first stage
+    variant: IndexArray  # int64[..]: of the first stage
+
+
+class OpenTails(NamedTuple):
+    """Those of the downset at hand: int64[fronts, cells] each."""
+
+    sums: IndexArray
+    behind: IndexArray
+    variant: IndexArray
+    least: IndexArray  # of all mixes with no more of any kind
+
+
+@kernel
+def find_tails(
+    i: int,
+    tables: Tables,
+    mixes: MixArrays,
+    limits: MixedLimits,
+    tails: MixedTails,
+    found: OpenTails,
+    steps: selection.StepCache,
+) -> int:
+    """Finds those of downset i, of which none has as few devices of each kind and as small a sum as another one of its
+    front; returns how many, or TOO_HARD where a TMPC choice is."""
+    lattice, costs, options, cluster = tables
+    divisors, kinds, last = cluster.divisors, mixes.stride.size, lattice.bits.shape[0] - 1
+    for front in range(kinds * kinds):
+        for cell in range(found.sums.shape[1]):
+            found.sums[front, cell] = NO_TAIL
+    for j in range(i):
+        if tails.start[j, 0] == tails.start[j, kinds * kinds] or not is_subset(lattice.bits[j], lattice.bits[i]):
+            continue
+        for r in range(options.degree.size):
+            kind, from_front = mixes.kind[r], mixes.behind[r] * kinds + mixes.kind[r]
+            begin, end = tails.start[j, from_front], tails.start[j, from_front + 1]
+            # In front of all others there is none: it counts as one on the same kind.
+            if begin == end or costs.missing[i, r] > costs.missing[j, r] or (i == last and mixes.ahead[r] != kind):
+                continue
+            work_s = costs.need_s[i, r] - costs.cap_s[j, r] - scan.jumping_s(i, r, lattice.bits, j, lattice, costs)
+            resync_s = max(0.0, costs.resync_s[i, r] - costs.resync_s[j, r])
+            by_time = first_divisor_by_time(
+                work_s, resync_s, limits.threshold_s, cluster.divisor_at_least, divisors.size
+            )
+            index, fits_upto, end_divisor = max(by_time, cluster.first_divisor[r]), 0, cluster.end_divisor[r]
+            a_bytes, b_bytes = costs.least_a[i, r] - costs.least_a[j, r], costs.least_b[i, r] - costs.least_b[j, r]
+            shared_bytes = 0.0
+            if costs.least_shared.shape[0] > 0:
+                shared_bytes = costs.least_shared[i, r] - costs.least_shared[j, r]
+            front, t = kind * kinds + mixes.ahead[r], options.degree[r]
+            # Sums rise, and more behind a stage never takes less memory: so the least d that fits only rises too.
+            for state in range(begin, end):
+                later_sum, cell = tails.sums[state], tails.cell[state]
+                while index < end_divisor:
+                    d = divisors[index]
+                    total, grown = later_sum + d, cell + mixes.stride[kind] * t * d
+                    if (
+                        total > limits.data_parallel_sum[i]
+                        or mixes.counts[cell, kind] + t * d > mixes.devices[kind]
+                        or mixes.share[grown] > limits.share[i]
+                        or found.sums[front, grown] <= total
+                    ):
+                        break
+                    by_memory = first_divisor_by_memory(a_bytes, b_bytes, shared_bytes, later_sum, cluster)
+                    if by_memory > index:
+                        index, fits_upto = by_memory, 0
+                        continue
+                    y = in_flight(later_sum, d)
+                    if y > fits_upto:
+                        stage = StageKey(i, j, r)
+                        work = StageWork(work_s, resync_s)
+                        fits = stage_fits(stage, d, y, work, tables, limits.threshold_s, steps)
+                        if fits == selection.UNKNOWN:
+                            return TOO_HARD
+                        if fits != selection.YES:
+                            index, fits_upto = index + 1, 0
+                            continue
+                        fits_upto = y
+                    found.sums[front, grown], found.behind[front, grown] = total, state
+                    found.variant[front, grown] = r
+                    break
+    return _keep_least(mixes, found)
+
+
+@kernel
+def _keep_least(mixes: MixArrays, found: OpenTails) -> int:
+    """Drops tails that others of their front dominate; returns how many are left."""
+    left = 0
+    for front in range(found.sums.shape[0]):
+        for cell in range(found.sums.shape[1]):
+            least = NO_TAIL
+            for kind in range(mixes.stride.size):
+                if mixes.counts[cell, kind] > 0:
+                    least = min(least, found.least[front, cell - mixes.stride[kind]])
+            own = found.sums[front, cell]
+            found.least[front, cell] = min(own, least)
+            if own < least:
+                left += 1
+            else:
+                found.sums[front, cell] = NO_TAIL
+    return left
+
+
+@kernel
+def keep_tails(i: int, used: int, found: OpenTails, tails: MixedTails) -> int:
+    """Puts those of downset i behind the first ``used``; returns how many there are then. There is room for them."""
+    fronts, cells = found.sums.shape
+    for front in range(fronts):
+        tails.start[i, front] = used
+        count = 0
+        of_cell, sums = np.empty(cells, np.int64), np.empty(cells)
+        for cell in range(cells):
+            if found.sums[front, cell] != NO_TAIL:
+                of_cell[count], sums[count] = cell, found.sums[front, cell]
+                count += 1
+        for at in stable_order(sums, count):
+            cell = of_cell[at]
+            tails.sums[used], tails.cell[used] = found.sums[front, cell], cell
+            tails.behind[used], tails.variant[used] = found.behind[front, cell], found.variant[front, cell]
+            used += 1
+    tails.start[i, fronts] = used
+    return used

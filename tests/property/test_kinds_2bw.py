@@ -1,0 +1,88 @@
+"""Under 2bw on devices of several kinds, each stage with d, t and a kind of its own: the value is that of all plans."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import piper_ray
+from piper_ray.model.cluster import Cluster, DeviceKind, Link
+from piper_ray.model.constraints import SameDegrees, SameDegreesByKind
+from piper_ray.model.errors import LimitError
+from piper_ray.model.instance import Instance
+from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.solution import Solution, Status
+from tests.kinds_brute_force import least_sample_s, random_kinds
+from tests.lengths import long_after
+
+
+def small(seeds: range, kinds: int = 2) -> list[Instance]:
+    """Of three layers at most."""
+    return [made for made in (random_kinds(seed, kinds) for seed in seeds) if len(made.layers) <= 3]
+
+
+def solved(instance: Instance, restrictions: Restrictions = Restrictions()) -> Solution:
+    return piper_ray.solve(instance, schedule="2bw", restrictions=restrictions, threads=1)
+
+
+def assert_best(instance: Instance, restrictions: Restrictions = Restrictions()) -> bool:
+    """Whether there is a plan."""
+    expected_s, found = least_sample_s(instance, restrictions), solved(instance, restrictions)
+    if expected_s is None:
+        assert found.status is Status.INFEASIBLE
+        return False
+    assert found.status is Status.OPTIMAL
+    assert found.plan is not None
+    assert found.time_per_sample_s == pytest.approx(expected_s, rel=1e-9)
+    evaluated = piper_ray.evaluate(instance, found.plan, schedule="2bw", restrictions=restrictions)
+    assert evaluated.time_per_sample_s == pytest.approx(expected_s, rel=1e-9)
+    return True
+
+
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 30) for start in range(0, 240, 30)]), ids=str)
+def test_two_kinds(seeds: range) -> None:
+    """Seed 4 has an edge whose rate no single stage tells."""
+    assert sum([assert_best(made) for made in small(seeds)]) > 10
+
+
+@pytest.mark.parametrize("seeds", long_after(1, [range(start, start + 12) for start in range(0, 60, 12)]), ids=str)
+def test_three_kinds(seeds: range) -> None:
+    assert sum([assert_best(made) for made in small(seeds, kinds=3)]) > 3
+
+
+def test_nodes_with_a_link_of_their_own() -> None:
+    for made in small(range(16)):
+        kinds = [
+            DeviceKind(kind.name, replace(kind.cluster, devices=4, links=(Link(50.0, 2), *kind.cluster.links)))
+            for kind in made.cluster.kinds
+        ]
+        cluster = Cluster.of_kinds(kinds, made.cluster.between_bytes_per_s or 0.0)
+        assert_best(replace(made, cluster=cluster).checked_as(made))
+
+
+@pytest.mark.parametrize("rule", [SameDegrees(), SameDegreesByKind()], ids=repr)
+def test_one_d_for_all_stages(rule: SameDegrees | SameDegreesByKind) -> None:
+    assert sum([assert_best(made, Restrictions(constraints=[rule])) for made in small(range(20))]) > 5
+
+
+def test_the_order_of_kinds_changes_nothing_and_more_devices_are_no_slower() -> None:
+    for made in small(range(20)):
+        turned = replace(made, cluster=replace(made.cluster, kinds=made.cluster.kinds[::-1])).checked_as(made)
+        best_s = solved(made).time_per_sample_s
+        assert solved(turned).time_per_sample_s == pytest.approx(best_s, rel=1e-9)
+        first, second = made.cluster.kinds
+        more = DeviceKind(first.name, replace(first.cluster, devices=first.cluster.devices + 2))
+        cluster = Cluster.of_kinds([more, second], made.cluster.between_bytes_per_s or 0.0)
+        more_s = solved(replace(made, cluster=cluster).checked_as(made)).time_per_sample_s
+        if best_s is not None:
+            assert more_s is not None
+            assert more_s <= best_s * (1 + 1e-9)
+
+
+def test_too_many_mixes_are_said() -> None:
+    made = random_kinds(0, kinds=3)
+    kinds = [DeviceKind(kind.name, replace(kind.cluster, devices=200)) for kind in made.cluster.kinds]
+    cluster = Cluster.of_kinds(kinds, made.cluster.between_bytes_per_s or 0.0)
+    with pytest.raises(LimitError, match="mixes of 3 kinds of devices are too many"):
+        solved(replace(made, cluster=cluster).checked_as(made))
