@@ -18,7 +18,9 @@ from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.cli.values import command_text, parse_rate, parse_size
 from piper_ray.model import limits
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import require
+from piper_ray.model.figures import plural
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -112,6 +114,11 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
         repeats=Repeats(count=asked.repeats, warm_up=asked.warm_up),
     )
     table = load_hardware(asked.hardware, note)
+    if asked.gpu is not None and request.device == "cpu":
+        note(
+            f"times and memory are those of this machine's CPU, and only links are those of {asked.gpu}: measure with "
+            "--device cuda on such a GPU to plan for it"
+        )
     with as_a_rank(request):
         found = find_factory(factory.model, factory.arguments)
         store = store_of(found, request, out.with_name(f"{out.name}.partial"))
@@ -233,6 +240,11 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
         if found is None:
             return
     else:
+        if job.device == "cpu" and job.ranks > usable_cores():
+            note(
+                f"{job.ranks} processes on {plural(usable_cores(), 'core')}: they take turns, and a step takes longer "
+                "than each on a core of its own"
+            )
         with working("training") as show:
             found = current().run(lambda stop: launch(job, show, stop))
     measured = promise.given_to(found)

@@ -19,7 +19,8 @@ from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.stages import stages_of
-from piper_ray.workloads.estimate.software import Software, load_software
+from piper_ray.workloads.estimate.dispatch import dispatcher_of
+from piper_ray.workloads.estimate.software import Software, TokenDispatcher, load_software
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,27 @@ class ExportJob:
     def expert_tensor(self) -> int:
         """Ranks that share an expert."""
         return self.setting.expert_tensor
+
+    @property
+    def dispatcher(self) -> TokenDispatcher | None:
+        """How the plan's times count tokens to reach experts; None where nobody knows of any."""
+        model, ranks = self.instance.model, (self.expert_parallel or 1) * self.expert_tensor
+        if model is None or not self.experts:
+            return None
+        return TokenDispatcher.ALL_TO_ALL if ranks == 1 else dispatcher_of(model, ranks)
+
+    @property
+    def overlaps_experts(self) -> bool | None:
+        """True where the plan's times count on exchanges of experts beside passes, and Megatron runs them so; else
+        None."""
+        model = self.instance.model
+        able = self.pipeline_ranks == 1 or self.schedule.v > 1
+        return (model is not None and model.expert_overlap and able and (self.expert_parallel or 1) > 1) or None
+
+    @property
+    def links_join_nodes(self) -> bool:
+        """Whether the fast link is that of several nodes (NVL72)."""
+        return domain_of(self.instance, self.gpus_per_node) > self.gpus_per_node
 
     @property
     def blocks(self) -> int:

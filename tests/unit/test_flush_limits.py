@@ -159,7 +159,7 @@ def states_within(one: Searched, limits: IndexArray) -> TailArrays:
     """Of tails of plans that take no more than the best one."""
     control = np.array([one.batch_s, 0.0])
     status, states = tails(
-        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, control
+        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, True, control
     )
     assert status == FINISHED
     return states

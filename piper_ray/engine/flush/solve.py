@@ -48,7 +48,7 @@ _MOST_DOWNSETS = 200_000
 _MOST_LISTED = 1_000_000
 """The limit also where useful downsets are unknown: tables of 2.4 million took 8 GB."""
 
-_MANY_DOWNSETS = 600
+_MANY_DOWNSETS = 300
 _FEW_DOWNSETS = 200
 """Of cheap borders, which give an early plan where there are many downsets."""
 

@@ -163,7 +163,7 @@ def quickest_row(
         forward_s = tables.sums[r, i, SUM.fast_forward_s] - tables.sums[r, j, SUM.fast_forward_s]
         row[0] = forward_s + least.crossing_s + least.tensor_forward_s
         row[1] = least.time_s - row[0]
-        row[2] = least.sync_s
+        row[2], row[3] = least.sync_s, least.time_s
         return FASTEST
     _, start, items = stage_items(stage, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
@@ -171,13 +171,14 @@ def quickest_row(
     if found_s == np.inf:
         return NO_ROW
     if found_s < 0.0:
-        row[0], row[1], row[2] = least.forward_s, least.backward_s, least.sync_s
+        row[0], row[1], row[2], row[3] = least.forward_s, least.backward_s, least.sync_s, least.time_s
         return NO_CHOICE
     row[0], row[1], row[2] = least.tensor_forward_s, least.tensor_backward_s, 0.0
     for o in chosen:
         row[0] += items[o, 0]
         row[1] += items[o, 1]
         row[2] += items[o, 2] * task.sync_s_per_byte[stage.variant]
+    row[3] = row[0] + row[1]
     return LEAST_TIME
 
 
@@ -185,7 +186,7 @@ def quickest_row(
 def front_rows(
     stage: StageKey, y: int, most_s: float, most: int, least: LeastFigures, tables: FlushTables, task: FlushTask
 ) -> tuple[int, FloatArray]:
-    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 3]."""
+    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 4]."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
     status, rows, _, _, _ = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
@@ -193,6 +194,7 @@ def front_rows(
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s
         rows[row, 2] *= task.sync_s_per_byte[stage.variant]
+        rows[row, 3] += least.tensor_forward_s + least.tensor_backward_s
     return status, rows
 
 

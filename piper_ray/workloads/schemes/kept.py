@@ -32,6 +32,11 @@ def key_of(of: PricedGraph, degree: int, in_flight: Sequence[float]) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
+def rule_table() -> str:
+    """Eight letters that tell one rule table from others."""
+    return hashlib.sha256(Path(rules.__file__ or "").read_bytes()).hexdigest()[:8]
+
+
 def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
     """None where there are none that hold."""
     try:
