@@ -14,7 +14,7 @@ from piper_ray.model.mode import ALL_REPLICAS, FOUND, OF_RUNTIMES, Mode, Recompu
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
-from piper_ray.runtimes.meshes import Mesh, domain_of, meshes_of, node_sizes
+from piper_ray.runtimes.meshes import Mesh, domain_of, meshes_of, node_sizes, shared_groups
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
@@ -39,7 +39,19 @@ class ExportJob:
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
         """Which nodes the ranks are on."""
-        return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node))
+        cluster = self.instance.cluster
+        return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node), cluster)
+
+    @property
+    def shared_groups(self) -> list[dict[str, int]]:
+        """Groups of GPUs whose place in the list of nodes counts, as they are not all full: how many GPUs they have,
+        how many pipeline ranks each of them, how many of these the first, and how many GPUs are idle in each."""
+        ranks, size = self.pipeline_ranks, self.plan.stages[0].devices
+        return [
+            {"gpus": gpus, "ranks": shared, "first": ranks % shared or shared, "idle": gpus - shared * size}
+            for gpus, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
+            if ranks > shared and (ranks % shared or gpus > shared * size)
+        ]
 
     @property
     def data_parallel(self) -> int:

@@ -346,8 +346,8 @@ def _device_types(job: ExportJob) -> list[str]:
     """A name for each mesh. FlagScale orders ranks by their devices' names and then by nodes, so that each mesh has a
     name of its own, where a kind has several of them too."""
     kinds = [mesh.kind for mesh in job.meshes]
-    if kinds == [""]:
-        return [_DEVICE]
+    if not any(kinds):
+        return [_DEVICE] * len(kinds)
     words = ["-".join(kind.split()) for kind in kinds]
     return [
         word if words.count(word) == 1 else f"{word}-{1 + words[:place].count(word)}"

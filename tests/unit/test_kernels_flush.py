@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -34,7 +35,7 @@ from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
@@ -220,7 +221,11 @@ def test_least_time_choice() -> None:
 def workload_of(instance: Instance) -> FlushWorkload | None:
     variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
     lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
-    return build_workload(instance, lattice, variants) if variants else None
+    return (
+        build_workload(instance, lattice, variants, BorderRates.of(instance, lattice.graph, PAPERS_SCHEDULE))
+        if variants
+        else None
+    )
 
 
 def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:

@@ -429,7 +429,8 @@ class TaskMemo:
 
 def _key(task: DegreePair, cutoff_s: float) -> str:
     d, *degrees = task.degrees
-    return f"d={d} t={','.join(map(str, degrees))} {float(cutoff_s).hex()}"
+    from_stages = f" p={task.mixes.stages.start}" if task.mixes.moves else ""
+    return f"d={d} t={','.join(map(str, degrees))}{from_stages} {float(cutoff_s).hex()}"
 
 
 def _row(result: TaskResult) -> dict[str, object]:

@@ -222,7 +222,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     m = tables.bits.shape[0]
     own, ahead, ahead_forward = np.full(m, np.inf), np.full(m, np.inf), np.full(m, np.inf)
     activation, fixed, shared = np.zeros(m), np.zeros(m), np.zeros(m)
-    for r in task.variants:
+    for r in task.bounding:
         sums = tables.sums[r]
         for i in range(m):
             own[i] = min(own[i], sums[i, SUM.least_s])
@@ -241,7 +241,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
                 ahead[i] += tables.tensor_forward_s[tables.cut[k]] + tables.tensor_backward_s[tables.cut[k]]
                 ahead_forward[i] += tables.tensor_forward_s[tables.cut[k]]
     # With several variants each layer may be in a stage of its best one; of their memory nothing is promised then.
-    if task.variants.size > 1:
+    if task.bounding.size > 1:
         for i in range(m):
             own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
             activation[i], fixed[i], shared[i] = 0.0, 0.0, 0.0
@@ -273,7 +273,7 @@ def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, fl
     bits = tables.bits[i]
     for v in range(tables.option_start.shape[1] - 1):
         least, least_forward = np.inf, np.inf
-        for r in task.variants:
+        for r in task.bounding:
             for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
                 least = min(least, tables.option_forward_s[o] + tables.option_backward_s[o])
                 least_forward = min(least_forward, tables.option_forward_s[o])
@@ -293,7 +293,7 @@ def _shares(tables: FlushTables, task: FlushTask) -> FloatArray:
     found = np.zeros(tables.option_start.shape[1] - 1)
     for v in range(found.size):
         least = np.inf
-        for r in task.variants:
+        for r in task.bounding:
             for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
                 time_s = tables.option_forward_s[o] + tables.option_backward_s[o]
                 least = min(least, time_s * task.share_of_s[r])
