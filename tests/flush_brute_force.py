@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, combinations, product
+from itertools import chain, combinations, pairwise, product
 from typing import Literal
 
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.plan import Plan
 from tests.brute_force import first_k
-from tests.link_rates import between, ring
+from tests.link_rates import between, borders, ring, unpassed
 
 MEMORY_TOLERANCE = 1e-9
 
 Seconds = tuple[float, float, float]
 """Of a stage: forward, backward, synchronisation."""
 
-Rates = tuple[float, float]
-"""Between stages and through the replicas of one, in bytes per second."""
+Rates = tuple[float, float, float, float]
+"""In bytes per second: at the border in front of a stage and at that behind it, of what may skip stages, and through
+the replicas of one."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,8 @@ def brute_force(
         for cut in partitions(instance, most):
             p = len(cut)
             held = [m if schedule == "gpipe" else min(m, p - j) for j in range(p)]
-            rates = _rates(instance, p * d * t, d, t)
-            for stages in product(*(choices(layers, y, rates) for layers, y in zip(cut, held, strict=True))):
+            rates = _rates(instance, p, d, t)
+            for stages in product(*(choices(*stage) for stage in zip(cut, held, rates, strict=True))):
                 found_s = simulated_batch_s(schedule, stages, m)
                 if best is None or found_s < best.batch_s:
                     best = BruteForce(found_s, d, t, p)
@@ -121,7 +122,7 @@ def plan_batch_s(instance: Instance, plan: Plan, schedule: str, sync: float = 4.
         }
         assert all(x.least_data_parallel_degree <= d for x in chosen.values())
         assert _memory_bytes(chosen, d, y) <= instance.memory_bytes * (1 + MEMORY_TOLERANCE)
-        seconds.append(_seconds(instance, chosen, d, sync, _rates(instance, plan.devices, d, t)))
+        seconds.append(_seconds(instance, chosen, d, sync, _rates(instance, p, d, t)[j]))
     return simulated_batch_s(schedule, seconds, m)
 
 
@@ -175,25 +176,32 @@ def _memory_bytes(chosen: dict[int, Tmpc], d: int, y: int) -> float:
     return sum(x.activation_bytes * y + x.fixed_bytes + x.shared_bytes / d for x in chosen.values())
 
 
-def _rates(instance: Instance, devices: int, d: int, t: int) -> Rates:
-    return float(between(instance, devices)), float(ring(instance, devices, d, t))
+def _rates(instance: Instance, p: int, d: int, t: int) -> list[Rates]:
+    """Of each stage, front to back."""
+    at_borders = [1.0, *map(float, borders(instance, d * t, p)[::-1]), 1.0]
+    others = float(between(instance, p * d * t)), float(ring(instance, p * d * t, d, t))
+    return [(*pair, *others) for pair in pairwise(at_borders)]
 
 
 def _seconds(instance: Instance, chosen: dict[int, Tmpc], d: int, sync: float, rates: Rates) -> Seconds:
-    forward, backward, crossing = 0.0, 0.0, 0.0
+    forward, backward = 0.0, 0.0
+    in_front, behind, past, replicas_bandwidth = rates
     for x in chosen.values():
         share = 0.25 if x.recompute else 1.0 / 3.0
         forward_s = share * x.time_per_sample_s if x.forward_s is None else x.forward_s
         forward += forward_s
         backward += x.time_per_sample_s - forward_s
+    crossing_s = 0.0
     for edge in instance.edges:
+        skips = not unpassed(instance, edge.source, edge.target)
         if edge.target in chosen and edge.source not in chosen:
-            crossing += edge.communication_bytes + chosen[edge.target].forward_sync_bytes.get(edge.source, 0.0)
+            size = edge.communication_bytes + chosen[edge.target].forward_sync_bytes.get(edge.source, 0.0)
+            crossing_s += size / (past if skips else in_front)
         if edge.source in chosen and edge.target not in chosen:
-            crossing += edge.communication_bytes + chosen[edge.source].backward_sync_bytes.get(edge.target, 0.0)
+            size = edge.communication_bytes + chosen[edge.source].backward_sync_bytes.get(edge.target, 0.0)
+            crossing_s += size / (past if skips else behind)
     moved = [x for x in instance.tensors if 0 < sum(v in chosen for v in x.layers) < len(x.layers)]
-    bandwidth, replicas_bandwidth = rates
-    forward += (crossing + sum(x.forward_bytes for x in moved)) / bandwidth
-    backward += (crossing + sum(x.backward_bytes for x in moved)) / bandwidth
+    forward += crossing_s + sum(x.forward_bytes for x in moved) / past
+    backward += crossing_s + sum(x.backward_bytes for x in moved) / past
     weights = sum(x.weights_bytes for x in chosen.values())
     return forward, backward, sync * (d - 1) / d * weights / replicas_bandwidth

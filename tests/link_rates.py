@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from random import Random
 
 from piper_ray.model.cluster import Link
@@ -32,6 +34,47 @@ def groups(instance: Instance, devices: int) -> list[tuple[int, Fraction]]:
 def between(instance: Instance, devices: int) -> Fraction:
     """What stages of a plan of so many devices hand over with."""
     return groups(instance, devices)[-1][1]
+
+
+def borders(instance: Instance, stage_devices: int, stages: int) -> list[Fraction]:
+    """What each border of a plan has, the last one first, where all stages have one d and one t: the rate of the least
+    group that both stages are in, of those in which all stages of the plan lie whole, or which hold the plan."""
+    *inner, (held, outermost) = groups(instance, stages * stage_devices)
+    held, whole = min(held, instance.devices), list[tuple[int, Fraction]]()
+    for group in inner:
+        trial = [*(size for size, _ in whole), group[0]]
+        if stage_devices <= group[0] and len(starts(held, stage_devices, trial)) >= stages:
+            whole.append(group)
+    # Of groups in which stages do not lie whole all borders count as outside, and so of all smaller ones.
+    shared = inner[max((k for k, group in enumerate(inner, 1) if group not in whole), default=0) :]
+    found = starts(held, stage_devices, [size for size, _ in whole])[:stages]
+    return [
+        next((rate for size, rate in shared if here // size == ahead // size), outermost)
+        for here, ahead in pairwise(found)
+    ]
+
+
+def starts(devices: int, stage_devices: int, whole: Sequence[int], first: int = 0) -> list[int]:
+    """The first device of each stage that so many devices have room for, numbered from the back, group by group."""
+    if not whole:
+        return [first + k * stage_devices for k in range(devices // stage_devices)]
+    *inner, size = whole
+    found = []
+    for at in range(0, devices, size):
+        found += starts(min(size, devices - at), stage_devices, inner, first + at)
+    return found
+
+
+def unpassed(instance: Instance, source: int, target: int) -> bool:
+    """Whether each other layer comes before the source or after the target: no stage can lie between them."""
+
+    ends = [(edge.source, edge.target) for edge in instance.edges]
+
+    def beyond(layer: int, side: int) -> set[int]:
+        near = {pair[side] for pair in ends if pair[1 - side] == layer}
+        return near.union(*(beyond(x, side) for x in near))
+
+    return len(beyond(source, 0) | beyond(target, 1) | {source, target}) == len(instance.layers)
 
 
 def ring(instance: Instance, devices: int, d: int, t: int) -> Fraction:

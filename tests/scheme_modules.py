@@ -73,6 +73,24 @@ class Experts(nn.Module):
         return x + torch.einsum("bsef,efh,bse->bsh", inner, self.out, shares)
 
 
+class Mixture(nn.Module):
+    """Each token's word of its two experts, gated; the others' shares are nought."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.router = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 4, bias=False)
+        self.gate, self.up = (nn.Parameter(torch.randn(4, WIDTH, 64) / 8.0) for _ in range(2))
+        self.down = nn.Parameter(torch.randn(4, 64, WIDTH) / 8.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.norm(x)
+        scores = self.router(read).softmax(-1)
+        shares = scores * (scores >= scores.topk(2, -1)[0][..., 1:])
+        inner = functional.silu(torch.einsum("bsh,ehf->bsef", read, self.gate))
+        inner = inner * torch.einsum("bsh,ehf->bsef", read, self.up)
+        return x + torch.einsum("bsef,efh,bse->bsh", inner, self.down, shares)
+
+
 class StateSpace(nn.Module):
     """A convolution of neighbours, and a scan as a running sum."""
 
@@ -188,6 +206,10 @@ def llama(microbatch: int) -> Made:
 
 def experts(microbatch: int) -> Made:
     return Experts(), [_tokens(microbatch)]
+
+
+def mixture(microbatch: int) -> Made:
+    return Mixture(), [_tokens(microbatch)]
 
 
 def state_space(microbatch: int) -> Made:

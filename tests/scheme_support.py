@@ -129,3 +129,23 @@ def feeding_layer(experts: bool = False) -> OperatorGraph:
     axes = {"x": "sh", "n": "sh", "u": inner, "v": inner, "W": f"{e}hf", "V": f"{e}fh", "p": "sh", "y": "sh"}
     axes |= {"R": "hE", "l": "sE", "r": "sE", "c": "sEh"} if experts else {}
     return made(LENGTHS, steps, axes, "W V R" if experts else "W V")
+
+
+def chain_layer() -> OperatorGraph:
+    """Two products with a function between."""
+    steps = (
+        Step("product", OperatorFamily.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W")),
+        Step("function", OperatorFamily.POINTWISE, ("u",), ("v",), (), ("u",)),
+        Step("back", OperatorFamily.CONTRACTION, ("v", "V"), ("y",), (), ("v", "V")),
+    )
+    return made({"s": 4, "f": 8, "h": 3}, steps, {"x": "h", "u": "f", "v": "f", "W": "hf", "V": "fh", "y": "h"}, "W V")
+
+
+def norm_layer() -> OperatorGraph:
+    """A norm that two read, and a sum."""
+    steps = (
+        Step("norm", OperatorFamily.ROWS, ("x",), ("n",), ("h",), ("x",)),
+        Step("one", OperatorFamily.POINTWISE, ("n",), ("u",), (), ("n",)),
+        Step("sum", OperatorFamily.SUM, ("n", "u"), ("y",)),
+    )
+    return made({"s": 4, "h": 3}, steps, dict.fromkeys("xnuy", "sh"))

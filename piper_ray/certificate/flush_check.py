@@ -87,7 +87,8 @@ class FlushProblem:
         """Raises LimitError for more downsets than fit."""
         devices = pair.instance.devices
         if devices not in self._tails:
-            figures = 40 * (len(pair.ways) * len(pair.degrees) ** 2 + 1) + 2 * pair.most_ranks
+            neighbours = max(len(pair.degrees), len(set(pair.borders))) ** 2
+            figures = 40 * (len(pair.ways) * neighbours + 1) + 2 * pair.most_ranks
             fit = max(2, int(free_bytes() / (_BYTES_OF_FIGURES * figures)))
             self._tails[devices] = FlushTails(pair.instance, pair.layers, min(_MOST_DOWNSETS, fit))
         return self._tails[devices]

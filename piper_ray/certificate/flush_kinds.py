@@ -4,13 +4,16 @@ Between stages on different kinds there is one rate, within a kind that of its o
 taken once for each kind of the stages behind it and in front of it. An edge that no stage can lie between the ends of
 goes to one of these. Any other edge, and a tensor with several ends, goes at the fastest rate that it may have, unless
 all that it may have are one: its *open* ends are the layers that would tell.
+
+On devices of one kind with several links the number of stages behind says which link a border has. There a way is taken
+once for each pair of links behind it and in front of it; edges that a stage can lie between go at the outermost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, pairwise, product
 
 import numpy as np
 
@@ -20,6 +23,8 @@ from piper_ray.certificate.tables import Vertices, crossing_tensors, edge_bytes_
 from piper_ray.evaluate import links_holding
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import FLUSHED, Schedule
+from piper_ray.simulate.borders import border_levels
 
 
 def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
@@ -30,11 +35,27 @@ def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
     return links_holding(own, own.devices)[-1][1]
 
 
+def borders_of(cluster: Cluster, schedule: Schedule, stage_devices: int, most: int) -> list[tuple[int, ...]]:
+    """For some numbers of stages the links of their borders, by the stages behind, as numbers from the outermost link
+    inwards: no plan is charged less by one of these, and each as much as it takes. One of nothing where all are alike.
+
+    Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
+    """
+    held = links_holding(cluster, cluster.devices)
+    if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
+        return [()]
+    found: list[tuple[int, ...]] = []
+    for stages in range(1, most + 1):
+        own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, stages))
+        found = [one for one in found if own[: len(one)] != one] + [own]
+    return [(min(own, default=0), *own, min(own, default=0)) for own in found]
+
+
 @dataclass(frozen=True)
 class PlacedWays:
-    """way, kind, behind, ahead: int64[r], of a way its number and the numbers of kinds. in_rate, out_rate: float64[r,
-    e], in bytes per second, for the stage of an edge's head and of its tail. tensor_rate: float64[h]. open_ends: the
-    bytes that a layer leaves open which may be on several kinds, and its id, the most first."""
+    """way, kind, behind, ahead: int64[r], of a way its number and the numbers of kinds, or of links. in_rate, out_rate:
+    float64[r, e], in bytes per second, for the stage of an edge's head and of its tail. tensor_rate: float64[h].
+    open_ends: the bytes that a layer leaves open which may be on several kinds, and its id, the most first."""
 
     way: Ints
     kind: Ints
@@ -46,13 +67,19 @@ class PlacedWays:
     open_ends: tuple[tuple[float, int], ...]
 
     @classmethod
-    def of(cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay]) -> PlacedWays:
+    def of(
+        cls, instance: Instance, vertices: Vertices, ways: Sequence[StageWay], borders: tuple[int, ...]
+    ) -> PlacedWays:
+        """borders: of ``borders_of``."""
         names = instance.cluster.kind_names
         number = {name: g for g, name in enumerate(names)}
-        pairs = [*product(range(len(names)), repeat=2)]
+        pairs = sorted({*pairwise(borders)} if borders else product(range(len(names)), repeat=2))
         placed = [(w, number[way.kind], *pair) for w, way in enumerate(ways) for pair in pairs]
         way, kind, behind, ahead = np.array(placed, np.int64).T.copy()
         rates = np.array([[outermost_bytes_per_s(instance.cluster, one, other) for other in names] for one in names])
+        if borders:
+            outward = links_holding(instance.cluster, instance.devices)
+            rates = np.array([[bandwidth for _, bandwidth in reversed(outward)]])
         kinds_of = {v: sorted({number[x.kind] for x in ways if x.tmpcs[v]}) for v in vertices.layers}
         shape, left = (len(placed), len(vertices.edges)), dict.fromkeys(vertices.layers, 0.0)
         sizes = edge_bytes_of(instance)

@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from piper_ray.certificate.certificate import PassPrices, StageWay, Tails
-from piper_ray.certificate.flush_kinds import PlacedWays
+from piper_ray.certificate.flush_kinds import PlacedWays, borders_of
 from piper_ray.certificate.kernels.downsets import Floats, Ints, sums_over
 from piper_ray.certificate.kernels.flush_mixes import units_of
 from piper_ray.certificate.kernels.flush_stages import SUM, FlushShape, StageTables
@@ -52,7 +52,8 @@ _NO_TIME = 1e-18
 @dataclass(frozen=True)
 class OnDegrees:
     """All plans of one d, and one t on each kind of devices. ways: those in which their stages may run. layers: ids,
-    each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices."""
+    each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices. borders: of
+    ``borders_of``."""
 
     instance: Instance
     schedule: Schedule
@@ -61,6 +62,7 @@ class OnDegrees:
     ways: tuple[StageWay, ...]
     layers: tuple[int, ...]
     sync_s_per_byte: Mapping[str, float]
+    borders: tuple[int, ...] = ()
 
     @property
     def microbatches(self) -> int:
@@ -75,6 +77,7 @@ class OnDegrees:
     def most_of_kind(self) -> tuple[int, ...]:
         """Ranks that there may be on each kind of devices."""
         own, most = self.instance.cluster.alike, len(self.layers) // self.schedule.v
+        most = min(most, len(self.borders) - 1) if self.borders else most
         return tuple(
             min(x.devices // (self.data_parallel_degree * t), most) if t > 0 else 0
             for x, t in zip(own, self.degrees, strict=True)
@@ -208,7 +211,9 @@ def pairs_of(
                 if t > 0
             }
             if used:
-                found.append(OnDegrees(instance, schedule, d, each, used, layers, sync))
+                whole = OnDegrees(instance, schedule, d, each, used, layers, sync)
+                parts = borders_of(instance.cluster, schedule, d * each[0], whole.most_ranks)
+                found += [replace(whole, borders=borders) for borders in parts]
     return found
 
 
@@ -329,7 +334,7 @@ class FlushTails:
     def of(self, pair: OnDegrees) -> tuple[StageTables, Ints, tuple[int, ...]]:
         """For these degrees, the order of the downsets in them, and the open ends (``flush_kinds``)."""
         vertices = self.vertices
-        placed = PlacedWays.of(self._instance, vertices, pair.ways)
+        placed = PlacedWays.of(self._instance, vertices, pair.ways, pair.borders)
         ways, n, edges = len(pair.ways), len(vertices.layers), len(vertices.edges)
         choices = choice_table(self._instance, vertices, pair.ways, pair.stage_row)
         in_bytes, out_bytes = least_charge_bytes(vertices, choices)
@@ -415,6 +420,7 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
         room=pair.room,
         share=pair.share_of_kind,
         mix_unit=units_of(pair.most_of_kind),
+        borders=np.array(pair.borders, np.int64),
     )
 
 

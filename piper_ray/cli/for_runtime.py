@@ -214,7 +214,8 @@ class RuntimeSolve:
         if solution.plan is None:
             return []
         context = context_of(instance, solution.plan)
-        meshes = meshes_of(solution.plan, solution.schedule, node_sizes(instance, self.gpus_per_node))
+        nodes = node_sizes(instance, self.gpus_per_node)
+        meshes = meshes_of(solution.plan, solution.schedule, nodes, instance.cluster)
         lines = rank_lines(meshes, solution.schedule, context)
         head = f"ranks in {self.runtime.title}'s order, {self.runtime.rank_order}:"
         return [head, *(f"  {line}" for line in lines)]

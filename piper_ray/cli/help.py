@@ -31,7 +31,7 @@ COMMON: Mapping[str, frozenset[str]] = {
         "export": "devices microbatches memory to out gpus-per-node",
         "import-plan": "devices microbatches memory out pipeline-parallel tensor-parallel data-parallel recipe launch",
         "profile": "device arg input out gpu devices global-batch tensor-parallel",
-        "run": "device workload steps schedule microbatches trace json",
+        "run": "device workload schemes steps schedule microbatches trace json",
     }.items()
 }
 """Of commands with many options those that ``--help`` shows, without their dashes; that of others shows all."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from piper_ray.cli.options import REQUIRED, argument, option
-from piper_ray.cli.shared import STDIN, JsonOption
+from piper_ray.cli.shared import STDIN, JsonOption, LaunchOptions
 from piper_ray.cli.telling import note
 from piper_ray.model.units import parse_tokens
 
@@ -41,7 +41,7 @@ class LaidModelOptions:
     hardware: Path | None = option("FILE", "A TOML file of constants over those of the built-in table.")
 
 
-def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
+def memory(laid: LaidModelOptions, launched: LaunchOptions, told_as: JsonOption) -> None:
     """Show what each rank of a LAYOUT of MODEL will hold, by term: weights, gradients, optimizer state, activations of
     the microbatches in flight, loss, buffers, and what is reserved.
 
@@ -60,7 +60,8 @@ def memory(laid: LaidModelOptions, told_as: JsonOption) -> None:
     names = "tokens", "global_batch", "microbatch_size", "precision", "software"
     beside = {name: getattr(laid, name) for name in names}
     table = load_hardware(laid.hardware, note)
-    found = memory_of_layout(model, source, table, laid.gpu, {**beside, "gpus": laid.gpus or ranks})
+    beside["gpus"] = laid.gpus or ranks
+    found = memory_of_layout(model, source, table, laid.gpu, beside, launched.asked())
     if told_as.json:
         typer.echo(to_text(memory_document(found)), nl=False)
     else:

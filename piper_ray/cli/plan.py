@@ -24,6 +24,7 @@ from piper_ray.cli.plan_options import (
     TrainedOptions,
     WrittenOptions,
 )
+from piper_ray.cli.shared import LaunchOptions
 from piper_ray.cli.telling import kernels_told, note, once, say
 from piper_ray.cli.values import command_text
 from piper_ray.export.files import Target
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from piper_ray import TrainedModel
     from piper_ray.export.files import Export
     from piper_ray.export.launched import LaunchFacts
+    from piper_ray.launches.launch import Asked
     from piper_ray.proposal.against import Theirs
     from piper_ray.proposal.clusters import ClusterPlan
     from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -60,6 +62,7 @@ class _Question:
     offered: PlanOfferOptions
     running: PlanRunningOptions
     charged: PlanStepOptions
+    launched: LaunchOptions
     tell: Callable[[str], None] = field(default_factory=lambda: once(note))
 
     @property
@@ -107,7 +110,7 @@ class _Question:
         from piper_ray.proposal.demand import FurtherKinds, PlanDemand
         from piper_ray.proposal.offers import schedules_of, usual_headroom
         from piper_ray.workloads.estimate.build import trained_model
-        from piper_ray.workloads.schemes.tmpcs import offering_schemes
+        from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
         named, kinds = RUNTIMES[self.trained.runtime], self.kinds
         named.require_kinds([*kinds])
@@ -128,7 +131,7 @@ class _Question:
             self.charged.terms(),
             headroom=headroom,
             further=FurtherKinds(next(iter(kinds)), tuple(others), between_bytes_per_s) if kinds else None,
-            schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
+            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if self.offered.schemes else None,
         )
 
     def request(self, model: ModelConfig, hardware: Hardware, gpu: str, nodes: int) -> EstimateRequest:
@@ -177,13 +180,14 @@ def plan(
     offered: PlanOfferOptions,
     running: PlanRunningOptions,
     charged: PlanStepOptions,
+    launched: LaunchOptions,
 ) -> None:
     """Plan the training of MODEL on a cluster, and write its launch files.
 
     One search over microbatch sizes, schedules, parallelism, sharding and recomputation, with one bound: no plan is
     faster by more than the gap.
     """
-    asked = _Question(modelled, written, trained, room, offered, running, charged)
+    asked = _Question(modelled, written, trained, room, offered, running, charged, launched)
     asked.refuse_mistakes()
     model, hardware = modelled.read()
     for chosen in filter(None, (hardware.choice_note(gpu) for gpu in dict(modelled.clusters))):
@@ -218,7 +222,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
     from piper_ray.report.terminal import console
 
     written = asked.written
-    facts = _refuse_at_once(demand, written.against)
+    facts = _refuse_at_once(demand, written.against, asked.launched.asked())
     _tell_what_is_not_written(demand)
     helps: list[Help] = []
     with kernels_told(), ProposalLog(console(stderr=True)) as log:
@@ -240,7 +244,7 @@ def _plan_one(asked: _Question, demand: PlanDemand, command: str) -> None:
         if not _interrupted():
             log.begin("what would help")
             current().run(helped)
-        theirs = None if written.against is None else _against(found, written.against, facts)
+        theirs = None if written.against is None else _against(found, written.against, facts, asked.launched.asked())
         fewer = _with_fewer_nodes(asked, found, log, command)
     told = AskedOfPlan(asked.trained.train_tokens, _price_of_gpu(asked, found.demand), others)
     files = _files(asked, found, launch, told, command)
@@ -298,7 +302,7 @@ def _interrupted() -> bool:
     return current().number is not None
 
 
-def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | None:
+def _refuse_at_once(demand: PlanDemand, against: str | None, launched: Asked) -> LaunchFacts | None:
     """What a launch file says. Raises UsageError or InfeasibleError for what the config and that file alone tell, in
     hundredths of a second."""
     from piper_ray.export.launched import facts_of
@@ -308,7 +312,7 @@ def _refuse_at_once(demand: PlanDemand, against: str | None) -> LaunchFacts | No
     reasons = reasons_against(demand.model, demand.hardware, demand.gpu, demand.request, demand.runtime)
     if reasons and demand.further is None:  # which may hold what this kind does not
         raise InfeasibleError("\n".join([*reasons, NOTHING_FITS]))
-    facts = None if against is None else facts_of(against)
+    facts = None if against is None else facts_of(against, launched)
     if facts is not None:
         batch = demand.with_batch(lambda _: None).request.batch or demand.model.batch
         for option, theirs, ours in (
@@ -404,7 +408,7 @@ def _files(asked: _Question, found: FoundPlans, launch: Export, told: AskedOfPla
     return files
 
 
-def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Theirs | None:
+def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None, launched: Asked) -> Theirs | None:
     """A plan of people's own under the same model. Raises UsageError or InputError."""
     from piper_ray.export.launched import import_launched
     from piper_ray.proposal.against import Theirs, demand_of, priced
@@ -424,12 +428,31 @@ def _against(found: FoundPlans, layout: str, facts: LaunchFacts | None) -> Their
     usual = ("tensor_model_parallel_size",) if expert > 1 else ()
     tensor = degree("expert_tensor_parallel_size", "expert_tensor_parallel_degree", *usual)
     experts, on_host = (expert,) if expert * tensor > 1 else (), bool(figures.get("optimizer_cpu_offload"))
-    asked = demand_of(demand, samples, (context,), experts, tensor, on_host)
+    asked = demand_of(_as_launched(demand, facts), samples, (context,), experts, tensor, on_host)
     estimate = replace(asked, set_aside_bytes=0.0, headroom=NO_HEADROOM).estimated(samples)
-    imported = import_launched(estimate.instance, layout)
-    theirs = priced(found, estimate, samples, imported.plan, imported.schedule, imported.transfers)
+    imported = import_launched(estimate.instance, layout, asked=launched)
+    schedule = replace(imported.schedule, ahead=asked.scheduled(imported.schedule.name).ahead)
+    theirs = priced(found, estimate, samples, imported.plan, schedule, imported.transfers, imported.flushes)
     notes = dict.fromkeys((*(() if facts is None else facts.notes), *imported.notes))
     return Theirs(layout, theirs, tuple(notes), demand.hosts_hold(theirs))
+
+
+def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
+    """The demand with a launch's own recomputation, and its ways to send tokens to experts."""
+    from piper_ray.launches.launch import Dialect
+    from piper_ray.workloads.estimate.software import Overlap
+
+    if facts is None:
+        return demand
+    request = demand.request
+    request = replace(request, recomputations=(*request.recomputations, facts.recomputation))
+    if facts.dispatcher is not None:
+        request = replace(request, dispatcher=facts.dispatcher.value)
+    if facts.dialect is not Dialect.TORCHTITAN:
+        others = [name for name in request.overlaps if name != Overlap.EXPERTS.value]
+        beside = bool(facts.figures.get("overlap_moe_expert_parallel_comm"))
+        request = replace(request, overlaps=(*others, *[Overlap.EXPERTS.value] * beside))
+    return replace(demand, request=request)
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:

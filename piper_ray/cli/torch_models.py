@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +19,9 @@ from piper_ray.cli.shared import JsonOption
 from piper_ray.cli.telling import Unwritten, note, refuse_unwritable, say, working
 from piper_ray.cli.values import command_text, parse_rate, parse_size
 from piper_ray.model import limits
+from piper_ray.model.cores import usable_cores
 from piper_ray.model.errors import require
+from piper_ray.model.figures import plural
 from piper_ray.storage.files import write_atomically
 
 if TYPE_CHECKING:
@@ -113,6 +116,11 @@ def profile(context: typer.Context, factory: FactoryOptions, asked: MeasureOptio
         repeats=Repeats(count=asked.repeats, warm_up=asked.warm_up),
     )
     table = load_hardware(asked.hardware, note)
+    if asked.gpu is not None and request.device == "cpu":
+        note(
+            f"times and memory are those of this machine's CPU, and only links are those of {asked.gpu}: measure with "
+            "--device cuda on such a GPU to plan for it"
+        )
     with as_a_rank(request):
         found = find_factory(factory.model, factory.arguments)
         store = store_of(found, request, out.with_name(f"{out.name}.partial"))
@@ -181,7 +189,16 @@ class RankFactoryOptions(FactoryOptions):
 class RunOptions:
     """What is run of a plan, and what is kept of it."""
 
-    plan_file: Path = argument("PLAN", "The plan: what solve wrote with --out or --json for a workload of profile's.")
+    plan_file: Path = argument(
+        "PLAN",
+        "The plan: what solve wrote with --out or --json for a workload of profile's; with --schemes what "
+        "schemes wrote with -o FILE.json.",
+    )
+    schemes: str | None = option(
+        "ID",
+        "Train a layer by each found scheme on t processes, and once in one: losses and gradients have to be equal. "
+        "ID: the beginning of an id, or all.",
+    )
     workload: Path | None = option(
         "INPUT", "The workload that was planned: each rank is then held against the plan's simulation."
     )
@@ -218,6 +235,9 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
 
     if asked.chunks is not None and asked.schedule is None:
         raise UsageError("--chunks goes with --schedule; a plan says its own")
+    if asked.schemes is not None:
+        _run_schemes(factory, asked, told_as)
+        return
     options = of_options(
         JobOptions,
         factory,
@@ -233,6 +253,11 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
         if found is None:
             return
     else:
+        if job.device == "cpu" and job.ranks > usable_cores():
+            note(
+                f"{job.ranks} processes on {plural(usable_cores(), 'core')}: they take turns, and a step takes longer "
+                "than each on a core of its own"
+            )
         with working("training") as show:
             found = current().run(lambda stop: launch(job, show, stop))
     measured = promise.given_to(found)
@@ -247,11 +272,41 @@ def run(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> 
     unwritten.report()
 
 
+def _run_schemes(factory: RankFactoryOptions, asked: RunOptions, told_as: JsonOption) -> None:
+    """Raises UsageError where a scheme trains otherwise than one process."""
+    from piper_ray.report.document import to_text
+    from piper_ray.report.schemes import outcomes_document, print_outcomes
+    from piper_ray.report.terminal import console
+    from piper_ray.run.launch import launch
+    from piper_ray.run.schemes import scheme_jobs
+
+    require("torch", "run")
+    if factory.device != "cpu" or any((asked.workload, asked.schedule, asked.microbatches, asked.trace)):
+        raise UsageError(
+            "--schemes trains single layers on cores: --device cuda, --workload, --schedule, --microbatches and "
+            "--trace do not go with it"
+        )
+    inputs, samples = tuple(factory.inputs or ()), asked.microbatch or 1
+    assert asked.schemes is not None
+    jobs = scheme_jobs(asked.plan_file, asked.schemes, factory.model, factory.arguments, inputs, samples, asked.steps)
+    outcomes = []
+    for job in jobs:
+        with working(f"training by schemes on {job.degree} processes") as show:
+            outcomes += current().run(partial(launch, job, show)).outcomes
+    if told_as.json:
+        typer.echo(to_text(outcomes_document(outcomes)), nl=False)
+    else:
+        print_outcomes(console(), outcomes)
+    if wrong := [one.id for one in outcomes if not one.is_equal]:
+        raise UsageError(f"schemes that do not train as one process does: {', '.join(wrong)}")
+
+
 def _rank_of_torchrun(job: Job) -> Run | None:
     """Runs this process as a rank and gives the run on the first one. Raises what went wrong here."""
     from piper_ray.run.rank import told, work
 
     try:
-        return work(job, lambda _done: None)
+        found: Run | None = work(job, lambda _done: None)
     except Exception as error:
         raise told(job, int(os.environ["RANK"]), error).error from error
+    return found

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from piper_ray.model.schedule import ScheduleName
+from piper_ray.workloads.estimate.software import TokenDispatcher
 from piper_ray.workloads.formats.documents import parse_toml
 from piper_ray.workloads.formats.fields import Closed
 
@@ -75,6 +76,13 @@ RENAMED_FIELDS = {
 READ_FIELDS = frozenset(flag.name for flag in (*TITAN.written, *TITAN.older))
 """The fields of torchtitan's table of parallelism."""
 
+
+DISPATCHERS = {
+    TokenDispatcher.ALL_TO_ALL: "alltoall",
+    TokenDispatcher.ONCE_PER_NODE: "flex",
+    TokenDispatcher.ALL_GATHER: "allgather",
+}
+"""Megatron's ways to send tokens to experts."""
 
 TORCH_NAMES = {ScheduleName(name): torchs for name, torchs in TORCH.schedules.items()}
 """The names of schedules, as torch knows them."""

@@ -26,6 +26,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.run import Transfers
+from piper_ray.workloads.estimate.dispatch import dispatcher_of
 from piper_ray.workloads.formats.documents import advice
 
 FORMS = (
@@ -38,12 +39,13 @@ FORMS = (
 @dataclass(frozen=True)
 class Imported:
     """A plan with the schedule that it runs under. notes: what it does not hold of the layout, a sentence each.
-    transfers: how its stages hand over."""
+    transfers: how its stages hand over. flushes: of a batch, where its pipelines run empty several times."""
 
     plan: Plan
     schedule: Schedule
     notes: tuple[str, ...] = ()
     transfers: Transfers = Transfers.IN_PASSES
+    flushes: int = 1
 
 
 def import_plan(
@@ -126,7 +128,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
-    notes = [*read.notes, *_place_of_state(instance, run_as)]
+    notes = [*read.notes, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
     setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)
@@ -144,7 +146,17 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     notes += (f"{text}: the workload has no such TMPCs at these degrees" for text in missing_of(chosen))
     if (left := instance.devices - d * t * ranks) > 0:
         notes.append(f"{left} of the workload's {instance.devices} devices are left over")
-    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes), read.transfers)
+    flushes = _flushes(instance, read, d)
+    if flushes > 1:
+        notes.append(f"gradients of {flushes} local batches are summed: pipelines run empty {flushes} times a batch")
+    return Imported(Plan(tuple(found), keeps_order=True), schedule, tuple(notes), read.transfers, flushes)
+
+
+def _flushes(instance: Instance, read: ReadLayout, d: int) -> int:
+    """How often a pipeline runs empty in a batch, of which a layout may hand it a part at a time."""
+    local = read.batch.get("local_samples")
+    samples = instance.microbatches * (instance.batch.samples_per_microbatch or 1) // d
+    return samples // local if isinstance(local, int) and local > 0 and samples % local == 0 else 1
 
 
 def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
@@ -155,6 +167,25 @@ def _place_of_state(instance: Instance, run_as: RunAs) -> Iterator[str]:
         yield (
             f"the optimizer's state is {places[not on_host]}: the workload has it {places[on_host]}, and times and "
             f"memory are of that (estimate --zero all {'--no' if on_host else '-'}-optimizer-on-host)"
+        )
+
+
+def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
+    """A sentence where tokens reach experts otherwise than the workload's times count, or nobody says how they do."""
+    ranks = (run_as.expert_parallel or 1) * (run_as.expert_tensor or 1)
+    if ranks == 1 or instance.model is None or not any(layer.experts for layer in instance.layers):
+        return
+    own = dispatcher_of(instance.model, ranks)
+    if run_as.overlaps_experts and not instance.model.expert_overlap:
+        yield (
+            "experts' exchanges run beside passes, which the workload's times do not count (estimate --overlap experts)"
+        )
+    if run_as.dispatcher is None:
+        yield f"it does not say how tokens reach experts: times are of {own.value} (--dispatcher)"
+    elif run_as.dispatcher is not own:
+        yield (
+            f"tokens reach experts by {run_as.dispatcher.value}, and the workload's times are of {own.value} "
+            f"(estimate --dispatcher {run_as.dispatcher.value})"
         )
 
 
@@ -178,13 +209,19 @@ def _recomputed_blocks(pieces: ModelPieces, stages: Sequence[Sequence[int]], run
     return counts
 
 
+def _advice(instance: Instance, option: str) -> str:
+    """The option of ``estimate`` that makes a workload with more; nothing for a workload that was measured."""
+    return "" if instance.model is None else f" (estimate {option})"
+
+
 def _require_degree(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int) -> None:
     """Raises UsageError where the workload knows no such degree, or no such context parallelism. known: modes that it
     has TMPCs of."""
     context = run_as.context_parallel or 1
     if all(mode.context != context for mode in known):
         raise UsageError(
-            f"context parallelism {context}: the workload has no such TMPCs (estimate --context-parallel {context})"
+            f"context parallelism {context}: the workload has no such TMPCs"
+            f"{_advice(instance, f'--context-parallel {context}')}"
         )
     if t not in instance.degrees:
         groups = f" in each of {context} groups" if context > 1 else ""
@@ -221,7 +258,7 @@ def _setting(instance: Instance, known: Collection[Mode], run_as: RunAs, t: int,
     if sequence and t == context:
         notes.append("sequence parallelism does nothing at tensor-parallel degree 1: the plan is without it")
         sequence = False
-    sharding, shards = _shards(known, run_as, d * context, notes)
+    sharding, shards = _shards(instance, known, run_as, d * context, notes)
     experts, each = _spread(instance, known, run_as, t // context, notes)
     recomputation = run_as.recomputation or Recomputation.NONE
     return Mode(
@@ -255,16 +292,17 @@ def _spread(
         )
         return None, 1
     divided = f" --expert-tensor-parallel {each}" if each > 1 else ""
-    raise UsageError(
-        f"expert parallelism {experts}: the workload has no such TMPCs (estimate --expert-parallel {experts}{divided})"
-    )
+    advice = _advice(instance, f"--expert-parallel {experts}{divided}")
+    raise UsageError(f"expert parallelism {experts}: the workload has no such TMPCs{advice}")
 
 
 _SHARED = {Sharding.OPTIMIZER: "the optimizer's state", Sharding.WEIGHTS: "weights, gradients and optimizer state"}
-_OFFERS = {Sharding.OPTIMIZER: "estimate --zero all", Sharding.WEIGHTS: "estimate --fsdp SHARDS"}
+_OFFERS = {Sharding.OPTIMIZER: "--zero all", Sharding.WEIGHTS: "--fsdp SHARDS"}
 
 
-def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]) -> tuple[Sharding, int]:
+def _shards(
+    instance: Instance, known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[str]
+) -> tuple[Sharding, int]:
     """What replicas share and how many do, of what the workload has: as asked, else what is nearest and takes more.
 
     replicas: the replicas of a weight.
@@ -289,13 +327,13 @@ def _shards(known: Collection[Mode], run_as: RunAs, replicas: int, notes: list[s
             notes.append(f"{_SHARED[what]} in {asked} shards: the workload has {_SHARED[kind]} shared alone")
         if found not in (asked, ALL_REPLICAS):
             notes.append(
-                f"{_SHARED[kind]} in {asked} shards: the workload has {found} at most, which takes more memory "
-                f"({_OFFERS[kind]})"
+                f"{_SHARED[kind]} in {asked} shards: the workload has {found} at most, which takes more memory"
+                f"{_advice(instance, _OFFERS[kind])}"
             )
         return kind, found
     notes.append(
         f"{_SHARED[what]} in {asked} shards: the workload has no such TMPCs, and each replica of the plan holds all of "
-        f"it ({_OFFERS[what]})"
+        f"it{_advice(instance, _OFFERS[what])}"
     )
     return Sharding.OPTIMIZER, 1
 

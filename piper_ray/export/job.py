@@ -14,12 +14,13 @@ from piper_ray.model.mode import ALL_REPLICAS, FOUND, OF_RUNTIMES, Mode, Recompu
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import layers_in_order
 from piper_ray.model.schedule import Schedule
-from piper_ray.runtimes.meshes import Mesh, domain_of, meshes_of, node_sizes
+from piper_ray.runtimes.meshes import Mesh, domain_of, meshes_of, node_sizes, shared_groups
 from piper_ray.runtimes.pieces import ModelPieces, pieces_of
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.actions import group_size
 from piper_ray.simulate.stages import stages_of
-from piper_ray.workloads.estimate.software import Software, load_software
+from piper_ray.workloads.estimate.dispatch import dispatcher_of
+from piper_ray.workloads.estimate.software import Software, TokenDispatcher, load_software
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,19 @@ class ExportJob:
     @cached_property
     def meshes(self) -> tuple[Mesh, ...]:
         """Which nodes the ranks are on."""
-        return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node))
+        cluster = self.instance.cluster
+        return meshes_of(self.plan, self.schedule, node_sizes(self.instance, self.gpus_per_node), cluster)
+
+    @property
+    def shared_groups(self) -> list[dict[str, int]]:
+        """Groups of GPUs whose place in the list of nodes counts, as they are not all full: how many GPUs they have,
+        how many pipeline ranks each of them, how many of these the first, and how many GPUs are idle in each."""
+        ranks, size = self.pipeline_ranks, self.plan.stages[0].devices
+        return [
+            {"gpus": gpus, "ranks": shared, "first": ranks % shared or shared, "idle": gpus - shared * size}
+            for gpus, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
+            if ranks > shared and (ranks % shared or gpus > shared * size)
+        ]
 
     @property
     def data_parallel(self) -> int:
@@ -97,6 +110,27 @@ class ExportJob:
     def expert_tensor(self) -> int:
         """Ranks that share an expert."""
         return self.setting.expert_tensor
+
+    @property
+    def dispatcher(self) -> TokenDispatcher | None:
+        """How the plan's times count tokens to reach experts; None where nobody knows of any."""
+        model, ranks = self.instance.model, (self.expert_parallel or 1) * self.expert_tensor
+        if model is None or not self.experts:
+            return None
+        return TokenDispatcher.ALL_TO_ALL if ranks == 1 else dispatcher_of(model, ranks)
+
+    @property
+    def overlaps_experts(self) -> bool | None:
+        """True where the plan's times count on exchanges of experts beside passes, and Megatron runs them so; else
+        None."""
+        model = self.instance.model
+        able = self.pipeline_ranks == 1 or self.schedule.v > 1
+        return (model is not None and model.expert_overlap and able and (self.expert_parallel or 1) > 1) or None
+
+    @property
+    def links_join_nodes(self) -> bool:
+        """Whether the fast link is that of several nodes (NVL72)."""
+        return domain_of(self.instance, self.gpus_per_node) > self.gpus_per_node
 
     @property
     def blocks(self) -> int:

@@ -11,19 +11,28 @@ from pathlib import Path
 from piper_ray.export.files import RANKS
 from piper_ray.export.import_plan import Imported, import_plan
 from piper_ray.export.left_aside import notes_of_the_rest
-from piper_ray.export.megatron_arguments import figures_of, named_settings, read_names
+from piper_ray.export.megatron_arguments import (
+    dispatcher_of_settings,
+    figures_of,
+    named_settings,
+    read_names,
+    recomputation_of_settings,
+)
 from piper_ray.export.run_as import AS_IT_SAYS, RunAs
-from piper_ray.export.torchtitan import batch_of
+from piper_ray.export.torchtitan import batch_of, dispatcher_of_config, recomputation_of_config
 from piper_ray.launches.launch import THE_ONE, Asked, Dialect, Launch, Source
 from piper_ray.launches.read import read_launch
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
+from piper_ray.model.mode import Recomputation
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 
 @dataclass(frozen=True)
 class LaunchFacts:
     """What a launch says of its workload; None or absent: nothing. figures: of the model and how it is divided, by
-    Megatron's names or by torchtitan's, as whole numbers, texts and switches. ranks: that it starts."""
+    Megatron's names or by torchtitan's, as whole numbers, texts and switches. ranks: that it starts. dispatcher: how
+    tokens reach experts. recomputation: what is computed again."""
 
     dialect: Dialect
     model: str | None
@@ -31,6 +40,8 @@ class LaunchFacts:
     global_batch_samples: int | None
     tokens_per_sample: int | None
     ranks: int | None
+    dispatcher: TokenDispatcher | None
+    recomputation: Recomputation
     figures: Mapping[str, object]
     notes: tuple[str, ...]
 
@@ -45,8 +56,10 @@ def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
         return None
     if launch.dialect is Dialect.TORCHTITAN:
         batch, figures, notes = batch_of(launch.settings), _of_titan(launch), launch.notes
+        dispatcher, again = dispatcher_of_config(launch.settings), recomputation_of_config(launch.settings)
     else:
-        figures = figures_of(launch.settings)
+        figures, dispatcher = figures_of(launch.settings), dispatcher_of_settings(launch)
+        again = recomputation_of_settings(launch.settings)
         batch = {
             "microbatch_samples": figures.get("micro_batch_size"),
             "global_batch_samples": figures.get("global_batch_size"),
@@ -58,7 +71,9 @@ def facts_of(layout: str, asked: Asked = THE_ONE) -> LaunchFacts | None:
         value if isinstance(value := batch.get(name), int) and not isinstance(value, bool) else None
         for name in ("microbatch_samples", "global_batch_samples", "tokens_per_sample")
     )
-    return LaunchFacts(launch.dialect, launch.model, samples, whole, tokens, launch.ranks, figures, notes)
+    return LaunchFacts(
+        launch.dialect, launch.model, samples, whole, tokens, launch.ranks, dispatcher, again, figures, notes
+    )
 
 
 def _of_titan(launch: Launch) -> Mapping[str, object]:
@@ -75,7 +90,7 @@ def import_launched(instance: Instance, layout: str, run_as: RunAs = AS_IT_SAYS,
     return import_plan(instance, source, run_as if ranks is None else replace(run_as, world=ranks), asked)
 
 
-_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_][\w./\\~-]*")
+_PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_a-ln-su-zA-DF-KM-Z][\w./\\~-]*")
 """What looks like a path; of layouts none does."""
 
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
@@ -105,7 +120,7 @@ def source_of(layout: str) -> tuple[Source, int | None]:
         path /= found[0]
     if not path.is_file():
         if _PATH_LIKE.fullmatch(layout):
-            raise UsageError(f"{layout}: there is no such file or folder, and a layout has no such characters")
+            raise UsageError(f"{layout}: there is no such file or folder here ({Path.cwd()})")
         return _typed_here(layout), None
     return Source(_text_of(path), path), ranks
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from piper_ray.export.files import Export, noted, rendered, resource, yaml_text
-from piper_ray.export.flags import MEGATRON, Settings, Value, flag_of, true_ones
+from piper_ray.export.flags import DISPATCHERS, MEGATRON, Settings, Value, flag_of, true_ones
 from piper_ray.export.job import ExportJob
 from piper_ray.export.megatron_layout import layout_text, stage_letters
 from piper_ray.export.megatron_model import model_settings, require_divided, require_megatron_model, unsaid
@@ -24,7 +24,7 @@ from piper_ray.runtimes.meshes import Mesh
 from piper_ray.workloads.estimate.architectures.layers import Attention, LatentAttention
 from piper_ray.workloads.estimate.architectures.state_space import DeltaNet
 from piper_ray.workloads.estimate.decoder_shape import DecoderShape, decoder_shape
-from piper_ray.workloads.estimate.software import ContextExchange
+from piper_ray.workloads.estimate.software import ContextExchange, TokenDispatcher
 
 _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
@@ -80,7 +80,7 @@ def _plan_settings(job: ExportJob) -> Settings:
     if job.pipeline_ranks > 1:
         found["pipeline_model_parallel_layout"] = layout_text(stage_letters(job.pieces, job.pieces_of_stages))
     found["use_distributed_optimizer"] = job.optimizer_shards > 1
-    found |= _recomputation(job) | _context_settings(job)
+    found |= _recomputation(job) | _context_settings(job) | _dispatcher_settings(job)
     return true_ones({flag.name: found[flag.name] for flag in MEGATRON.written if flag.name in found})
 
 
@@ -97,6 +97,16 @@ def _context_settings(job: ExportJob) -> Settings:
     if shape is not None and (fault := shape.context_fault(exchange)) is not None:
         raise UsageError(fault)
     return {"cp_comm_type": _CONTEXT[exchange]}
+
+
+def _dispatcher_settings(job: ExportJob) -> Settings:
+    """How tokens reach experts, where the workload says so: DeepEP in nodes, HybridEP where links join several."""
+    if job.dispatcher is None:
+        return {}
+    found: Settings = {"moe_token_dispatcher_type": DISPATCHERS[job.dispatcher]}
+    if job.dispatcher is TokenDispatcher.ONCE_PER_NODE:
+        found["moe_flex_dispatcher_backend"] = "hybridep" if job.links_join_nodes else "deepep"
+    return found
 
 
 def _recomputation(job: ExportJob) -> dict[str, Value]:
@@ -204,6 +214,7 @@ def export_bridge(job: ExportJob) -> Export:
         precision=precision,
         half_gradients=model is not None and model.gradient_bytes == 2.0 and model.precision != "fp16",
         adapter_rank=rank,
+        overlaps_experts=job.overlaps_experts,
         overlaps=job.hides_tensor_exchanges and job.sequence_parallel,
     )
     connections = f"{_CONNECTIONS}=1 " if _asks_for_connections(job) else ""
@@ -232,12 +243,13 @@ def _bridge_fields(job: ExportJob) -> dict[str, object]:
         "expert_model_parallel_size": 1,
         "microbatch_group_size_per_virtual_pipeline_stage": job.pipeline_ranks,
     }
+    unsaid = ["seq_length", *([] if job.dispatcher else ["moe_token_dispatcher_type", "moe_flex_dispatcher_backend"])]
     found: dict[str, object] = {}
     for flag in MEGATRON.written:
         value: object = settings.get(flag.name, usual.get(flag.name, False if flag.kind == "switch" else None))
         if isinstance(value, tuple):
             value = list(value)
-        if flag.name != "seq_length" or value is not None:
+        if value is not None or flag.name not in unsaid:
             found |= dict.fromkeys(flag.fields, value)
     if job.optimizer_on_host:
         found |= {f"optimizer.{name}": value for name, value in _ON_HOST.items()}
@@ -297,6 +309,7 @@ def export_flagscale(job: ExportJob) -> Export:
         **figures,
         "use_distributed_optimizer": job.optimizer_shards > 1,
         **_context_settings(job),
+        **_flagscale_dispatcher(job),
         **_overlap_settings(job),
         **({} if job.instance.model is None else _precision_settings(job, job.instance.model)),
         "hetero": hetero,
@@ -333,8 +346,8 @@ def _device_types(job: ExportJob) -> list[str]:
     """A name for each mesh. FlagScale orders ranks by their devices' names and then by nodes, so that each mesh has a
     name of its own, where a kind has several of them too."""
     kinds = [mesh.kind for mesh in job.meshes]
-    if kinds == [""]:
-        return [_DEVICE]
+    if not any(kinds):
+        return [_DEVICE] * len(kinds)
     words = ["-".join(kind.split()) for kind in kinds]
     return [
         word if words.count(word) == 1 else f"{word}-{1 + words[:place].count(word)}"
@@ -364,6 +377,12 @@ def _experiment(job: ExportJob) -> dict[str, object]:
     if _asks_for_connections(job):
         return {"runner": runner, "envs": {_CONNECTIONS: 1}}
     return {"runner": runner}
+
+
+def _flagscale_dispatcher(job: ExportJob) -> Settings:
+    """In the words of its Megatron, 0.15, which has DeepEP alone."""
+    found = _dispatcher_settings(job)
+    return found | {"moe_enable_deepep": True} if found.pop("moe_flex_dispatcher_backend", None) else found
 
 
 def _flagscale_model(job: ExportJob) -> Settings:

@@ -10,19 +10,20 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeGuard
 
-from piper_ray.export.flags import MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
+from piper_ray.export.flags import DISPATCHERS, MEGATRON, READ_FLAGS, RENAMED_FIELDS, PlanFlag, flag_of
 from piper_ray.export.left_aside import notes_of_the_rest
 from piper_ray.export.megatron_layout import BLOCK, EMBEDDING, LOSS, MTP, pieces_of_letters, read_string, with_ends
 from piper_ray.export.megatron_model import model_settings, require_megatron_model
 from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs, positive
-from piper_ray.launches.launch import Launch
+from piper_ray.launches.launch import Dialect, Launch
 from piper_ray.launches.unseen import causes, readable
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.simulate.run import Transfers
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 _SOURCE = "Megatron arguments"
 
@@ -83,6 +84,11 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
     else:
         read = _read(named, pieces, instance)
     rest = notes_of_the_rest(named, read_names(named) | launch.usual)
+    dispatcher = dispatcher_of_settings(launch)
+    if dispatcher is TokenDispatcher.ALL_GATHER and (read.run_as.expert_parallel or 1) > 1:
+        usual = "" if "moe_token_dispatcher_type" in named else ", as no --moe-token-dispatcher-type is said"
+        read = replace(read, notes=(*read.notes, f"Megatron hands all tokens to each rank of their experts{usual}"))
+    read = replace(read, run_as=replace(read.run_as, dispatcher=dispatcher))
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
@@ -96,6 +102,28 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         )
         started = None
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
+
+
+_MEGATRON_ITSELF = (Dialect.MEGATRON, Dialect.FLAGSCALE)
+"""Whose settings are handed to Megatron's own parser, so that what they do not say is as usual there."""
+
+
+def dispatcher_of_settings(launch: Launch) -> TokenDispatcher | None:
+    """How the launch says that tokens reach experts, or Megatron-LM's usual way; None where its framework decides.
+
+    Raises UsageError for a way that Megatron has not.
+    """
+    named = named_settings(launch.settings)
+    said = named.get("moe_token_dispatcher_type", "allgather" if launch.dialect in _MEGATRON_ITSELF else None)
+    ways = {name: way for way, name in DISPATCHERS.items()} | {"alltoall_seq": TokenDispatcher.ALL_TO_ALL}
+    if said is not None and said not in ways:
+        raise UsageError(f"{_SOURCE}: --moe-token-dispatcher-type {said}: expected {', '.join(DISPATCHERS.values())}")
+    return None if said is None else ways[str(said)]
+
+
+def recomputation_of_settings(settings: Mapping[str, object]) -> Recomputation:
+    """What the settings have computed again. Raises UsageError for what Megatron refuses."""
+    return _recomputation(SimpleNamespace(**(dict.fromkeys(_KNOWN) | figures_of(settings))), [])[0]
 
 
 def _typed(flag: PlanFlag, value: object) -> object:
@@ -148,7 +176,7 @@ def _read(
         stages = read_string(given.pipeline_model_parallel_layout, pieces, ranks)
     else:
         stages = pieces_of_letters(_older_flags(given, pieces, ranks), pieces)
-    notes += _precision(given, instance)
+    notes += _precision(given, named.get(_MIXED), instance)
     return ReadLayout(
         stages, run_as, tuple(notes), _SOURCE, said, _transfers(given, is_interleaved=len(stages) > ranks)
     )
@@ -205,13 +233,20 @@ def _usual(model: Mapping[str, object], name: str) -> object:
     return model.get("num_attention_heads") if found is None and name == "num_query_groups" else found
 
 
-def _precision(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
-    if (
-        given.fp8_format not in (None, "none", "None")
-        and instance.model is not None
-        and instance.model.precision != "fp8"
-    ):
-        yield f"--fp8-format {given.fp8_format} is left aside: the workload's times are of {instance.model.precision}"
+_MIXED = "mixed_precision"
+"""Megatron-Bridge's field for the precision of products: bf16_mixed, bf16_with_fp8_current_scaling_mixed."""
+
+
+def _precision(given: SimpleNamespace, mixed: object, instance: Instance) -> Iterator[str]:
+    """mixed: as Megatron-Bridge has it."""
+    if instance.model is None:
+        return
+    own, said = instance.model.precision, readable(str(mixed or ""))
+    if given.fp8_format not in (None, "none", "None"):
+        said = f"fp8 {given.fp8_format}"
+    theirs = next((name for name in ("fp8", "fp4", "fp16", "bf16") if name in said), own)
+    if theirs != own:
+        yield f"the launch trains in {theirs}, and times and memory are of {own} (--precision says another)"
 
 
 def _run_as(given: SimpleNamespace, said: dict[str, Any], instance: Instance, notes: list[str]) -> RunAs:
@@ -350,7 +385,7 @@ _OF_FLAGSCALE = (
     _MESHES, _SPLIT, _RECOMPUTED, "enable_hetero", "hetero_device_types", "hetero_current_device_type",
     "hetero_use_cpu_communication", "standalone_embedding_stage",
 )  # fmt: skip
-_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, "use_checkpoint_args", _OF_DECODER))
+_READ = frozenset((*_KNOWN, *_OF_FLAGSCALE, _MIXED, "use_checkpoint_args", _OF_DECODER))
 _ON_HOST = ("use_precision_aware_optimizer", "optimizer_offload_fraction", "overlap_cpu_optimizer_d2h_h2d")
 _WHOLE = (None, 1, 1.0, "1", "1.0")
 

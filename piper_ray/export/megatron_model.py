@@ -195,7 +195,6 @@ def _experts(shape: DecoderShape, experts: Experts) -> dict[str, Value]:
         "moe_router_topk": experts.per_token,
         "moe_ffn_hidden_size": experts.inner,
         "moe_grouped_gemm": True,
-        "moe_token_dispatcher_type": "alltoall",
     }
     dense = [int(isinstance(part, Experts)) for part in shape.feeding]
     if not all(dense):

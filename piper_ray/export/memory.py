@@ -13,7 +13,7 @@ from piper_ray.calibrate.runs import PublishedRun
 from piper_ray.calibrate.words import are_words, run_of_words
 from piper_ray.export.import_plan import read_layout
 from piper_ray.export.run_as import ReadLayout
-from piper_ray.launches.launch import Source
+from piper_ray.launches.launch import THE_ONE, Asked, Source
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
@@ -23,7 +23,8 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import ModelConfig, read_model
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Hardware, load_hardware
-from piper_ray.workloads.estimate.layout import priced
+from piper_ray.workloads.estimate.layout import Layout, priced
+from piper_ray.workloads.estimate.operators import Architecture
 from piper_ray.workloads.estimate.refusals import plain_instance
 from piper_ray.workloads.estimate.software import DEFAULT_SOFTWARE, Software, SoftwareFamily, software_named
 
@@ -75,17 +76,25 @@ def memory(
 
 
 def memory_of_layout(
-    config: ModelConfig, layout: Source, table: Hardware, gpu: str | None, beside: Mapping[str, object]
+    config: ModelConfig,
+    layout: Source,
+    table: Hardware,
+    gpu: str | None,
+    beside: Mapping[str, object],
+    asked: Asked = THE_ONE,
 ) -> LayoutMemory:
-    """The same of a model that is read. beside: what is given beside the layout, by ``memory``'s names."""
+    """The same of a model that is read. beside: what is given beside the layout, by ``memory``'s names. asked: which
+    launch of a file."""
     notes: list[str] = list(config.notes)
     recomputed: tuple[int, ...] | None = None
     shards: int | None = None
     if are_words(layout.text):
         run = run_of_words(layout.text)
     else:
-        instance = plain_instance(config, table, EstimateRequest(nodes=1))
-        read = read_layout(instance, layout)
+        instance = plain_instance(
+            config, table, EstimateRequest(nodes=1, precision=str(beside.get("precision") or "bf16"))
+        )
+        read = read_layout(instance, layout, asked)
         run, notes = _run_of(read, instance), [*notes, *read.notes]
         recomputed, shards = _recomputed(read), _shards(read)
     run = _with(run, beside)
@@ -96,10 +105,12 @@ def memory_of_layout(
     except NotExpressible as error:
         raise UsageError(f"layout: {error}") from error
     laid = replace(laid, layout=replace(laid.layout, shards=shards))
+    architecture = laid.model.architecture(Microbatch(1, laid.layout.tokens))
+    _require_spread(laid.layout, architecture)
     plan = priced(laid.model, laid.stack, table.training, laid.layout)
     return LayoutMemory(
         model=config.name,
-        parameters=laid.model.architecture(Microbatch(1, laid.layout.tokens)).parameters,
+        parameters=architecture.parameters,
         layout=layout_document(laid.layout),
         software=laid.software,
         precision=laid.stack.precision.value,
@@ -109,6 +120,20 @@ def memory_of_layout(
         assumed=(*laid.assumed, *assumed),
         notes=tuple(notes),
     )
+
+
+def _require_spread(layout: Layout, architecture: Architecture) -> None:
+    """Raises UsageError for experts that cannot be spread so."""
+    ep, each, ranks = layout.expert or 1, layout.expert_tensor, layout.tensor * layout.context * layout.data
+    for experts in {kind.experts for kind in architecture.kinds if kind.experts}:
+        if experts % ep:
+            raise UsageError(f"layout: ep={ep} does not divide the model's {experts} experts; expected one that does")
+    if layout.expert is not None and ranks % (ep * each):
+        what = f"ep={ep}" + (f" x etp={each}" if each > 1 else "")
+        raise UsageError(
+            f"layout: {what} takes whole groups of {ep * each} GPUs, and a stage has {ranks} (tp={layout.tensor} x "
+            f"cp={layout.context} x dp={layout.data})"
+        )
 
 
 def _run_of(read: ReadLayout, instance: Instance) -> PublishedRun:
@@ -164,7 +189,7 @@ def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
     for name, value in own.items():
         known = getattr(run, name)
         if known not in (None, "", value):
-            raise UsageError(f"layout: {name} is {known}, but {value} is given too; expected it once")
+            raise UsageError(f"layout: it says {name}={known}, and {name}={value} is given beside it; leave one out")
     return run.model_copy(update=own)
 
 
@@ -175,6 +200,8 @@ def _completed(run: PublishedRun, config: ModelConfig, assumed: list[str]) -> Pu
         raise UsageError("layout: neither replicas nor GPUs are said; say dp=8 or gpus=64")
     replicas = run.dp or (run.gpus or 0) // (t * p * c)
     found: dict[str, Any] = {}
+    if run.dp is None and replicas:
+        found["dp"] = replicas
     if run.microbatch is None:
         found["microbatch"] = 1
         assumed.append("microbatches of 1 sample (mbs=)")

@@ -12,6 +12,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import Recomputation
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.simulate.run import Transfers
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class RunAs:
     with full recomputation, of each stage so many first blocks, or of stage i recomputed_layers[i]; None: all.
     gathered: what sequence parallelism gathers is kept, where nothing is recomputed. optimizer_shards: replicas that
     share the optimizer's state, or ALL_REPLICAS. weights_sharded: whether they share weights and gradients, too.
-    optimizer_on_host: whether that state is in host memory. group: microbatches that pass through a chunk before the
-    next. world: ranks in all; None: as many as the workload has devices.
+    optimizer_on_host: whether that state is in host memory. dispatcher: how tokens reach experts; overlaps_experts:
+    whether that runs beside passes. group: microbatches that pass through a chunk before the next. world: ranks in all;
+    None: as many as the workload has devices.
     """
 
     pipeline_ranks: int | None = None
@@ -40,6 +42,8 @@ class RunAs:
     optimizer_shards: int | None = None
     weights_sharded: bool | None = None
     optimizer_on_host: bool | None = None
+    dispatcher: TokenDispatcher | None = None
+    overlaps_experts: bool | None = None
     group: int | None = None
     world: int | None = None
 

@@ -15,7 +15,7 @@ from piper_ray.export.job import ExportJob
 from piper_ray.export.model_name import notes_of_model
 from piper_ray.export.run_as import ReadLayout, RunAs
 from piper_ray.export.stage_documents import ONE_STAGE, actions_csv
-from piper_ray.export.torchtitan_model import model_fields, require_titan_model
+from piper_ray.export.torchtitan_model import BACKEND, model_fields, require_titan_model
 from piper_ray.launches.launch import Launch
 from piper_ray.launches.unseen import causes
 from piper_ray.model.errors import Fault, InputError, UsageError
@@ -25,6 +25,7 @@ from piper_ray.model.mode import ALL_REPLICAS, EVERY_SECOND_PRODUCT, Recomputati
 from piper_ray.model.schedule import CHUNKED, ScheduleName
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.simulate.run import Transfers
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 _EMBEDDING = "tok_embeddings"
 _NORM = "norm"
@@ -103,6 +104,7 @@ def read_modules(source: str, parts: object, pieces: ModelPieces, path: str = ""
 
 _SOURCE = "torchtitan layout"
 _ALL_THAT_ARE_LEFT = -1
+_ALL_TO_ALL = "standard"
 _BUILDER = "builder"
 """The key of a table of the model as we export it; torchtitan's own table names a flavor."""
 
@@ -134,7 +136,11 @@ def titan_document(job: ExportJob) -> dict[str, object]:
         training["disable_cuda_graphs"] = True  # which are on by default, and refused beside these
     if (model := job.instance.model) is not None:
         further["compile"] = _compile(job, model)
-        further["model"] = model_fields(require_titan_model(model), model, job.tokens_per_sample)
+        fields = model_fields(require_titan_model(model), model, job.tokens_per_sample)
+        layers = fields["layers"]
+        if isinstance(layers, Mapping) and BACKEND in layers:
+            fields = {**fields, "layers": {**layers, BACKEND: _backend(job)}}
+        further["model"] = fields
         training |= {
             "disable_cuda_graphs": True,  # whose memory the plan does not count
             "dtype": "float32",
@@ -150,6 +156,29 @@ def titan_document(job: ExportJob) -> dict[str, object]:
         "activation_checkpoint": next(name for name, kind in _CHECKPOINTS.items() if kind == job.recomputation),
         **further,
     }
+
+
+def _backend(job: ExportJob) -> str:
+    """How tokens reach experts: DeepEP in nodes, HybridEP where links join several."""
+    if job.dispatcher is not TokenDispatcher.ONCE_PER_NODE:
+        return _ALL_TO_ALL
+    return "hybridep" if job.links_join_nodes else "deepep"
+
+
+def dispatcher_of_config(document: Mapping[str, object]) -> TokenDispatcher | None:
+    """How a configuration says that tokens reach experts: by all-to-all unless it names another way; None for one that
+    is not known here."""
+    parallelism, spec, model = (document.get(name) for name in ("parallelism", "model_spec", "model"))
+    layers = model.get("layers") if isinstance(model, Mapping) else None
+    named = [
+        table[name]
+        for table, name in ((parallelism, "expert_parallel_comm_backend"), (spec, BACKEND), (layers, BACKEND))
+        if isinstance(table, Mapping) and name in table
+    ]
+    known = {_ALL_TO_ALL: TokenDispatcher.ALL_TO_ALL} | dict.fromkeys(
+        ("deepep", "hybridep"), TokenDispatcher.ONCE_PER_NODE
+    )
+    return known.get(str(named[0])) if named else TokenDispatcher.ALL_TO_ALL
 
 
 def _parallelism(job: ExportJob) -> dict[str, object]:
@@ -245,9 +274,12 @@ def batch_of(document: Mapping[str, object]) -> dict[str, object]:
     if isinstance(whole := found.get("global_batch_samples"), int) and whole <= 0:
         del found["global_batch_samples"]  # which then follows from the replicas
     local = training.get("local_batch_size")
+    pipelined = parallelism.get("pipeline_parallel_degree", 1) != 1
+    if pipelined and "microbatch_samples" not in training:
+        found["local_samples"] = local
     if "microbatch_samples" in training:
         local = training["microbatch_samples"]
-    elif parallelism.get("pipeline_parallel_degree", 1) != 1:
+    elif pipelined:
         local = parallelism.get("pipeline_parallel_microbatch_size", 1)
     return found | {"microbatch_samples": local}
 
@@ -268,7 +300,7 @@ def _require_same_model(given: Mapping[str, object], instance: Instance) -> None
         return
     own = model_fields(require_titan_model(model), model, instance.batch.tokens_per_sample)
     said, planned = _flat(given), _flat(own)
-    for name in sorted(said.keys() | planned.keys()):
+    for name in sorted((said.keys() | planned.keys()) - {f"layers.{BACKEND}"}):
         if said.get(name) != planned.get(name):
             raise UsageError(
                 f"{_SOURCE}: model.{printable(name)}: {printable(str(said.get(name)))}; "
@@ -370,9 +402,11 @@ def _run_as(parallelism: Mapping[str, object], document: Mapping[str, object]) -
         ),
         data_parallel=None if all_shard else replicas * shards,
         schedule=None if named is None else schedules[str(named)],
-        recomputation=_recomputation(document.get("activation_checkpoint", "none")),
+        recomputation=recomputation_of_config(document),
         sequence_parallel=sequence,
         optimizer_on_host=False,
+        dispatcher=dispatcher_of_config(document),
+        overlaps_experts=None,
         gathered=sequence,  # which autograd keeps
         # Groups that share a sequence share weights, too.
         optimizer_shards=ALL_REPLICAS if all_shard else shards * figures["context_parallel"],
@@ -388,7 +422,9 @@ def _group(given: object) -> int | None:
     raise UsageError(f"{_SOURCE}: group: {given!r} is no positive number")
 
 
-def _recomputation(given: object) -> Recomputation:
+def recomputation_of_config(document: Mapping[str, object]) -> Recomputation:
+    """What a configuration has computed again. Raises UsageError."""
+    given = document.get("activation_checkpoint", "none")
     mode = given.get("mode", "none") if isinstance(given, Mapping) else given
     if not isinstance(mode, str) or mode not in _CHECKPOINTS:
         raise UsageError(f"{_SOURCE}: activation_checkpoint: {mode!r}; expected {', '.join(_CHECKPOINTS)}")

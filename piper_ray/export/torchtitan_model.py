@@ -157,7 +157,10 @@ def _layers(shape: DecoderShape, model: TrainedModel) -> tuple[str, str, str, di
     return "qwen3", "qwen3_14b", "_build_qwen3_layers", found | {"head_dim": config.head_size}
 
 
-_COMMUNICATION: dict[str, object] = {"moe_comm_backend": "standard", "non_blocking_capacity_factor": None}
+BACKEND = "moe_comm_backend"
+"""The argument of builders of layers that says how tokens reach experts."""
+
+_COMMUNICATION: dict[str, object] = {BACKEND: "standard", "non_blocking_capacity_factor": None}
 _BALANCE: dict[str, object] = {"load_balance_coeff": 1e-3}
 
 

@@ -20,6 +20,8 @@ from piper_ray.workloads.formats.documents import parse_toml
 _SCRIPTS = (".sh", ".bash", ".slurm", ".sbatch", ".sub")
 _DOCUMENTS = (".yaml", ".yml", ".toml", ".json")
 _IN_A_COMMAND = re.compile(r"(^|[\s'\"=(])--[\w.-]*(parallel|pipeline|layers|batch|zero|config)")
+_STARTS_A_SCRIPT = re.compile(r"(\w+=\S*\s+)*(bash|sh|source)\s+\S+[^\n]*\Z")
+"""``TP=4 bash run.sh 8B``"""
 _DECISIVE = {"tensor_model_parallel_size", "pipeline_model_parallel_size", "num_gpus"}
 
 
@@ -30,7 +32,12 @@ def read_launch(source: Source, asked: Asked = THE_ONE) -> Launch | None:
     if suffix not in (*_SCRIPTS, *_DOCUMENTS) and is_python(text):
         return _of_python(source, asked)
     if suffix == ".py":
-        raise UsageError(f"{source.path}: not Python")
+        raise UsageError(
+            f"{source.path}: no configuration is found in it; expected functions that return one (recipes), or "
+            "assignments such as cfg.model.tensor_model_parallel_size = 4"
+        )
+    if _STARTS_A_SCRIPT.match(text):
+        return read_script(source, asked)
     if text.startswith("--") and suffix not in _DOCUMENTS:
         return read_words(text, source)
     if suffix not in _DOCUMENTS and (suffix in _SCRIPTS or text.startswith("#!") or _IN_A_COMMAND.search(text)):

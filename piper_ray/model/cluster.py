@@ -6,9 +6,11 @@ the paper's own table, which have formulas of their own. Source: Piper, section 
 **Where stages lie.** Ranks go by t, then d, then stages, as runtimes number them. Nodes are shared out by their prime
 factors: one of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a node if it is such a block;
 else as many of its replicas share one as divide d and make a block. Blocks of these sizes always find room, the largest
-first, on as many devices as they have, since each size divides the next: what is counted on here can be had. What
-stages hand over is charged at the link between nodes, unless the whole plan fits into one: else some two neighbours lie
-in different nodes.
+first, on as many devices as they have, since each size divides the next: what is counted on here can be had.
+
+**What stages hand over.** Where all stages have one d and one t, under 1f1b and gpipe, groups hold whole stages and are
+filled from the back (``border_periods``), so each border has the link that its place gives it. Else borders are charged
+at the link between nodes, unless the whole plan fits into one: some two neighbours lie in different nodes.
 """
 
 from __future__ import annotations
@@ -208,6 +210,49 @@ class Cluster:
             return self.links[0]
         return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
 
+    def border_periods(self, stage_devices: int, stages: int) -> tuple[int, ...]:
+        """For each link but the last its c: the border with q stages behind it leaves a group where c divides q.
+
+        c stages of so many devices lie whole in a group, the rest of which is idle. c is 1 where a stage is larger than
+        a group, or where so many stages do not lie whole in the least group that holds them without gaps.
+
+        >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
+        >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
+        ((4,), (2,), (1,))
+        """
+        groups = [link.devices for link in self.links[:-1] if link.devices is not None]
+        held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
+        whole = [(stage_devices, 1)]  # devices that hold so many stages, the smallest first
+        found = []
+        for group in groups:
+            level = (group, _room(group, whole))
+            is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
+            whole += [level] if is_whole else []
+            found.append(level[1] if is_whole else 1)
+        return tuple(found)
+
+    def needed_devices(self, stage_devices: int, stages: int) -> int:
+        """The least number of devices on which such a plan has the same borders as on all of them: on fewer there may
+        be no room for whole stages.
+
+        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(3, 4)  # two in each node
+        14
+        """
+        periods = self.border_periods(stage_devices, stages)
+        counts = range(stage_devices * stages, self.devices)
+        found = (x for x in counts if replace(self, devices=x).border_periods(stage_devices, stages) == periods)
+        return next(found, self.devices)
+
+    def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
+        """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
+        left = [level for level, period in enumerate(periods, start=1) if behind % period == 0]
+        return self.level_bytes_per_s(max(left, default=0))
+
+    @property
+    def border_rates(self) -> tuple[float, ...]:
+        """All rates that borders may have, in bytes per second, the fastest first."""
+        return tuple(sorted({self.level_bytes_per_s(level) for level in range(len(self.links))}, reverse=True))
+
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with those of devices, memory_bytes and bandwidth_bytes_per_s that are given. Where another
         bandwidth is given, one link takes the place of all."""
@@ -221,15 +266,16 @@ class Cluster:
 
     def _within(self, level: int) -> Cluster:
         """The cluster with the links up to that level alone, of which the last then joins all devices."""
-        return replace(self, links=(*self.links[:level], Link(self._bytes_per_s(level))))
+        return replace(self, links=(*self.links[:level], Link(self.level_bytes_per_s(level))))
 
-    def _bytes_per_s(self, level: int) -> float:
-        """Who shares a node may use the network as well, where that is faster."""
+    def level_bytes_per_s(self, level: int) -> float:
+        """Between devices that share a group of that link, and none of those before it. Who shares a node may use the
+        network as well, where that is faster."""
         return max(link.bandwidth_bytes_per_s for link in self.links[level:])
 
     def _ring_bytes_per_s(self, level: int, d: int, t: int) -> float:
         """The bandwidth of a ring within a group of that level."""
-        own = self._bytes_per_s(level)
+        own = self.level_bytes_per_s(level)
         if level == 0:
             return own
         near = self._near(level - 1, d, t)
@@ -273,6 +319,15 @@ def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_by
     if near >= size:
         return within_bytes_per_s
     return min(near * between_bytes_per_s, within_bytes_per_s) if near > 1 else between_bytes_per_s
+
+
+def _room(devices: int, whole: Sequence[tuple[int, int]]) -> int:
+    """How many stages the devices hold. whole: devices that hold so many stages which lie whole in them, the smallest
+    first."""
+    found = 0
+    for held, stages in reversed(whole):
+        found, devices = found + devices // held * stages, devices % held
+    return found
 
 
 @lru_cache(maxsize=256)

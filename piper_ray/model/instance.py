@@ -67,9 +67,10 @@ class TrainedModel:
     precision of matrix products: bf16, fp16 or fp8. software: the generation of training software that the times are
     of. gpu: the device they are of, by its key in the table of hardware. lora_rank: the rank of adapters that are
     trained in the model's place; 0: the model itself is trained. fused_attention: attention is one kernel.
-    context_exchange: how groups that share a sequence attend to all of it. weight_bytes, gradient_bytes,
-    optimizer_bytes: the bytes that are kept for each parameter. optimizer_on_host: the last are in host memory, where
-    parameters are updated.
+    context_exchange: how groups that share a sequence attend to all of it. dispatcher: how tokens reach experts on
+    other devices; "": as is usual for so many ranks. expert_overlap: whether that runs beside passes. weight_bytes,
+    gradient_bytes, optimizer_bytes: the bytes that are kept for each parameter. optimizer_on_host: the last are in host
+    memory, where parameters are updated.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -82,6 +83,8 @@ class TrainedModel:
     lora_rank: int = 0
     fused_attention: bool = True
     context_exchange: str = "ring"
+    dispatcher: str = ""
+    expert_overlap: bool = False
     weight_bytes: float = 2.0
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 12.0

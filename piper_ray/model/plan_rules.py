@@ -30,6 +30,20 @@ def layers_in_order(instance: Instance) -> tuple[int, ...]:
     return tuple(order)
 
 
+def unpassed_edges(instance: Instance) -> frozenset[tuple[int, int]]:
+    """Ends of the edges that no stage can lie between: each other layer comes before the source or after the target."""
+    order = layers_in_order(instance)
+    before, after = dict.fromkeys(order, 0), dict.fromkeys(order, 0)  # bit masks, by place
+    for place, layer in enumerate(order):
+        for target in instance.neighbours[layer][1]:
+            before[target] |= before[layer] | 1 << place
+    for place, layer in reversed([*enumerate(order)]):
+        for source in instance.neighbours[layer][0]:
+            after[source] |= after[layer] | 1 << place
+    others, edges = len(order) - 2, {(edge.source, edge.target) for edge in instance.edges}
+    return frozenset((u, v) for u, v in edges if before[u].bit_count() + after[v].bit_count() == others)
+
+
 def as_planned(instance: Instance, plan: Plan) -> Instance:
     """What a plan is charged for: the instance, or the chain of its layers where the plan keeps their order."""
     return in_order(instance) if plan.keeps_order else instance

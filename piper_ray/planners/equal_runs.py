@@ -18,7 +18,7 @@ from piper_ray.model.figures import plural
 from piper_ray.model.instance import Instance, divisors
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.planners.planner import Light, Proposal
 from piper_ray.planners.runs import Floats, Integers, RunCosts, RunOrder, UniformChoice, run_order, uniform_choices
 from piper_ray.simulate.actions import ActionKind, flush_lists
@@ -70,7 +70,9 @@ def grid_points(
                 if schedule.asynchronous and len(starts) * d > instance.data_parallel_limit:
                     break
                 cluster = instance.cluster.holding(devices)
-                between = cluster.bandwidth_bytes_per_s if schedule.v == 1 else np.inf  # chunks of a rank: free
+                between = np.inf  # chunks of a rank: free
+                if schedule.v == 1:
+                    between = cluster.border_rates[0] if schedule.name in FLUSHED else cluster.bandwidth_bytes_per_s
                 if between not in passes_s:
                     passes_s[between] = costs.passes_s(starts, between)
                 forward_s, backward_s = passes_s[between]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import Schedule
 from piper_ray.proposal.demand import PlanDemand, Proposed
@@ -51,11 +50,19 @@ def demand_of(
 
 
 def priced(
-    proposal: FoundPlans, estimate: Estimate, samples: int, plan: Plan, schedule: Schedule, transfers: Transfers
+    proposal: FoundPlans,
+    estimate: Estimate,
+    samples: int,
+    plan: Plan,
+    schedule: Schedule,
+    transfers: Transfers,
+    flushes: int = 1,
 ) -> Proposed:
-    """Their plan under the model of the estimate, on GPUs with all their memory. transfers: of their launch; those that
-    run beside passes are charged in them, as in all plans that it is held against."""
-    instance: Instance = estimate.instance
+    """Their plan under the model of the estimate, on GPUs with all their memory, from one flush of their pipelines to
+    the next. transfers: of their launch; those that run beside passes are charged in them, as in all plans that it is
+    held against. flushes: how many there are in a batch."""
+    instance = estimate.instance.replace(microbatches=estimate.instance.microbatches // flushes)
+    estimate = replace(estimate, instance=instance)
     charged = Transfers.IN_PASSES if transfers.overlaps else transfers
     options = replace(SimulationOptions.of(proposal.demand.step), transfers=charged)
     simulation = simulate(instance, plan, schedule, options=options)

@@ -27,7 +27,7 @@ from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
-from piper_ray.proposal.demand import PlanDemand, Proposed
+from piper_ray.proposal.demand import BESIDE, PlanDemand, Proposed
 from piper_ray.proposal.each_pass import solve_each_pass
 from piper_ray.simulate.run import SimulationOptions, simulate
 from piper_ray.workloads.estimate.build import Estimate
@@ -175,6 +175,8 @@ def cells_of(demand: PlanDemand, estimates: Mapping[int, Estimate]) -> Cells:
             f"{name.value}: not tried, as it is for several pipeline ranks" for name in schedules if name in CHUNKED
         ]
         schedules = [name for name in schedules if name not in CHUNKED]
+    if demand.runs_beside and any(layer.experts for one in estimates.values() for layer in one.instance.layers):
+        refused.append(BESIDE)
     found, modes = list[Cell](), dict[int, Settings]()
     for samples, of_size in estimates.items():
         instance = of_size.instance

@@ -9,13 +9,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from piper_ray.engine.subproblems import rank_of
+from piper_ray.model.constraints import StageCount
 from piper_ray.model.errors import InfeasibleError, UsageError
 from piper_ray.model.figures import size_text
 from piper_ray.model.headroom import NO_HEADROOM, Headroom
 from piper_ray.model.instance import Instance, divisors
+from piper_ray.model.mode import Recomputation
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions, divisible_batch, odd_part
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName, StepTerms
 from piper_ray.model.solution import Solution
 from piper_ray.runtimes.runtime import Runtime
 from piper_ray.simulate.result import Simulation
@@ -28,6 +31,7 @@ from piper_ray.workloads.estimate.kinds import joined
 from piper_ray.workloads.estimate.refusals import host_excess, may_be_on_host
 from piper_ray.workloads.estimate.software import Overlap, Stack
 from piper_ray.workloads.formats.objects import check_instance
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 _EVERY_SIZE_TO = 16
 """Of larger microbatches powers of two alone are tried: matrix products gain little beyond."""
@@ -74,9 +78,8 @@ class PlanDemand:
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
     runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
     free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
-    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: makes
-    an estimate's workload with TMPCs found from operators, and calls its second argument meanwhile; None: there are
-    none of these.
+    kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
+    TMPCs that are found from operators; None: there are none of these.
     """
 
     model: ModelConfig
@@ -90,7 +93,7 @@ class PlanDemand:
     headroom: Headroom = NO_HEADROOM
     stack: Stack | None = None
     further: FurtherKinds | None = None
-    schemes: Callable[[Estimate, Callable[[], None]], Instance] | None = None
+    schemes: SchemeOffer | None = None
 
     @property
     def kinds(self) -> tuple[tuple[str, str, EstimateRequest], ...]:
@@ -125,12 +128,24 @@ class PlanDemand:
     def scheduled(self, name: ScheduleName) -> Schedule:
         """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
         exchanges run beside passes, so that these are of two microbatches."""
-        beside = self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
-        return Schedule(name, ahead=int(beside and name is ScheduleName.INTERLEAVED))
+        return Schedule(name, ahead=int(self.runs_beside and name is ScheduleName.INTERLEAVED))
+
+    @property
+    def runs_beside(self) -> bool:
+        """Whether Megatron is to run experts' exchanges beside passes of other microbatches."""
+        return self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
         """What the runtime can run of an instance. Raises UsageError for a model that it does not know."""
-        return self.runtime.restricted(Restrictions(), instance, schedule, min(self.domain, instance.devices))
+        beside = self.runs_beside and any(layer.experts for layer in instance.layers)
+        alone = beside and schedule not in CHUNKED  # Megatron refuses several pipeline ranks then
+        asked = Restrictions(constraints=[StageCount(1)] * alone)
+        found = self.runtime.restricted(asked, instance, schedule, min(self.domain, instance.devices))
+        if not beside:
+            return found
+        return Restrictions(
+            constraints=[_beside(one) if isinstance(one, OneMode) else one for one in found.constraints]
+        )
 
     def planned_bytes(self, memory_bytes: float) -> float:
         """What plans may use of a GPU's memory. Raises UsageError where nothing is left."""
@@ -238,6 +253,19 @@ class PlanDemand:
         for size in divisors(self.request.batch or self.model.batch):
             if size <= _EVERY_SIZE_TO or size & (size - 1) == 0 or size == self.model.samples:
                 yield size
+
+
+_NOT_BESIDE = {*Recomputation.FULL.parts, "moe"}
+"""What Megatron refuses to compute again where experts' exchanges run beside passes."""
+
+BESIDE = (
+    "with experts' exchanges beside passes (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
+    "and recomputes neither whole layers nor moe: other plans are not tried"
+)
+
+
+def _beside(rule: OneMode) -> OneMode:
+    return replace(rule, recomputed=tuple(part for part in rule.recomputed or () if part not in _NOT_BESIDE))
 
 
 def _too_large(made: Estimate, samples: int) -> str:

@@ -10,6 +10,8 @@ from piper_ray.model.constraints import choices_made
 from piper_ray.model.instance import Tmpc
 from piper_ray.model.mode import Recomputation, Sharding, share_of
 from piper_ray.proposal.demand import Proposed
+from piper_ray.workloads.estimate.dispatch import NEAR_RANKS, dispatcher_of
+from piper_ray.workloads.estimate.software import TokenDispatcher
 
 _SHARING = {
     Sharding.NONE: "no sharding",
@@ -26,7 +28,8 @@ _ON_HOST = "optimizer on CPU"
 class LayoutWords:
     """Of a plan with one d and one t for all stages. microbatch: in samples. tensor: devices that share a layer, but
     for the groups that share a sequence. expert: the most ranks that experts of a layer are spread over, t of them
-    where nothing else is chosen; None where no layer has experts. sharding: of most layers. recomputation: None where
+    where nothing else is chosen; None where no layer has experts. dispatcher: how tokens reach experts, where it is not
+    by all-to-all in a node. sharding: of most layers. recomputation: None where
     layers differ. tensor_of: where kinds of devices differ in it, of each that the plan uses; tensor is the most then.
     """
 
@@ -46,6 +49,7 @@ class LayoutWords:
     schedule: str
     chunks: int
     tensor_of: tuple[tuple[str, int], ...] = ()
+    dispatcher: str | None = None
 
     @property
     def tensor_text(self) -> str:
@@ -79,6 +83,8 @@ class LayoutWords:
             degrees.append(f"EP {self.expert}")
         if self.expert_tensor > 1:
             degrees.append(f"ETP {self.expert_tensor}")
+        if self.dispatcher is not None:
+            degrees[-1] += f" ({self.dispatcher} dispatch)"
         more = [self.sharing, *["SP"] * self.sequence_parallel, self.scheduled, self.recomputed]
         return ", ".join([*degrees, *more, *["activations offloaded"] * self.offload])
 
@@ -124,6 +130,8 @@ def layout_words(one: Proposed) -> LayoutWords:
     usual = max(modes, key=lambda mode: (modes[mode], mode.id))
     tensor_of = {stage.kind: stage.tensor_parallel_degree // context for stage in one.plan.stages}
     over = max(tensor_of.values()) if any(layer.experts for layer in one.instance.layers) else None
+    expert_tensor = max(mode.expert_tensor for mode in modes)
+    expert = over if spread is None else spread.experts
     alone = first.data_parallel_degree * context == 1  # with whom there is nobody to share
     return LayoutWords(
         microbatch=one.samples,
@@ -131,8 +139,8 @@ def layout_words(one: Proposed) -> LayoutWords:
         context=context,
         pipeline=len(one.plan.stages) // schedule.v,
         data=first.data_parallel_degree,
-        expert=over if spread is None else spread.experts,
-        expert_tensor=max(mode.expert_tensor for mode in modes),
+        expert=expert,
+        expert_tensor=expert_tensor,
         sequence_parallel=any(mode.sequence_parallel for mode in modes),
         sharding=Sharding.NONE if alone else usual.sharding,
         shards=usual.optimizer_shards,
@@ -142,7 +150,15 @@ def layout_words(one: Proposed) -> LayoutWords:
         schedule=schedule.name.value,
         chunks=schedule.v,
         tensor_of=tuple(tensor_of.items()) if len(set(tensor_of.values())) > 1 else (),
+        dispatcher=_dispatcher(one, (expert or 1) * expert_tensor),
     )
+
+
+def _dispatcher(one: Proposed, ranks: int) -> str | None:
+    """How tokens reach experts on so many ranks, where it matters."""
+    model = one.instance.model
+    how = None if model is None or ranks == 1 else dispatcher_of(model, ranks)
+    return None if how is None or (how is TokenDispatcher.ALL_TO_ALL and ranks <= NEAR_RANKS) else how.value
 
 
 def _common_recomputation(chosen: Iterable[tuple[int, Sequence[Tmpc], Tmpc]]) -> Recomputation | None:
@@ -171,6 +187,9 @@ def differences(one: LayoutWords, other: LayoutWords) -> str:
         for name in ("sharing", "scheduled", "recomputed")
         if getattr(one, name) != getattr(other, name)
     ]
+    if one.dispatcher != other.dispatcher:
+        mine, theirs = (words.dispatcher or TokenDispatcher.ALL_TO_ALL.value for words in (one, other))
+        found.append(f"{mine} dispatch, not {theirs}")
     if one.offload != other.offload:
         found.append("activations offloaded" if one.offload else "nothing offloaded")
     return "; ".join(found) or "nothing but which layers a stage has"

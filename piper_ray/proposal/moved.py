@@ -84,7 +84,8 @@ def _held(one: Proposed) -> Iterator[_HeldParts]:
     words, schedule, node = layout_words(one), one.simulation.schedule, {"": gpus_per_node_of(one.instance)}
     kinds = [each.kind for each in one.estimate.architecture.nodes]
     ranks = words.tensor * words.context * words.data
-    for place in rank_places(meshes_of(one.plan, schedule, node), schedule, words.context):
+    meshes = meshes_of(one.plan, schedule, node, one.instance.cluster)
+    for place in rank_places(meshes, schedule, words.context):
         held, within = _HeldParts(), place.rank % ranks
         for layer, _, tmpc in (x for stage in place.stages for x in choices_made(one.instance, one.plan.stages[stage])):
             mode = tmpc.mode

@@ -37,7 +37,7 @@ from piper_ray.workloads.estimate.build import EstimateRequest
 from piper_ray.workloads.estimate.config import read_model, with_images
 from piper_ray.workloads.estimate.hardware import load_hardware
 from piper_ray.workloads.estimate.modes import Offer
-from piper_ray.workloads.schemes.tmpcs import offering_schemes
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def plan(
             step,
             headroom=kept,
             further=further,
-            schemes=offering_schemes(request.offer.zero == ALL_REPLICAS) if schemes else None,
+            schemes=SchemeOffer(request.offer.zero == ALL_REPLICAS) if schemes else None,
         )
         found = propose(demand, stop)
         best, *others = (_planned(one, train_tokens, price_per_hour) for one in found.found)

@@ -15,6 +15,7 @@ from piper_ray.model.restrictions import divisible_batch, odd_part
 from piper_ray.model.stop import Stop
 from piper_ray.proposal.cells import LISTED, Cell, Cells, CellSearch, Watch, cells_of, unwatched, why_none
 from piper_ray.proposal.demand import PlanDemand, Proposed, Tell
+from piper_ray.proposal.scheme_prices import asked_at_prices
 from piper_ray.workloads.estimate.build import Estimate, EstimateRequest
 
 _HELP_PASSES = 300_000_000
@@ -22,6 +23,9 @@ _HELP_PASSES = 300_000_000
 
 _BATCH_GAIN = 1.01
 """Relative gain in samples per second from which another batch is shown."""
+
+_SCHEME_ROUNDS = 5
+"""Searches with the schemes that plans before ask for: usually the third has no better plan."""
 
 _HELP_NEAR = 5e-4
 """Allowed relative gap: changes are shown to a tenth of a per cent."""
@@ -31,7 +35,8 @@ _HELP_NEAR = 5e-4
 class FoundPlans:
     """The answer of ``propose``. found: the best plan of each cell, the fastest first; empty if the search was stopped
     before. cells: all combinations. lower_s: no plan of any cell has a shorter step. refused: what was not tried, and
-    why."""
+    why. schemes_save: the share of the time of the best plan's stages that no schemes of the rule table save
+    (``asked_at_prices``); None: not known."""
 
     demand: PlanDemand
     found: tuple[Proposed, ...]
@@ -39,6 +44,7 @@ class FoundPlans:
     lower_s: float
     refused: tuple[str, ...]
     seconds: float
+    schemes_save: float | None = None
 
     @property
     def best(self) -> Proposed:
@@ -82,13 +88,22 @@ def propose(
     """
     stop, tell = Stop[Any]() if stop is None else stop, tell or (lambda _: None)
     try:
-        return _proposed(demand, stop, tell, watch, listed, known, threads)
+        found = _proposed(demand, stop, tell, watch, listed, known, threads)
     except InfeasibleError:
         if not demand.headroom.is_usual:
             raise
-    share = share_text(demand.headroom.share)
-    tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: planned as with --headroom 0")
-    return _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known, threads)
+        share = share_text(demand.headroom.share)
+        tell(f"no plan leaves {share} of each GPU free, as published peaks ask for: planned as with --headroom 0")
+        found = _proposed(replace(demand, headroom=NO_HEADROOM), stop, tell, watch, listed, known, threads)
+    offered = demand.schemes
+    for turn in range(_SCHEME_ROUNDS if offered is not None else 0):
+        assert offered is not None
+        more, save = asked_at_prices(found.best, offered, demand.step, stop.check)
+        if more is offered or turn == _SCHEME_ROUNDS - 1:
+            return replace(found, schemes_save=save)
+        demand, offered = replace(found.demand, schemes=more), more
+        found = _proposed(demand, stop, tell, watch, listed, (*known, *found.found), threads)
+    return found
 
 
 def _proposed(

@@ -44,7 +44,12 @@ def machine_table(instance: Instance) -> tuple[list[Column], list[list[str]]]:
         ["groups", *(", ".join(map(_group_text, one["groups"])) for one in found)],
         ["to the next stage", *(time_text(one["border_s_per_gb"]) for one in found)],
     ]
-    if between_bytes_per_s is not None:
+    if between_bytes_per_s is None:
+        rows[1:1] = [
+            [f"to the next stage, within {x['devices']:,}", time_text(_SIZE_BYTES / x["bandwidth_bytes_per_s"])]
+            for x in found[0]["groups"][:-1]
+        ]
+    else:
         rows.append(["to another kind", *[time_text(_SIZE_BYTES / between_bytes_per_s)] * len(found)])
     for d in sorted({int(d) for one in found for d in one["ring_s_per_gb"]}):
         times_s = [one["ring_s_per_gb"].get(str(d)) for one in found]

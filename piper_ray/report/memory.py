@@ -128,6 +128,11 @@ def _summary_lines(found: LayoutMemory) -> Iterator[str]:
         f"needed: {size_text(found.needed_bytes)} of each GPU, by rank {number}, whose worst moment is "
         f"{_moment_text(fullest.moment)}"
     )
+    counted_bytes = fullest.allocated_bytes - fullest.terms["backward pass"] - fullest.terms["buffers"]
+    yield (
+        f"plan and solve count {size_text(counted_bytes, 3)} of it, and set aside what backward, buffers and outside "
+        "need"
+    )
     least, most = (size_text(size_bytes, 3) for size_bytes in found.likely_bytes)
     yield f"measured: {least} to {most}, {memory_doubt(software_named(found.software)).words}"
     yield (

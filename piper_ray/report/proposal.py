@@ -39,6 +39,7 @@ from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
 from piper_ray.workloads.estimate.operators import LayerNode
+from piper_ray.workloads.schemes.kept import rule_table
 
 _LARGER = {"B": "KiB", "KiB": "MiB", "MiB": "GiB", "GiB": "TiB"}
 _MOST_RANKS = 12
@@ -122,7 +123,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         "memory",
         f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU ({held_text(least_bytes)} to "
         f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
-        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}",
+        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}{_beside_text(best, limit_bytes)}",
     )
     if best.on_host:
         yield from _wrapped("host", _host_text(proposal.demand, best))
@@ -143,6 +144,8 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
     yield from _wrapped("proof", proof_line(proposal))
+    if proposal.schemes_save is not None:
+        yield from _wrapped("schemes", _schemes_text(proposal.schemes_save))
 
 
 def _host_text(demand: PlanDemand, best: Proposed) -> str:
@@ -200,6 +203,17 @@ def _seeing(node: LayerNode) -> bool:
     return node.path.startswith(TOWER_PATH)
 
 
+def _beside_text(best: Proposed, limit_bytes: float) -> str:
+    """What a GPU has beyond the memory of which plans may use some, and for what."""
+    if best.estimate.kinds:
+        return ""
+    device_bytes = best.estimate.setting.gpu.device_bytes
+    return (
+        f"; the other {held_text(device_bytes - limit_bytes)} of a GPU's {held_text(device_bytes)} are for CUDA, NCCL, "
+        "fragments of the allocator and the backward pass of a layer"
+    )
+
+
 def _whole_bytes(proposal: FoundPlans) -> float:
     return proposal.demand.whole_bytes(proposal.best.instance.memory_bytes)
 
@@ -247,6 +261,15 @@ def proof_line(proposal: FoundPlans) -> str:
     return (
         f"{combinations} of microbatch size, schedule, sharding and recomputation compared{left}: by these estimates "
         f"no plan {bound}, gap {gap_text(proposal.gap)}{_open_text(proposal)}"
+    )
+
+
+def _schemes_text(save: float) -> str:
+    """What is proved of the schemes of the plan's layers."""
+    less = "even 0.1 %" if save < 1e-3 else f"as much as {math.ceil(1000.0 * save) / 10.0} %"
+    return (
+        f"no schemes of the rule table {rule_table()}, with moves of one hop, and between layers values in shards of "
+        f"tokens or replicated, make a stage of this plan {less} faster within its memory"
     )
 
 
@@ -453,7 +476,10 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
 def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
     """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
     best, own = proposal.best, theirs.plan
-    step = f"{time_text(own.step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
+    step_s = own.step_s * best.batch / own.batch  # whose pipelines may run empty several times in a batch
+    step = f"{time_text(step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"
+    if own.devices != best.devices:
+        step = f"on {own.devices:,} GPUs, where the plan uses {best.devices:,}: {step}"
     held = f"{held_text(own.simulation.peak_memory_bytes)} on the fullest GPU"
     yield from _indented(f"{theirs.name}: {step}, {held}: {layout_words(own).text}")
     if _runs_as(own, best):
@@ -465,8 +491,10 @@ def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
 
 
 def _runs_as(one: Proposed, other: Proposed) -> bool:
-    """Whether the two have the same microbatches, stages, schedule and place of the optimizer's state."""
-    mine, theirs = ((x.samples, x.on_host, x.plan.stages, x.simulation.schedule) for x in (one, other))
+    """Whether the two have the same microbatches, stages, schedule, place of the optimizer's state and dispatcher."""
+    mine, theirs = (
+        (x.samples, x.on_host, x.plan.stages, x.simulation.schedule, layout_words(x).dispatcher) for x in (one, other)
+    )
     return mine == theirs
 
 
@@ -485,8 +513,11 @@ def why_not(proposal: FoundPlans, theirs: Theirs) -> str:
         return "it is faster: it is none of the combinations that were searched, or leaves less memory free"
     if _per_sample(own) <= _per_sample(best) * (1.0 + _SAME):
         return "it takes the same"
+    if own.devices < best.devices:
+        nodes = -(-own.devices // proposal.demand.request.node_of(own.estimate.setting.gpu))
+        return f"it uses {own.devices:,} of {own.instance.devices:,} GPUs; --nodes {nodes} plans for as many"
     if own.batch != best.batch:
-        return f"it takes longer for each sample, in batches of {own.batch:,}"
+        return f"its pipelines run empty after every {own.batch:,} samples"
     return f"the plan has {', '.join(reasons(own.simulation, best.simulation, 3)) or 'nothing in particular'}"
 
 

@@ -17,6 +17,8 @@ from piper_ray.report.clusters import spare_document
 from piper_ray.report.proposal import why_not
 from piper_ray.version import __version__
 from piper_ray.workloads.formats.plans import stage_documents
+from piper_ray.workloads.schemes.frontier import BORDERS
+from piper_ray.workloads.schemes.kept import rule_table
 
 _VERSION = 1
 
@@ -42,6 +44,13 @@ def search_document(proposal: FoundPlans) -> dict[str, object]:
         "step_s": None if best is None else best.step_s,
         "lower_bound_s": proposal.lower_s,
         "gap": None if best is None else proposal.gap,
+        "schemes": None
+        if proposal.schemes_save is None
+        else {
+            "rule_table": rule_table(),
+            "between_layers": [border.text for border in BORDERS],
+            "save_at_most": proposal.schemes_save,
+        },
         "cells": [_cell_document(cell) for cell in proposal.cells.cells],
         "schedules": [name.value for name in proposal.cells.schedules],
         "never_better": [

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pygraphviz
 from rich.console import Console
 
-from piper_ray.model.figures import size_text, time_text
+from piper_ray.model.figures import plural, size_text, time_text
 from piper_ray.report.terminal import Column, print_lines, print_table
+from piper_ray.run.schemes import NEAR, SchemeOutcome
 from piper_ray.storage.files import written_whole
 from piper_ray.workloads.schemes.document import EXACTNESS, SchemesSubject, digest_of
 from piper_ray.workloads.schemes.frontier import FoundScheme, KindSchemes
@@ -33,6 +35,39 @@ _LEGEND = (
     "weights, gradients and optimizer; gradients: what replicas sum; again: operators of all that the backward pass "
     "computes again, which --show ID names. A scheme that is new has no name, and no runtime runs it."
 )
+
+
+_OUTCOME_COLUMNS = (
+    Column("layer"),
+    Column("id"),
+    Column("name", wrap=34),
+    Column("loss, first"),
+    Column("last"),
+    Column("loss differs by", right=True),
+    Column("gradients by", right=True),
+)
+
+
+def print_outcomes(target: Console, outcomes: Sequence[SchemeOutcome]) -> None:
+    """Differences from one process, relative, the largest of all steps."""
+    rows = [
+        [one.layer, one.id, one.name, f"{one.losses[0]:.6f}", f"{one.losses[-1]:.6f}",
+         f"{one.loss_difference:.1e}", f"{one.gradient_difference:.1e}"]
+        for one in outcomes
+    ]  # fmt: skip
+    print_table(target, _OUTCOME_COLUMNS, rows)
+    if all(one.is_equal for one in outcomes):
+        what = f"each trains as one process does, to {NEAR:g} in {plural(len(outcomes[0].losses), 'step')}"
+        print_lines(target, ["", f"{plural(len(outcomes), 'scheme')}: {what}; dropout is off"])
+
+
+def outcomes_document(outcomes: Sequence[SchemeOutcome]) -> dict[str, object]:
+    """As JSON."""
+    return {
+        "format": "piper-ray/scheme-run",
+        "version": 1,
+        "schemes": [{**asdict(one), "is_equal": one.is_equal} for one in outcomes],
+    }
 
 
 def print_schemes(target: Console, of: SchemesSubject, kinds: Sequence[KindSchemes]) -> None:

@@ -166,6 +166,11 @@ class Job(JobOptions):
         return 2 + self.warm_up
 
     @property
+    def efforts(self) -> int:
+        """All steps, as progress counts them."""
+        return self.steps_before + self.steps
+
+    @property
     def microbatches_of_replica(self) -> int:
         """m: replica i runs microbatches i, i + d, i + 2d and so on."""
         return self.microbatches // self.replicas

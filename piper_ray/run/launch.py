@@ -12,11 +12,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from piper_ray.model.errors import ClusterError, PiperRayError
 from piper_ray.model.stop import Stop
-from piper_ray.run.job import Failure, Job, Run
+from piper_ray.run.job import Failure
 
 _POLL_S = 0.05
 _CAUSE_WITHIN_S = 1.0
@@ -26,26 +26,43 @@ _LOG_LINES = 12
 _THREADS, _GLOO, _NCCL = "OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 Advanced = Callable[[int, int], None]
-"""Steps done and steps in all, those before the measured ones among them; 0 done until the ranks have found each
+"""Steps, or schemes, done and in all, those before the measured ones among them; 0 done until the ranks have found each
 other."""
 
 
-def launch(job: Job, advanced: Advanced, stop: Stop[Any]) -> Run:
-    """Runs the job on this machine's loopback. Raises what the first rank at fault says, or StopSearch."""
+class RankJob(Protocol):
+    """What ranks do. efforts: as ``Advanced`` counts them."""
+
+    @property
+    def ranks(self) -> int: ...
+
+    @property
+    def threads(self) -> int: ...
+
+    @property
+    def efforts(self) -> int: ...
+
+    def name_of(self, rank: int) -> str: ...
+
+
+def launch(job: RankJob, advanced: Advanced, stop: Stop[Any]) -> Any:
+    """Runs the job on this machine's loopback, and gives what its first rank found.
+
+    Raises what the first rank at fault says, or StopSearch.
+    """
     with tempfile.TemporaryDirectory(prefix="piper-ray-run-") as text:
         folder = Path(text)
         (folder / "job.pickle").write_bytes(pickle.dumps(job))
         with _processes(job, folder, stop) as processes:
             _watch(job, folder, processes, advanced, stop)
         try:
-            run: Run = pickle.loads((folder / "run.pickle").read_bytes())
-            return run
+            return pickle.loads((folder / "run.pickle").read_bytes())
         except FileNotFoundError:
             raise ClusterError(f"{job.name_of(0)} ended without a result") from None
 
 
 @contextlib.contextmanager
-def _processes(job: Job, folder: Path, stop: Stop[Any]) -> Iterator[list[subprocess.Popen[bytes]]]:
+def _processes(job: RankJob, folder: Path, stop: Stop[Any]) -> Iterator[list[subprocess.Popen[bytes]]]:
     """One for each rank, none of which outlives the context."""
     processes: list[subprocess.Popen[bytes]] = []
 
@@ -82,7 +99,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _environment(job: Job, rank: int, folder: Path) -> Mapping[str, str]:
+def _environment(job: RankJob, rank: int, folder: Path) -> Mapping[str, str]:
     """The environment of a rank as torchrun sets it, and the number of threads, unless the user has set that."""
     loopback = "lo0" if sys.platform == "darwin" else "lo"
     return {
@@ -99,10 +116,9 @@ def _environment(job: Job, rank: int, folder: Path) -> Mapping[str, str]:
 
 
 def _watch(
-    job: Job, folder: Path, processes: list[subprocess.Popen[bytes]], advanced: Advanced, stop: Stop[Any]
+    job: RankJob, folder: Path, processes: list[subprocess.Popen[bytes]], advanced: Advanced, stop: Stop[Any]
 ) -> None:
     """Until all have ended well. Raises the error of the one at fault."""
-    steps = job.steps_before + job.steps
     told = -1
     while True:
         stop.check()
@@ -113,7 +129,7 @@ def _watch(
             return
         done = _progress(folder)
         if done > told:
-            advanced(done, steps)
+            advanced(done, job.efforts)
             told = done
         time.sleep(_POLL_S)
 
@@ -124,7 +140,7 @@ def _progress(folder: Path) -> int:
     return 0
 
 
-def _at_fault(job: Job, folder: Path, processes: list[subprocess.Popen[bytes]]) -> PiperRayError:
+def _at_fault(job: RankJob, folder: Path, processes: list[subprocess.Popen[bytes]]) -> PiperRayError:
     """What the rank says, or its end does, that was first at fault: not one that has merely lost it."""
     due_s = time.monotonic() + _CAUSE_WITHIN_S
     while True:

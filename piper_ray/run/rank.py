@@ -41,6 +41,8 @@ from piper_ray.run.data import Data, PassInputs
 from piper_ray.run.job import Failure, Job, PipelinePlan, RankRun, Run, Stretch
 from piper_ray.run.optimizer import optimizer_of
 from piper_ray.run.pipeline import PassFailed, Pipeline
+from piper_ray.run.scheme_ranks import follow
+from piper_ray.run.schemes import SchemeJob
 from piper_ray.workloads.measure.factory import find_factory, parse_input, place_of, words_of
 from piper_ray.workloads.measure.heap import keep_freed_memory
 from piper_ray.workloads.measure.meta import room_bytes
@@ -313,7 +315,7 @@ def _gathered(
     )
 
 
-def work(job: Job, progress: Progress) -> Run | None:
+def work(job: Job | SchemeJob, progress: Progress) -> Any:
     """This process's part, as the environment says which (RANK, LOCAL_RANK, MASTER_ADDR and so on, as torchrun sets
     them): the run on rank 0. Raises what ``told`` makes words of."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -329,13 +331,13 @@ def work(job: Job, progress: Progress) -> Run | None:
         world_size=ranks,
         device_id=device if device.type == "cuda" else None,
     )
-    run = train(job, device, progress)
+    run = follow(job, progress) if isinstance(job, SchemeJob) else train(job, device, progress)
     dist.barrier()
     dist.destroy_process_group()
     return run
 
 
-def _device(job: Job, local_rank: int) -> torch.device:
+def _device(job: Job | SchemeJob, local_rank: int) -> torch.device:
     if job.device == "cpu":
         return torch.device("cpu")
     if local_rank >= torch.cuda.device_count():
@@ -348,7 +350,7 @@ def _device(job: Job, local_rank: int) -> torch.device:
     return device
 
 
-def told(job: Job, rank: int, error: Exception) -> Failure:
+def told(job: Job | SchemeJob, rank: int, error: Exception) -> Failure:
     """What went wrong on a rank, in words."""
     name = job.name_of(rank) if rank < job.ranks else f"rank {rank}"
     cause = _cause(error)
@@ -398,7 +400,7 @@ def main(folder: Path) -> int:
     """The process of a rank."""
     threading.Thread(target=_end_with_launcher, daemon=True).start()
     rank = int(os.environ["RANK"])
-    job: Job = pickle.loads((folder / "job.pickle").read_bytes())
+    job: Job | SchemeJob = pickle.loads((folder / "job.pickle").read_bytes())
     keep_freed_memory()
 
     def progress(done: int) -> None:

@@ -1,5 +1,6 @@
 """Which nodes a plan's ranks are on: pipeline ranks that follow each other on devices of one kind are a mesh, and each
-mesh has nodes of its own, as a launcher starts processes by the node. Devices of one kind are one mesh.
+mesh has nodes of its own, as a launcher starts processes by the node. Devices of one kind are one mesh, unless the
+first node has fewer stages than the others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import Schedule
+from piper_ray.model.schedule import FLUSHED, Schedule
 
 USUAL_GPUS_PER_NODE = 8
 """The number where the workload knows one link alone, and so no nodes."""
@@ -60,17 +61,35 @@ class Mesh:
         return self.first_node + node, local_rank
 
 
-def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int]) -> tuple[Mesh, ...]:
+def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluster: Cluster) -> tuple[Mesh, ...]:
     """Front to back. plan: one with the same degrees on each kind. node_of: GPUs of a node of each kind."""
     found: list[Mesh] = []
     first = rank = node = 0
-    of_ranks = plan.stages[: len(plan.stages) // schedule.v]
+    of_ranks, shared = plan.stages[: len(plan.stages) // schedule.v], dict(shared_groups(plan, schedule, cluster))
     for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
         (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
-        made = Mesh(kind, first, 1 + len(others), d, t, rank, node, node_of[kind])
-        found.append(made)
-        first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
+        ranks, size = 1 + len(others), node_of[kind]
+        in_a_node = shared.get(size, 0)
+        alone = ranks % in_a_node if 0 < in_a_node < ranks else 0
+        for count in (alone, ranks - alone):
+            if count > 0:
+                made = Mesh(kind, first, count, d, t, rank, node, in_a_node * d * t or size)
+                found.append(made)
+                first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
     return tuple(found)
+
+
+def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int]]:
+    """Devices of groups with a link of their own that several neighbouring stages are charged at, and how many stages
+    lie in each; groups are filled from the back. Of plans with one d and one t, on devices of one kind."""
+    if cluster.kinds or schedule.name not in FLUSHED:
+        return []
+    periods = cluster.border_periods(plan.stages[0].devices, len(plan.stages))
+    return [
+        (link.devices, period)
+        for link, period in zip(cluster.links, periods, strict=False)
+        if period > 1 and link.devices is not None
+    ]
 
 
 def node_sizes(instance: Instance, gpus_per_node: int) -> dict[str, int]:

@@ -18,9 +18,10 @@ from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
-from piper_ray.model.plan_rules import as_planned
-from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.plan_rules import as_planned, unpassed_edges
+from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
+from piper_ray.simulate.borders import border_rates
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
@@ -119,7 +120,8 @@ def most_bytes(instance: Instance, plan: Plan) -> float:
 
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     instance = as_planned(instance, plan)
-    stages = stages_of(instance, plan, schedule)
+    own_rates = _border_rates(instance.cluster, plan, schedule)
+    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if own_rates else frozenset())
     if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:
         stages = with_buffers(stages, schedule, instance.microbatches)
     figures = stages.figures
@@ -127,7 +129,9 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
     cluster, devices = instance.cluster, plan.devices // schedule.v
     kinds = [stage.kind for stage in plan.stages]
 
-    def rate(source: int, target: int) -> float:
+    def rate(source: int, target: int, is_unpassed: bool) -> float:
+        if is_unpassed:
+            return own_rates[-target]
         return transfer_bytes_per_s(cluster, devices, kinds[source], kinds[target])
 
     replicas_bandwidth = np.array(
@@ -158,6 +162,15 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         instance.microbatches,
         plan.in_flight if schedule.asynchronous else None,
     )
+
+
+def _border_rates(cluster: Cluster, plan: Plan, schedule: Schedule) -> list[float]:
+    """Bytes per second at each border, the last one first; none where all borders are charged alike."""
+    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
+    if len(cluster.links) == 1 or cluster.kinds or schedule.name not in FLUSHED or len(degrees) != 1:
+        return []
+    d, t = degrees.pop()
+    return border_rates(cluster, d * t, len(plan.stages)) if d > 0 and t > 0 else []
 
 
 def _batch(instance: Instance, options: SimulationOptions) -> Batch:

@@ -73,13 +73,14 @@ class Message:
     """What stage ``source`` sends to the later stage ``target`` for a microbatch, and gets back in its backward pass.
 
     sent_bytes: what the source moves, in each direction; received_bytes: what the target does. They differ where layers
-    run on several devices.
+    run on several devices. is_unpassed: in no plan does a stage lie between.
     """
 
     source: int
     target: int
     sent_bytes: float
     received_bytes: float
+    is_unpassed: bool = False
 
     @property
     def moved_bytes(self) -> float:
@@ -105,8 +106,11 @@ class Stages:
     tensors: tuple[SharedTensor, ...]
 
 
-def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
-    """Raises InvalidPlan, with every rule that the plan breaks under this schedule; memory is no rule here."""
+def stages_of(
+    instance: Instance, plan: Plan, schedule: Schedule, unpassed: frozenset[tuple[int, int]] = frozenset()
+) -> Stages:
+    """Raises InvalidPlan, with every rule that the plan breaks under this schedule; memory is no rule here. unpassed:
+    see ``plan_rules.unpassed_edges``, where that counts."""
     violations = [*partition_violations(instance, plan), *edge_violations(instance, plan)]
     choices = []
     for number, stage in enumerate(plan.stages, start=1):
@@ -121,7 +125,8 @@ def stages_of(instance: Instance, plan: Plan, schedule: Schedule) -> Stages:
         for chosen, stage in zip(choices, plan.stages, strict=True)
     )
     stage_of = {layer: number for number, stage in enumerate(plan.stages) for layer in stage.layers}
-    return Stages(figures, _messages(instance, choices, stage_of), _shared_tensors(instance, stage_of))
+    messages = _messages(instance, choices, stage_of, unpassed)
+    return Stages(figures, messages, _shared_tensors(instance, stage_of))
 
 
 def _degree_violations(instance: Instance, plan: Plan, schedule: Schedule) -> list[str]:
@@ -167,17 +172,23 @@ def _figures(tmpcs: Iterable[Tmpc], d: int, t: int, versions_in_fixed: int) -> S
     )
 
 
-def _messages(instance: Instance, choices: Sequence[dict[int, Tmpc]], stage_of: dict[int, int]) -> tuple[Message, ...]:
-    """One for each pair of stages with edges between them."""
-    sent: dict[tuple[int, int], list[float]] = defaultdict(list)
-    received: dict[tuple[int, int], list[float]] = defaultdict(list)
+def _messages(
+    instance: Instance,
+    choices: Sequence[dict[int, Tmpc]],
+    stage_of: dict[int, int],
+    unpassed: frozenset[tuple[int, int]],
+) -> tuple[Message, ...]:
+    """For each pair of stages with edges between them one of those that are unpassed, and one of the others."""
+    sent: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
+    received: dict[tuple[int, int, bool], list[float]] = defaultdict(list)
     for edge in instance.edges:
-        source, target = stage_of[edge.source], stage_of[edge.target]
+        key = stage_of[edge.source], stage_of[edge.target], (edge.source, edge.target) in unpassed
+        source, target, _ = key
         if source != target:
             by, to = choices[source][edge.source], choices[target][edge.target]
-            sent[source, target] += [edge.communication_bytes, by.backward_sync_bytes.get(edge.target, 0.0)]
-            received[source, target] += [edge.communication_bytes, to.forward_sync_bytes.get(edge.source, 0.0)]
-    return tuple(Message(*pair, fsum(sent[pair]), fsum(received[pair])) for pair in sorted(sent))
+            sent[key] += [edge.communication_bytes, by.backward_sync_bytes.get(edge.target, 0.0)]
+            received[key] += [edge.communication_bytes, to.forward_sync_bytes.get(edge.source, 0.0)]
+    return tuple(Message(*key[:2], fsum(sent[key]), fsum(received[key]), key[2]) for key in sorted(sent))
 
 
 def _shared_tensors(instance: Instance, stage_of: dict[int, int]) -> tuple[SharedTensor, ...]:
@@ -199,8 +210,8 @@ class Hop:
     backward_s: float
 
 
-Rate = Callable[[int, int], float]
-"""Bytes per second between two stages."""
+Rate = Callable[[int, int, bool], float]
+"""Bytes per second between two stages, of what is unpassed and of the rest."""
 
 
 def charged_s(stages: Stages, rank_of: Sequence[int], rate: Rate) -> list[tuple[float, float]]:
@@ -212,12 +223,12 @@ def charged_s(stages: Stages, rank_of: Sequence[int], rate: Rate) -> list[tuple[
     moved: list[dict[float, list[tuple[float, float]]]] = [defaultdict(list) for _ in stages.figures]
     for message in stages.messages:
         if rank_of[message.source] != rank_of[message.target]:
-            at = rate(message.source, message.target)
+            at = rate(message.source, message.target, message.is_unpassed)
             moved[message.source][at].append((message.sent_bytes, message.sent_bytes))
             moved[message.target][at].append((message.received_bytes, message.received_bytes))
     for tensor in stages.tensors:
         if len({rank_of[stage] for stage in tensor.stages}) > 1:
-            at = min(rate(*pair) for pair in combinations_with_replacement(tensor.stages, 2))
+            at = min(rate(*pair, False) for pair in combinations_with_replacement(tensor.stages, 2))
             for stage in tensor.stages:
                 moved[stage][at].append((tensor.forward_bytes, tensor.backward_bytes))
     return [_sum([_seconds(sizes, at) for at, sizes in of_stage.items()]) for of_stage in moved]
@@ -238,16 +249,18 @@ def hops(stages: Stages, rank_of: Sequence[int], rate: Rate, *, overlapped: bool
     Transfers take their own time only if they are ``overlapped``, and between ranks. A tensor with several ends goes
     from each stage that has one to the next.
     """
-    moved: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
-    moved |= {(stage, stage + 1): [] for stage in range(len(stages.figures) - 1)}
+    moved: dict[tuple[int, int], dict[bool, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    moved |= {(stage, stage + 1): defaultdict(list) for stage in range(len(stages.figures) - 1)}
     for message in stages.messages:
-        moved[message.source, message.target].append((message.moved_bytes, message.moved_bytes))
+        moved[message.source, message.target][message.is_unpassed].append((message.moved_bytes, message.moved_bytes))
     for tensor in stages.tensors:
         for pair in pairwise(tensor.stages):
-            moved[pair].append((tensor.forward_bytes, tensor.backward_bytes))
+            moved[pair][False].append((tensor.forward_bytes, tensor.backward_bytes))
     found = []
-    for pair in sorted(moved):
-        source, target = pair
+    for source, target in sorted(moved):
         moves = overlapped and rank_of[source] != rank_of[target]
-        found.append(Hop(source, target, *_seconds(moved[pair], rate(source, target) if moves else float("inf"))))
+        parts = moved[source, target].items() if moves else ()
+        found.append(
+            Hop(source, target, *_sum([_seconds(sizes, rate(source, target, unpassed)) for unpassed, sizes in parts]))
+        )
     return tuple(found)

@@ -409,7 +409,9 @@ def test_what_does_not_go_together_is_refused_by_name(tmp_path: Path, words: tup
 def test_help_has_its_options_in_groups() -> None:
     lines = run("plan", "--help-all").stdout.splitlines()
     heads = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
-    expected = "Arguments, Model and cluster, Answer, Training, Memory, Parallelism, Software, Step, Options"
+    expected = (
+        "Arguments, Model and cluster, Answer, Training, Memory, Parallelism, Software, Step, Launch file, Options"
+    )
     assert heads == [f"{name}:" for name in expected.split(", ")]
     estimated = run("estimate", "--help-all").stdout.splitlines()
     heads = [line for line in estimated if line.endswith(":") and not line.startswith(" ")]

@@ -10,19 +10,7 @@ from piper_ray.workloads.schemes.graph import REPLICATED, OperatorFamily, Operat
 from piper_ray.workloads.schemes.program import SchemeProgram
 from tests.lengths import long_after
 from tests.scheme_brute_force import least_s
-from tests.scheme_support import RandomPrices, made
-
-_PRODUCT = Step("product", OperatorFamily.CONTRACTION, ("x", "W"), ("u",), (), ("x", "W"))
-
-
-def _chain() -> OperatorGraph:
-    """Two products with a function between."""
-    steps = (
-        _PRODUCT,
-        Step("function", OperatorFamily.POINTWISE, ("u",), ("v",), (), ("u",)),
-        Step("back", OperatorFamily.CONTRACTION, ("v", "V"), ("y",), (), ("v", "V")),
-    )
-    return made({"s": 4, "f": 8, "h": 3}, steps, {"x": "h", "u": "f", "v": "f", "W": "hf", "V": "fh", "y": "h"}, "W V")
+from tests.scheme_support import RandomPrices, chain_layer, made, norm_layer
 
 
 def _eight() -> OperatorGraph:
@@ -59,18 +47,8 @@ def test_no_scheme_of_eight_operators_is_faster(seed: int, share: float) -> None
     assert least_s(graph, 2, prices, border, (2.0, most), found.figures.time_s * (1.0 - 2e-4)) == float("inf")
 
 
-def _beside() -> OperatorGraph:
-    """A norm that two read, and a sum."""
-    steps = (
-        Step("norm", OperatorFamily.ROWS, ("x",), ("n",), ("h",), ("x",)),
-        Step("one", OperatorFamily.POINTWISE, ("n",), ("u",), (), ("n",)),
-        Step("sum", OperatorFamily.SUM, ("n", "u"), ("y",)),
-    )
-    return made({"s": 4, "h": 3}, steps, dict.fromkeys("xnuy", "sh"))
-
-
 @pytest.mark.parametrize("seed", long_after(2, range(16)))
-@pytest.mark.parametrize("graph", [_chain(), _beside()], ids=["chain", "beside"])
+@pytest.mark.parametrize("graph", [chain_layer(), norm_layer()], ids=["chain", "norm"])
 def test_no_scheme_is_faster(graph: OperatorGraph, seed: int) -> None:
     prices = RandomPrices(seed, with_host=bool(seed % 2))
     border = REPLICATED if "s" not in graph.values["x"].axes or seed % 3 else TensorPlacement("s")

@@ -14,7 +14,8 @@ from piper_ray.export.files import Target
 from piper_ray.export.import_plan import import_plan
 from piper_ray.export.run_as import RunAs
 from piper_ray.export.targets import export_plan
-from piper_ray.model.mode import ALL_REPLICAS, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, Recomputation, Sharding
+from piper_ray.model.one_mode import OneMode
 from piper_ray.model.options import SolveOptions
 from piper_ray.model.schedule import ScheduleName
 from piper_ray.proposal.cells import cells_of
@@ -182,3 +183,29 @@ def test_groups_that_share_weights_are_launched_as_they_are_priced(tmp_path: Pat
         assert (again.plan, again.notes) == (found.plan, ())
         shapes.add((d, *shards))
     assert any(d > shards for d, shards in shapes)
+
+
+def test_exchanges_beside_passes_keep_to_what_megatron_runs(tmp_path: Path) -> None:
+    """Several pipeline ranks run interleaved alone then, and neither whole layers nor moe are computed again."""
+    asked = demand(tmp_path, ROUTED, RuntimeName.MEGATRON)
+    asked = replace(asked, schedules=(ScheduleName.ONE_F_ONE_B, ScheduleName.INTERLEAVED))
+    beside = replace(asked, request=replace(asked.request, overlaps=("experts",)))
+    instance = beside.estimated(1).instance
+    assert [beside.restrictions(instance, name).stage_count for name in beside.schedules] == [1, None]
+    assert [asked.restrictions(instance, name).stage_count for name in asked.schedules] == [None, None]
+    rule = next(
+        one for one in beside.restrictions(instance, beside.schedules[0]).constraints if isinstance(one, OneMode)
+    )
+    assert rule.may_recompute(Recomputation.of_parts(["core_attn"]))
+    assert not any(map(rule.may_recompute, (Recomputation.FULL, Recomputation.of_parts(["moe"]))))
+    found = propose(beside)
+    assert any("interleaved alone" in text for text in found.refused)
+    for one in found.found:
+        ranks = len(one.plan.stages) // one.simulation.schedule.v
+        assert ranks == 1 or one.simulation.schedule.v > 1
+        words = export_plan(one.instance, one.plan, one.simulation.schedule, Target.MEGATRON, 2).files["megatron.args"]
+        spread = "--expert-model-parallel-size 2\n" in words
+        assert ("--overlap-moe-expert-parallel-comm\n" in words) == spread
+    dense = demand(tmp_path, DENSE, RuntimeName.MEGATRON)
+    dense = replace(dense, request=replace(dense.request, overlaps=("experts",)))
+    assert dense.restrictions(dense.estimated(1).instance, dense.schedules[0]).stage_count is None

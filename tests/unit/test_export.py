@@ -300,18 +300,29 @@ def test_ranks_and_readme() -> None:
     found = export_plan(instance, plan, ONE_F_ONE_B, Target.MEGATRON, 8)
     rows = list(csv.DictReader(found.files["ranks.csv"].splitlines()))
     assert len(rows) == 12
-    # 12 ranks are not whole nodes of 8: they fill one, and the rest of them the other.
-    assert [row["node"] for row in rows] == ["0"] * 8 + ["1"] * 4
-    assert [row["local_rank"] for row in rows[7:]] == ["7", "0", "1", "2", "3"]
-    assert "12 ranks are not whole nodes of 8 GPUs: the last of 2 nodes runs 4 ranks" in found.notes
+    # Two stages of 4 devices share a node of 8, as the plan's borders count on: the first stage is alone.
+    assert [row["node"] for row in rows] == ["0"] * 4 + ["1"] * 8
+    assert [row["local_rank"] for row in rows[3:6]] == ["3", "0", "1"]
+    told = "runs 2 pipeline ranks, the first group the first 1: list the nodes in this order"
+    assert f"each group of 8 GPUs that share a fast link {told}" in found.notes
     readme = found.files["README.md"]
     assert found.command in readme
     assert all(f"- {note}" in readme for note in found.notes)
     assert "pipeline rank 2: stage 3; ranks 8-11 on node 1" in readme
 
 
+def test_ranks_of_a_plan_with_chunks_fill_nodes_from_the_front() -> None:
+    """12 ranks are not whole nodes of 8: they fill one, and the rest of them the other."""
+    plan, schedule = plan_of(llama(), [3, 3, 2, 2, 2, 2], d=2, t=2), Schedule(ScheduleName.INTERLEAVED, 2)
+    found = export_plan(llama(), plan, schedule, Target.MEGATRON, 8)
+    rows = list(csv.DictReader(found.files["ranks.csv"].splitlines()))
+    assert [row["node"] for row in rows] == ["0"] * 8 + ["1"] * 4
+    assert "12 ranks are not whole nodes of 8 GPUs: the last of 2 nodes runs 4 ranks" in found.notes
+    assert "--nproc-per-node $((${NODE_RANK:?} == 1 ? 4 : 8)) " in found.files["launch.sh"]
+
+
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_megatrons_script_starts_what_is_left_on_the_last_node(tmp_path: Path) -> None:
+def test_megatrons_script_starts_fewer_on_the_first_node(tmp_path: Path) -> None:
     """Run as on each of its nodes, with a torchrun that tells what it is given."""
     plan = plan_of(llama(), [5, 5, 4], d=2, t=2)
     export_plan(llama(), plan, ONE_F_ONE_B, Target.MEGATRON, 8).write(tmp_path)
@@ -333,7 +344,7 @@ def test_megatrons_script_starts_what_is_left_on_the_last_node(tmp_path: Path) -
         given = dict(pairwise(words))
         assert given["--pipeline-model-parallel-layout"] == "Et*4|t*5|t*3L"
         told.append([given[name] for name in ("--nnodes", "--nproc-per-node", "--node-rank", "--master-addr")])
-    assert told == [["2", "8", "0", "first"], ["2", "4", "1", "first"]]
+    assert told == [["2", "4", "0", "first"], ["2", "8", "1", "first"]]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
@@ -355,10 +366,10 @@ def test_megatrons_script_ends_in_words_where_something_is_not_said(tmp_path: Pa
         assert ("give the prefix of a Megatron dataset" if missing == "data" else missing) in finished.stderr
 
 
-def test_deepspeed_and_torch_are_told_of_a_last_node_with_fewer_ranks() -> None:
+def test_deepspeed_and_torch_are_told_of_a_first_node_with_fewer_ranks() -> None:
     plan = plan_of(llama(), [5, 5, 4], d=4)
     found = {target: export_plan(llama(), plan, ONE_F_ONE_B, target, 8) for target in (Target.DEEPSPEED, Target.TORCH)}
-    told = "torchrun --nnodes 2 --nproc-per-node $((${NODE_RANK:?} == 1 ? 4 : 8)) "
+    told = "torchrun --nnodes 2 --nproc-per-node $((${NODE_RANK:?} >= 1 ? 8 : 4)) "
     assert told in found[Target.DEEPSPEED].files["launch.sh"]
     assert told in found[Target.TORCH].command
     whole = export_plan(llama(), plan_of(llama(), [7, 7], d=8), ONE_F_ONE_B, Target.DEEPSPEED, 8)

@@ -75,7 +75,7 @@ def test_groups_that_share_a_sequence_lie_between_shards_and_replicas() -> None:
     """By hand: 2 pipeline ranks, 2 replicas, 2 groups of 2 shards."""
     instance = mixture()
     plan = plan_in(instance, Mode(sequence_parallel=True, context=2), t=4, d=2)
-    places = list(rank_places(meshes_of(plan, ONE, {"": 8}), ONE, 2))
+    places = list(rank_places(meshes_of(plan, ONE, {"": 8}, instance.cluster), ONE, 2))
     found = [(x.pipeline_rank, x.replica, x.context, x.shard) for x in places]
     assert found == [(p, d, c, t) for p in range(2) for d in range(2) for c in range(2) for t in range(2)]
 

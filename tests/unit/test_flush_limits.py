@@ -13,6 +13,7 @@ import pytest
 
 from piper_ray.cost.variants import stage_variants
 from piper_ray.engine.flush import task_search
+from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.paths import often, room
 from piper_ray.engine.flush.space import SearchSpace
@@ -32,6 +33,7 @@ from piper_ray.engine.lattice.labelling import Labelling
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
+from piper_ray.model.schedule import PAPERS_SCHEDULE
 from tests.flush_schedules import FlushSchedule
 from tests.instances import random_instance
 from tests.lengths import long_after
@@ -157,7 +159,7 @@ def states_within(one: Searched, limits: IndexArray) -> TailArrays:
     """Of tails of plans that take no more than the best one."""
     control = np.array([one.batch_s, 0.0])
     status, states = tails(
-        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, control
+        one.workload.arrays, one.task.arrays, one.task.ahead, limits, NO_LEVELS, NO_BOUNDS, 10**6, True, control
     )
     assert status == FINISHED
     return states
@@ -211,6 +213,7 @@ def tables(instance: Instance) -> tuple[FlushWorkload | None, PathArrays | None]
     variants = tuple(x for x in stage_variants(instance, Restrictions()) if x.degree <= instance.devices)
     if not variants:
         return None, None
-    workload = build_workload(instance, build_lattice(build_graph(instance, without_contraction()), 10**6), variants)
+    lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
+    workload = build_workload(instance, lattice, variants, BorderRates.of(instance, lattice.graph, PAPERS_SCHEDULE))
     labelling = Labelling.of(workload.lattice.graph)
     return workload, None if labelling is None else build_paths(workload, labelling)

@@ -120,7 +120,7 @@ def test_the_sharding_that_a_run_has_is_chosen(zero: int, fsdp: int, text: str, 
 
 
 def test_experts_lie_as_megatron_lays_them_by_default() -> None:
-    megatron = f"{TWO} --tensor-model-parallel-size 4 --sequence-parallel"
+    megatron = f"{TWO} --tensor-model-parallel-size 4 --sequence-parallel --moe-token-dispatcher-type alltoall"
     over_t = import_plan(
         mixture(), f"{megatron} --expert-model-parallel-size 4 --expert-tensor-parallel-size 1", RunAs()
     )
@@ -493,8 +493,13 @@ def test_what_ends_a_list_or_a_command_is_no_part_of_an_option(text: str) -> Non
 
 
 def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
-    told = "--fp8-format hybrid is left aside: the workload's times are of bf16"
-    assert told in read(f"{TWO} --fp8-format hybrid").notes
+    told = "the launch trains in fp8, and times and memory are of bf16"
+    assert f"{told} (--precision says another)" in read(f"{TWO} --fp8-format hybrid").notes
+    bridge = (
+        "cfg.model.tensor_model_parallel_size = 1\ncfg.model.pipeline_model_parallel_size = 2\ncfg.mixed_precision = "
+    )
+    assert any(told in note for note in read(f"{bridge}'bf16_with_fp8_mixed'\n").notes)
+    assert not any("mixed" in note or told in note for note in read(f"{bridge}'bf16_mixed'\n").notes)
     own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
     assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
 
@@ -505,6 +510,15 @@ def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:
     assert found.transfers is Transfers.ONE_STREAM
     assert any("torch posts receives early" in note for note in found.notes)
     assert read(TWO).transfers is Transfers.IN_PASSES
+
+
+def test_local_batches_of_torchtitan_run_its_pipelines_empty_several_times() -> None:
+    text = TITAN.format('"data_parallel_shard_degree": 4')
+    whole = llama().microbatches // 4
+    for local in (whole // 4, whole):
+        found = read(text.rstrip().removesuffix("}") + f', "training": {{"local_batch_size": {local}}}}}')
+        assert found.flushes == whole // local
+        assert any("gradients of 4 local batches are summed" in note for note in found.notes) == (local < whole)
 
 
 def test_torchtitan_shards_over_all_ranks_where_it_is_not_told_otherwise() -> None:

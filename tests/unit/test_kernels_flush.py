@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from piper_ray.cost.variants import stage_variants
+from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.path_prices import NO_BOUNDS
 from piper_ray.engine.flush.tables import FlushWorkload, build_workload
 from piper_ray.engine.flush.tasks import DegreePair, list_tasks
@@ -34,7 +35,7 @@ from piper_ray.engine.lattice.downsets import build_lattice
 from piper_ray.engine.lattice.layer_graph import build_graph
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
 from tests.flush_brute_force import simulated_batch_s
 from tests.flush_instances import uneven_layers
 from tests.flush_schedules import FlushSchedule
@@ -145,7 +146,7 @@ def all_choices(start: IndexArray, figures: FloatArray, memory_bytes: float, mos
     for options in product(*(range(start[k], start[k + 1]) for k in range(start.size - 1))):
         totals = figures[list(options)].sum(axis=0)
         if totals[3] <= memory_bytes and totals[0] + totals[1] <= most_s:
-            found.append(totals[:3].tolist())
+            found.append([*totals[:3].tolist(), float(totals[0] + totals[1])])
     return found
 
 
@@ -169,7 +170,8 @@ def test_choice_front_holds_the_undominated_choices() -> None:
                 options.append(int(taken[at]))
                 at = int(before[at])
             assert len(options) == start.size - 1
-            np.testing.assert_allclose(figures[options].sum(axis=0)[:3], row, rtol=1e-12, atol=1e-12)
+            np.testing.assert_allclose(figures[options].sum(axis=0)[:3], row[:3], rtol=1e-12, atol=1e-12)
+            assert row[3] == pytest.approx(row[0] + row[1], rel=1e-12)
             assert figures[options, 3].sum() <= memory_bytes * (1 + 1e-12)
 
 
@@ -187,12 +189,28 @@ def test_merged_choices_are_as_good_as_any() -> None:
     assert merged > 20
 
 
+def test_merged_choices_of_layers_alike_keep_the_time_of_both_passes() -> None:
+    """Passes and weights trade against memory in nine ways: without a time of its own a merged choice has the forward
+    pass of one and the backward pass of another."""
+    ways = [
+        (6.7 + z / 4, b - z / 20, 4.0 / 2**z, a + 5.4 / 2**z)
+        for a, b in ((4.0, 13), (1.3, 18), (0.3, 20))
+        for z in range(3)
+    ]
+    start, figures = np.arange(0, 9 * 20 + 1, 9), np.tile(np.array(ways), (20, 1))
+    memory_bytes = 80.0
+    least_s = least_time_choice(start, figures, memory_bytes, np.empty(20, np.int64))
+    status, rows, _, _, _ = choice_front(start, figures, memory_bytes, 1.1 * least_s, FEW)
+    assert status == MERGED
+    assert 0.98 * least_s <= rows[:, 3].min() <= least_s * (1 + 1e-12)
+
+
 def test_least_time_choice() -> None:
     rng = Random(7)
     for _ in range(200):
         start, figures = random_items(rng, 4, 3)
         memory_bytes = float(figures[:, 3].sum()) * rng.choice([0.2, 0.5, 1.0])
-        times = [f + b for f, b, _ in all_choices(start, figures, memory_bytes, np.inf)]
+        times = [both_s for *_, both_s in all_choices(start, figures, memory_bytes, np.inf)]
         chosen = np.empty(start.size - 1, np.int64)
         found_s = least_time_choice(start, figures, memory_bytes, chosen)
         assert found_s == (pytest.approx(min(times)) if times else np.inf)
@@ -203,7 +221,11 @@ def test_least_time_choice() -> None:
 def workload_of(instance: Instance) -> FlushWorkload | None:
     variants = [v for v in stage_variants(instance, Restrictions()) if v.degree <= instance.devices]
     lattice = build_lattice(build_graph(instance, without_contraction()), 10**6)
-    return build_workload(instance, lattice, variants) if variants else None
+    return (
+        build_workload(instance, lattice, variants, BorderRates.of(instance, lattice.graph, PAPERS_SCHEDULE))
+        if variants
+        else None
+    )
 
 
 def tasks_of(instance: Instance, workload: FlushWorkload, schedule: FlushSchedule) -> list[DegreePair]:
@@ -229,9 +251,9 @@ def every_tail(workload: FlushWorkload, task: DegreePair) -> dict[tuple[int, int
                     y = in_flight(arrays.schedule, arrays.microbatches, behind)
                     least = least_figures(StageKey(i, j, r), tables, arrays)
                     _, rows = front_rows(StageKey(i, j, r), y, np.inf, 4096, least, tables, arrays)
-                    for f, b, sync in rows.tolist():
+                    for f, b, sync, both_s in rows.tolist():
                         for tail in found.get((j, behind), []):
-                            seconds = StageSeconds(f + b, f, b, sync, f, b)
+                            seconds = StageSeconds(both_s, f, b, sync, f, b)
                             longer = with_stage(arrays.schedule, arrays.microbatches, behind, seconds, tail)
                             found.setdefault((i, behind + 1), []).append(longer)
     return found
@@ -254,6 +276,7 @@ def test_tails_keep_what_no_other_is_as_good_as(schedule: FlushSchedule) -> None
                 NO_LEVELS,
                 NO_BOUNDS,
                 10**6,
+                True,
                 control,
             )
             assert status == FINISHED
@@ -295,9 +318,8 @@ def test_levels_raise_the_bound_and_never_above_the_best_plan() -> None:
             bounds = []
             for levels in (NO_LEVELS, np.array([[k, 2.0 * k] for k in range(0, 40, 2)])):
                 control = np.array([np.inf, 0.0])
-                _, states = tails(
-                    workload.arrays, arrays, task.ahead, any_tails(arrays, workload), levels, NO_BOUNDS, 10**6, control
-                )
+                limits = any_tails(arrays, workload)
+                _, states = tails(workload.arrays, arrays, task.ahead, limits, levels, NO_BOUNDS, 10**6, True, control)
                 m = workload.arrays.bits.shape[0]
                 top = range(int(states.start[m - 1]), int(states.start[m - 1] + states.kept[m - 1]))
                 listed = [(batch_s(ONE_F_ONE_B, arrays.microbatches, figures_of(states.figures, s)), s) for s in top]

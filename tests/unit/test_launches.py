@@ -311,6 +311,12 @@ def test_a_registry_of_torchtitan_and_its_command_line(tmp_path: Path) -> None:
     assert old.settings["parallelism"] == {"tensor_parallel_degree": 2}
 
 
+def test_a_command_that_starts_a_script_is_read_with_its_variables(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("torchrun pretrain_gpt.py --tensor-model-parallel-size $TP --num-layers $1\n")
+    found = read("TP=4 bash run.sh 8", path=tmp_path / "a command")
+    assert found.settings == {"tensor_model_parallel_size": "4", "num_layers": "8"}
+
+
 def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
     dashed = "MODEL_ARGS:\n  --tensor-model-parallel-size: ${TP}\n  --recompute-modules: '[mlp, moe]'\n  --bf16: true\n"
     found = read(dashed, Asked(variables={"TP": "2"}))

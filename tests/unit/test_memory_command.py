@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -143,8 +144,33 @@ def test_errors_say_what_to_do(layout: str, words: str) -> None:
 
 
 def test_what_is_said_twice_must_agree() -> None:
-    with pytest.raises(UsageError, match="seq is 4096, but 8192 is given too"):
+    with pytest.raises(UsageError, match="it says seq=4096, and seq=8192 is given beside it; leave one out"):
         piper_ray.memory("llama3-8b", "tp=2,dp=2,seq=4096", tokens=8192)
+
+
+@pytest.mark.parametrize(
+    ("layout", "words"),
+    [
+        ("tp=2,ep=7,dp=8", "ep=7 does not divide the model's 128 experts"),
+        ("tp=2,ep=64,dp=8", "ep=64 takes whole groups of 64 GPUs, and a stage has 16 "),
+        ("tp=2,ep=16,etp=2,dp=8", "ep=16 x etp=2 takes whole groups of 32 GPUs"),
+    ],
+)
+def test_experts_that_cannot_be_spread_are_refused(layout: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        piper_ray.memory("qwen3-30b-a3b", layout)
+    assert piper_ray.memory("qwen3-30b-a3b", "ep=8,gpus=16").needed_bytes > 0.0
+
+
+def test_a_script_takes_variables_and_its_precision_is_held_against_the_answer(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP --fp8-format hybrid\n"
+    )
+    asked = ("memory", "llama3-8b", "--layout", str(script), "--set", "TP=4")
+    assert "tp 4, dp 2: 8 GPUs" in (shown := run_command(*asked).stdout)
+    assert "the launch trains in fp8, and times and memory are of bf16" in shown
+    assert "the launch trains" not in run_command(*asked, "--precision", "fp8").stdout
 
 
 def test_command() -> None:

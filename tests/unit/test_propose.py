@@ -292,6 +292,10 @@ def test_a_plan_of_people_s_own_says_why_not(proposal: FoundPlans) -> None:
     assert "why not: the plan has" in lines
     assert "note: a flag is left aside" in lines
     (rank,) = slower.simulation.ranks
+    half = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, devices=1),)))
+    text = " ".join(" ".join(against_lines(proposal, Theirs("mine.sh", half, ()))).split())
+    assert f"mine.sh: on {half.devices} GPUs, where the plan uses {best.devices}: " in text
+    assert f"it uses {half.devices} of {best.instance.devices} GPUs; --nodes 1 plans for as many" in text
     full = replace(slower, simulation=replace(slower.simulation, ranks=(replace(rank, memory_limit_bytes=1.0),)))
     assert "why not: it does not fit: " in " ".join(against_lines(proposal, Theirs("mine.sh", full, ())))
     equal = replace(best, plan=slower.plan)

@@ -156,16 +156,18 @@ def test_places_of_ranks() -> None:
     instance = llama()
     plan = plan_of(instance, [4, 4, 3, 3], d=2, t=2)
     under = Schedule(ScheduleName.INTERLEAVED, 2)
-    places = list(rank_places(meshes_of(plan, under, {"": 4}), under))
+    places = list(rank_places(meshes_of(plan, under, {"": 4}, instance.cluster), under))
     assert [(x.rank, x.node, x.local_rank) for x in places] == [(r, r // 4, r % 4) for r in range(8)]
     assert [(x.pipeline_rank, x.replica, x.shard) for x in places[:5]] == [
         (0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0),
     ]  # fmt: skip
     assert [x.stages for x in places] == [(0, 2)] * 4 + [(1, 3)] * 4
-    lines = rank_lines(meshes_of(plan, under, {"": 4}), under)
+    lines = rank_lines(meshes_of(plan, under, {"": 4}, instance.cluster), under)
     assert lines[1] == "pipeline rank 1: stages 2, 4; ranks 4-7 on node 1; rank = 4 + 2 replica + shard"
     v = Schedule(ScheduleName.ZB_V)
-    assert [x.stages for x in rank_places(meshes_of(plan, v, {"": 4}), v)] == [(0, 3)] * 4 + [(1, 2)] * 4
+    assert [x.stages for x in rank_places(meshes_of(plan, v, {"": 4}, instance.cluster), v)] == [(0, 3)] * 4 + [
+        (1, 2)
+    ] * 4
 
 
 @pytest.mark.parametrize("name", list(RuntimeName))

@@ -90,7 +90,7 @@ def _assert_costs(model: str, key: str, mode: LayerMode, degree: int, name: str)
         assert name_of(scheme, of.graph).startswith(name)
         assert figures.time_s <= costs.planned_s * (1.0 + _COUNTED_OTHERWISE[model])
     else:
-        assert name_of(scheme, of.graph) == name
+        assert name_of(scheme, of.graph) == name + ", gathered inputs kept" * mode.gathered
         assert figures.time_s == pytest.approx(costs.planned_s, rel=1e-3)
     assert figures.weight_s == pytest.approx(costs.weight_s, rel=1e-9)
     assert figures.state_bytes == pytest.approx(costs.state_bytes, rel=1e-9)

@@ -50,7 +50,15 @@ def test_a_walk_goes_on_unless_the_reason_comes_from_outside(reason: StoppedBy) 
         solved.append(position)
         return stopped(reason)
 
-    walk = Walk((1, 2, 3), False, False, solve, lambda _: stopped(reason), lambda position: position)
+    walk = Walk(
+        (1, 2, 3),
+        False,
+        False,
+        solve,
+        lambda _: stopped(reason),
+        lambda position: position,
+        lambda plan, _: plan.devices,
+    )
     walk.run(lambda _: None, Stop())
     assert solved == ([3] if reason.ends_all else [3, 2, 1])
 

@@ -52,8 +52,19 @@ def ends_whole(mix: int, shape: FlushShape) -> bool:
 
 
 @leaf_kernel
+def _is_between_borders(behind: int, r: int, tables: StageTables, shape: FlushShape) -> bool:
+    """With one kind: whether the borders of a stage with so many behind it are those of a way."""
+    if not 0 <= behind < shape.most_stages:
+        return False
+    return bool(tables.behind[r] == shape.borders[behind] and tables.ahead[r] == shape.borders[behind + 1])
+
+
+@leaf_kernel
 def put_on(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
     """With a stage of a way in front; -1: it cannot be there."""
+    if shape.borders.size > 0:
+        is_there = _is_between_borders(stages_of(mix, shape), r, tables, shape)
+        return int(mix + shape.mix_unit[0] + shape.mix_unit[-1]) if is_there else -1
     kinds, kind = shape.share.size, tables.kind[r]
     first, wanted = mix // kinds % kinds, mix % kinds
     if mix == 0:  # the last stage counts as having one of its own kind behind it
@@ -67,6 +78,9 @@ def put_on(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
 @leaf_kernel
 def taken_off(mix: int, r: int, tables: StageTables, shape: FlushShape) -> int:
     """Without its first stage, which is in a way; -1: it cannot be. The other way round than ``put_on``."""
+    if shape.borders.size > 0:
+        is_there = _is_between_borders(stages_of(mix, shape) - 1, r, tables, shape)
+        return int(mix - shape.mix_unit[0] - shape.mix_unit[-1]) if is_there else -1
     kinds, kind = shape.share.size, tables.kind[r]
     if mix // kinds % kinds != kind or mix % kinds != tables.ahead[r]:
         return -1

@@ -47,7 +47,7 @@ class FlushShape(NamedTuple):
     """Of all plans that are looked at. room: float64[most_stages + 1], of the last so many positions together: no stage
     takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind, share:
     of each kind of devices, the stages that there may be on it, and what a second counts there. mix_unit: see
-    ``flush_mixes``."""
+    ``flush_mixes``. borders: with one kind, int64[most_stages + 1] where borders differ: see ``flush_kinds``."""
 
     gpipe: bool
     microbatches: int
@@ -58,12 +58,14 @@ class FlushShape(NamedTuple):
     room: Floats
     share: Floats
     mix_unit: Ints
+    borders: Ints
 
 
 class StageTables(NamedTuple):
     """Downsets by rising ``own_s``, their layers' least f + b, and what these may run. m downsets, n vertices, e edges.
 
-    kind, behind, ahead: int64[r], of a way's devices, and of those of the stages behind and in front of it.
+    kind, behind, ahead: int64[r], of a way's devices, and of those of the stages behind and in front of it; with one
+    kind, of the borders there.
     memory_bytes: float64[r]. sums: float64[r, m, columns]; rounding: float64[r, columns]. edges: tail, head; in_rate,
     out_rate: float64[r, e], in bytes per second, for the stage of the head and of the tail; in_s, out_s: what it takes
     at least, in each direction. choices: float64[choices, 5], f, b, R, bytes for each microbatch and once, of vertex v

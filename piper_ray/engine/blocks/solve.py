@@ -10,6 +10,7 @@ from functools import cached_property
 from piper_ray.engine.blocks.block_instance import MergedOperators, merge_operators
 from piper_ray.engine.chunks.tasks import ChunkProblem
 from piper_ray.engine.evaluation.evaluations import Evaluations
+from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.search import FlushSearch
 from piper_ray.engine.flush.solve import instance_under
 from piper_ray.engine.flush.space import SearchSpace
@@ -135,7 +136,10 @@ class UnderFlush(_WithOneDegree):
 
     def _chain(self, plan: Plan | None) -> FlushWorkload:
         lattice = chain_lattice(self._graph, _order_through(self._graph, plan))
-        return build_workload(self.request.instance, lattice, self.outline.alike)
+        instance = self.request.instance
+        return build_workload(
+            instance, lattice, self.outline.alike, BorderRates.of(instance, self._graph, self.schedule)
+        )
 
     def _tasks(self, workload: FlushWorkload) -> list[DegreePair]:
         """Of all d and t."""

@@ -1,32 +1,38 @@
-"""Stages on devices of several kinds: which may come before which, and at which rates their borders are charged.
+"""Which stages may come before which, and at which rates their borders are charged: on devices of several kinds, and
+on one kind with faster links within groups.
 
 A stage pays for what crosses its borders at rates that follow from its own kind and those of its neighbours. So a
 variant is taken once for each kind of the stage behind it and of the one in front; a tail *promises* the kind of the
-stage that is put in front. With one kind there is nothing to promise.
+stage that is put in front. With one kind there is nothing to promise: a variant is taken once for each rate behind it
+and in front of it, and how many stages are behind says which of these a stage has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.cost.variants import Variant
-from piper_ray.engine.kernels.flush_mixes import mix_tables
+from piper_ray.engine.kernels.flush_mixes import MixTables, mix_tables
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
-from piper_ray.engine.lattice.layer_graph import LayerGraph
+from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.instance import Instance
+from piper_ray.model.schedule import FLUSHED, Schedule
 
 
 @dataclass(frozen=True)
 class Placed:
     """A variant between stages on devices of these kinds, by their numbers in the cluster. The last stage counts as
-    having one of its own kind behind it, and so the first one in front."""
+    having one of its own kind behind it, and so the first one in front. With one kind: between borders of these rates,
+    by their numbers in ``BorderRates``."""
 
     variant: Variant
     kind: int
@@ -34,11 +40,52 @@ class Placed:
     ahead: int
 
 
-def placed_variants(variants: Sequence[Variant], cluster: Cluster) -> list[Placed]:
+@dataclass(frozen=True)
+class BorderRates:
+    """On devices of one kind. rates: of borders, in bytes per second, the fastest first. Edges that may skip stages go
+    at the last one, that of the outermost link."""
+
+    rates: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
+        """One rate alone where borders are alike: with one link, under 2bw, or where all edges may skip stages."""
+        rates, cluster = instance.cluster.border_rates, instance.cluster
+        by_number = len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds
+        return cls(rates if by_number and unpassed_edges(graph).any() else rates[-1:])
+
+    def numbers(self, cluster: Cluster, degree: int) -> range:
+        """Of the rates that borders between stages of at least so many devices may have."""
+        if len(self.rates) == 1:
+            return range(1)
+        shared = next(k for k, x in enumerate(cluster.links) if x.devices is None or 2 * degree <= x.devices)
+        return range(self.rates.index(cluster.level_bytes_per_s(shared)), len(self.rates))
+
+    def parts(self, cluster: Cluster, stage_devices: int, stages: range) -> Iterator[tuple[range, tuple[int, ...]]]:
+        """The numbers of stages with the same rates at their borders; and these rates' numbers, by the stages behind:
+        behind the last stage the slowest of all. None where all borders are alike."""
+        if len(self.rates) == 1:
+            yield stages, ()
+            return
+        for periods, counts in groupby(stages, key=lambda p: cluster.border_periods(stage_devices, p)):
+            part = [*counts]
+            found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
+            yield range(part[0], part[-1] + 1), (max(found[:-1], default=found[-1]), *found)
+
+
+def placed_variants(
+    variants: Sequence[Variant], cluster: Cluster, borders: BorderRates = BorderRates()
+) -> list[Placed]:
     """Each variant with all neighbours that its stages may have."""
-    numbers = {name: number for number, name in enumerate(cluster.kind_names)}
-    pairs = list(product(numbers.values(), repeat=2))
-    return [Placed(variant, numbers[variant.kind], *pair) for variant in variants for pair in pairs]
+    names = cluster.kind_names
+    if len(names) > 1:
+        pairs = list(product(range(len(names)), repeat=2))
+        return [Placed(variant, names.index(variant.kind), *pair) for variant in variants for pair in pairs]
+    return [
+        Placed(variant, 0, *pair)
+        for variant in variants
+        for pair in product(borders.numbers(cluster, variant.degree), repeat=2)
+    ]
 
 
 class EdgeRates(NamedTuple):
@@ -50,24 +97,35 @@ class EdgeRates(NamedTuple):
     are_exact: bool
 
 
-def edge_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) -> EdgeRates:
+def edge_rates(
+    graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster, borders: BorderRates = BorderRates()
+) -> EdgeRates:
     """An edge that no stage can lie between the ends of goes to a neighbour. Any other may go to a stage further on, on
-    devices of any kind that the layer there may run on."""
+    devices of any kind that the layer there may run on. borders: where these are of one kind."""
     names, shape = cluster.kind_names, (len(placed), len(graph.edges))
-    if len(names) == 1:
-        alike = np.full(shape, cluster.bandwidth_bytes_per_s)
-        return EdgeRates(alike, alike, are_exact=True)
-    rates = np.array([[cluster.rate_between(one, other) for other in names] for one in names])
     own, behind, ahead = (np.array([getattr(x, name) for x in placed]) for name in ("kind", "behind", "ahead"))
+    unpassed = unpassed_edges(graph)
+    if len(names) == 1:
+        of_border = np.array(borders.rates)
+        come_in, go_out = (np.where(unpassed, of_border[at][:, None], of_border[-1]) for at in (ahead, behind))
+        return EdgeRates(come_in, go_out, are_exact=True)
+    rates = np.array([[cluster.rate_between(one, other) for other in names] for one in names])
     come_in, go_out = np.empty(shape), np.empty(shape)
     kinds, are_exact = possible_kinds(graph, placed), True
     for e, (tail, head, _) in enumerate(graph.edges):
-        if _joins_neighbours(graph, tail, head):
+        if unpassed[e]:
             come_in[:, e], go_out[:, e] = rates[own, ahead], rates[own, behind]
         else:
             come_in[:, e], go_out[:, e] = (rates[own][:, list(kinds[v])].max(axis=1) for v in (tail, head))
             are_exact = are_exact and len(kinds[tail]) == len(kinds[head]) == 1
     return EdgeRates(come_in, go_out, are_exact and all(len(kinds[v]) == 1 for ends, _ in graph.tensors for v in ends))
+
+
+def unpassed_edges(graph: LayerGraph) -> npt.NDArray[np.bool_]:
+    """bool[e]: whether each other layer comes before the edge's tail or after its head: no stage can lie between."""
+    before, after = ancestors(graph.successors), descendants(graph.successors)
+    found = [before[tail].bit_count() + after[head].bit_count() == graph.size - 2 for tail, head, _ in graph.edges]
+    return np.array(found, np.bool_)
 
 
 def tensor_rates(graph: LayerGraph, placed: Sequence[Placed], cluster: Cluster) -> FloatArray:
@@ -88,28 +146,14 @@ def possible_kinds(graph: LayerGraph, placed: Sequence[Placed]) -> list[frozense
     return [kinds or frozenset(x.kind for x in placed) for kinds in found]
 
 
-def _joins_neighbours(graph: LayerGraph, tail: int, head: int) -> bool:
-    """Whether each layer comes before or with the tail, or after or with the head: none is left for a stage between."""
-    return len(_reached(graph.predecessors, tail) | _reached(graph.successors, head)) == graph.size
-
-
-def _reached(neighbours: Sequence[Sequence[int]], start: int) -> set[int]:
-    found, left = {start}, [start]
-    while left:
-        for v in neighbours[left.pop()]:
-            if v not in found:
-                found.add(v)
-                left.append(v)
-    return found
-
-
 class MixLimits(NamedTuple):
     """most: stages on devices of each kind. stages: how many a plan may have; uses_all: of each kind as many as there
-    can be."""
+    can be. moves: with one kind, where borders differ, the only one of a stage with so many behind it."""
 
     most: tuple[int, ...]
     stages: range
     uses_all: bool
+    moves: tuple[int, ...] = ()
 
     @property
     def most_mixes(self) -> int:
@@ -117,14 +161,14 @@ class MixLimits(NamedTuple):
         return prod(x + 1 for x in self.most) * len(self.most) ** 2
 
 
-def moves_of(placed: Sequence[Placed], kinds: int) -> IndexArray:
-    """int64[r]: see ``FlushTask``."""
-    return np.array([(x.kind * kinds + x.behind) * kinds + x.ahead for x in placed], np.int64)
+def moves_of(placed: Sequence[Placed], neighbours: int) -> IndexArray:
+    """int64[r]: see ``FlushTask``. neighbours: kinds of devices that there are, or rates of borders."""
+    return np.array([(x.kind * neighbours + x.behind) * neighbours + x.ahead for x in placed], np.int64)
 
 
 def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
     """With those that its tails may have."""
-    most, stages, uses_all = limits
+    most, stages, uses_all, moves = limits
     kinds = len(most)
     grid = np.stack(np.meshgrid(*(np.arange(x + 1) for x in most), indexing="ij"), axis=-1).reshape(-1, kinds)
     total = grid.sum(axis=1)
@@ -140,7 +184,19 @@ def with_mixes(task: FlushTask, limits: MixLimits) -> FlushTask:
     if kinds > 1:
         of_counts = (np.array(most) - counts) @ _share_of_kinds(task, kinds)
         left = np.concatenate([of_counts[:1], np.tile(of_counts[1:], kinds**2)])
-    return task._replace(**mix_tables(grown, ends_here)._asdict(), share_left=left)
+    tables = mix_tables(grown, ends_here)
+    if moves:
+        tables = _by_position(tables, np.array(moves))
+    return task._replace(**tables._asdict(), share_left=left)
+
+
+def _by_position(tables: MixTables, moves: IndexArray) -> MixTables:
+    """moves: int64[stages], as ``MixLimits`` has them."""
+    position, columns = np.arange(moves.size), int(moves.max()) + 1
+    following, previous = (np.full((len(tables.next_mix), columns), -1, np.int64) for _ in range(2))
+    following[position, moves] = tables.next_mix[:-1, 0]
+    previous[position + 1, moves] = tables.previous_mix[1:, 0]
+    return MixTables(following, previous, tables.is_whole)
 
 
 def share_within(task: FlushTask, limits: MixLimits) -> float:

@@ -142,13 +142,13 @@ def _rows(tables: FlushTables, task: FlushTask) -> list[FloatArray]:
         [
             tables.option_forward_s,
             tables.option_backward_s,
-            tables.option_weights * task.sync_s_per_byte[task.variants[0]],
+            tables.option_weights * task.sync_s_per_byte[task.bounding[0]],
             tables.option_activation,
             tables.option_fixed + tables.option_shared / task.data_parallel_degree,
         ],
         axis=1,
     )
-    starts = tables.option_start[task.variants]
+    starts = tables.option_start[task.bounding]
     vertices = starts.shape[1] - 1
     return [np.concatenate([figures[start[v] : start[v + 1]] for start in starts]) for v in range(vertices)]
 
@@ -202,6 +202,6 @@ def _leaving_s(tables: FlushTables, task: FlushTask) -> FloatArray:
     """float64[m]: the least that the stage in front of a downset pays for what crosses to it, in each direction."""
     downsets = tables.bits.shape[0]
     of_edge = np.repeat(np.arange(downsets), np.diff(tables.crossing_start))
-    of_variants = [np.bincount(of_edge, tables.edge_out_s[r][tables.crossing], downsets) for r in task.variants]
+    of_variants = [np.bincount(of_edge, tables.edge_out_s[r][tables.crossing], downsets) for r in task.bounding]
     found: FloatArray = np.min(of_variants, axis=0)
     return found

@@ -90,7 +90,8 @@ class FlushSearch:
 
     def proved_of_tasks(self) -> dict[Degrees, float]:
         """As ``proved_s``, for a search with fewer plans."""
-        return {case.task.degrees: case.lower_s for case in self._cases.values()}
+        cases = sorted(self._cases.values(), key=lambda case: case.lower_s, reverse=True)
+        return {case.task.degrees: case.lower_s for case in cases}
 
     def add(self, other: FlushSearch) -> None:
         """What another search of some of the same plans has done."""
@@ -117,9 +118,9 @@ class FlushSearch:
     def _run_before(self, search: FlushSearch) -> None:
         """Another search of the same tasks, with what is known of these."""
         ledger, some = self.ledger, search.ledger
-        mine = {case.task.degrees: case for case in self._cases.values()}
-        theirs = {case.task.degrees: case for case in search._cases.values()}
-        both = [(mine[degrees], theirs[degrees]) for degrees in mine.keys() & theirs.keys()]
+        mine = {case.task.key: case for case in self._cases.values()}
+        theirs = {case.task.key: case for case in search._cases.values()}
+        both = [(mine[key], theirs[key]) for key in mine.keys() & theirs.keys()]
         for known, case in both:
             case.learn(known)
         some.run(search)

@@ -15,6 +15,7 @@ from piper_ray.cost.variants import Variant, layer_without_choice, usable_varian
 from piper_ray.engine.backends.calls import Workers
 from piper_ray.engine.flush.border_bound import border_labelling, downsets_with_cheap_borders
 from piper_ray.engine.flush.kinds import ChosenInNode, KindSearch, charged_truly
+from piper_ray.engine.flush.mixes import BorderRates
 from piper_ray.engine.flush.search import FIRST_SHARE, Degrees, FlushSearch
 from piper_ray.engine.flush.space import MANY_LAYERS, SearchSpace
 from piper_ray.engine.flush.stage_limits import build_paths
@@ -47,7 +48,7 @@ _MOST_DOWNSETS = 200_000
 _MOST_LISTED = 1_000_000
 """The limit also where useful downsets are unknown: tables of 2.4 million took 8 GB."""
 
-_MANY_DOWNSETS = 600
+_MANY_DOWNSETS = 300
 _FEW_DOWNSETS = 200
 """Of cheap borders, which give an early plan where there are many downsets."""
 
@@ -76,7 +77,7 @@ class FlushSeries:
 
     def __init__(self, first: SolveRequest, schedule: Schedule) -> None:
         self._schedule, self._proved_s = schedule, dict[Degrees, float]()
-        self._found: dict[int, ChosenStages] = {}  # the best one known of each number of devices
+        self._found: dict[int, ChosenStages] = {}  # the best one known that needs so many devices
         self._problem = _Problem.of(first, schedule)
         self.preparation_s = 0.0
         if not isinstance(self._problem, Infeasibility):
@@ -116,7 +117,8 @@ class FlushSeries:
             if explained and found.status is Status.INFEASIBLE:
                 found = replace(found, infeasibility=problem.explanation(request, workers))
         for plan in search.found:
-            self._found[plan.devices] = min(self._found.get(plan.devices, plan), plan, key=preference)
+            needed = problem.needed_devices(plan, instance.cluster)
+            self._found[needed] = min(self._found.get(needed, plan), plan, key=preference)
         self._proved_s = search.proved_of_tasks()
         return found
 
@@ -154,8 +156,10 @@ class _Problem:
         impossible = layer_without_choice(instance, variants)
         if impossible is not None:
             return impossible
+        borders = BorderRates.of(instance, graph, schedule)
         expected, limit_bytes = count_downsets(graph), request.options.memory_limit_bytes
-        most = min(downsets_within(graph, len(variants), limit_bytes), _MOST_LISTED)
+        neighbours = len(borders.rates) ** 2
+        most = min(downsets_within(graph, len(variants) * neighbours, limit_bytes), _MOST_LISTED)
         labelling = Labelling.of(graph) if expected is None or expected > _MOST_DOWNSETS else None
         is_wide = expected is None or expected > most or labelling is not None
         if is_wide:
@@ -165,7 +169,7 @@ class _Problem:
             lattice = build_lattice(graph, most, expected)
             lattice_s = tell_of_lattice(lattice, began_s, request.listener)
         began_s = time.perf_counter()
-        workload = build_workload(instance, lattice, variants)
+        workload = build_workload(instance, lattice, variants, borders)
         if graph.size > MANY_LAYERS or (is_wide and labelling is None):
             workload = replace(workload, border_labelling=border_labelling(graph))
         costs_s = tell_of_options(workload.tmpcs_alone, began_s, request.listener)
@@ -237,7 +241,7 @@ class _Problem:
     ) -> FlushWorkload:
         """Searches the plans of ``instance``, which has some of the TMPCs. whole: gets what was done."""
         variants = usable_variants(instance, self.restrictions)
-        workload = build_workload(instance, self.workload.lattice, variants)
+        workload = build_workload(instance, self.workload.lattice, variants, self.workload.border_rates)
         part = replace(self, instance=instance, variants=variants, workload=workload)
         search = part.search(instance, workers, ledger)
         part.run(search, instance)
@@ -247,6 +251,12 @@ class _Problem:
     def on(self, devices: int) -> Instance:
         """The instance on as many devices as it has, or fewer."""
         return self.instance if devices == self.instance.devices else self.instance.replace(devices=devices)
+
+    def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
+        """Those without which the plan takes longer, or is none."""
+        if len(self.workload.border_rates.rates) == 1:
+            return chosen.devices
+        return cluster.needed_devices(chosen.devices // chosen.stages, chosen.stages)
 
     def tasks(self, workload: FlushWorkload, instance: Instance) -> list[DegreePair]:
         """Of the lattice, or of the chain. instance: on other devices."""

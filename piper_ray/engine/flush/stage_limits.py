@@ -101,7 +101,7 @@ class FlushCover(Cover):
         limits = PlanLimits(task.most_stages, task.most_stages, task.most_memory_bytes, most_in_flight)
         super().__init__(paths.stages, limits, most_cells)
         self._tables, self._task, self._paths = tables, task, paths
-        self._behind_s = paths.behind_s[task.variants].min(axis=0)
+        self._behind_s = paths.behind_s[task.bounding].min(axis=0)
         self._often = often(task.schedule, task.microbatches, task.most_stages)
 
     def _stage_s(self, batch_s: float) -> float:
@@ -117,8 +117,8 @@ class FlushCover(Cover):
             charge_s = (1.0 + 1.0 / self._often) * stages.charge_s + stages.front_s / self._often
             front_s = (1.0 + 1.0 / self._often) * stages.front_s
             stages = frozen(stages._replace(charge_s=charge_s, front_s=front_s))
-            weights = self._paths.least_weights[:, self._task.variants].min(axis=1)
-            self.first_s = weights * (self._task.sync_s_per_byte[self._task.variants[0]] / self._often)
+            weights = self._paths.least_weights[:, self._task.bounding].min(axis=1)
+            self.first_s = weights * (self._task.sync_s_per_byte[self._task.bounding[0]] / self._often)
         self.pay(stages)
         return min(alone_s, among_s)
 
@@ -149,10 +149,10 @@ class FlushCover(Cover):
         return self._task.most_stages * (1.0 + _GUARD)
 
     def kinds_at(self, keep_s: float) -> StageKinds:
-        rows = [self._weights(int(r), keep_s) for r in self._task.variants]
+        rows = [self._weights(int(r), keep_s) for r in self._task.bounding]
         return StageKinds(
             devices=np.ones(len(rows), np.int64),
-            variant=self._task.variants,
+            variant=self._task.bounding,
             weight_s=np.stack([weight_s for weight_s, _ in rows]),
             budget_s=np.array([budget_s for _, budget_s in rows]) * (1.0 + _ROUNDING),
             charge_s=self.stages.charge_s,

@@ -10,7 +10,14 @@ import numpy as np
 
 from piper_ray.cost.variants import Variant, least_by_passes
 from piper_ray.engine.flush.border_bound import BorderBound
-from piper_ray.engine.flush.mixes import EdgeRates, Placed, edge_rates, placed_variants, tensor_rates
+from piper_ray.engine.flush.mixes import (
+    BorderRates,
+    EdgeRates,
+    Placed,
+    edge_rates,
+    placed_variants,
+    tensor_rates,
+)
 from piper_ray.engine.kernels.flush_stages import AheadArrays
 from piper_ray.engine.kernels.flush_types import SUM, FlushTables
 from piper_ray.engine.kernels.types import FloatArray, IndexArray, frozen
@@ -37,7 +44,7 @@ class LayerValues(NamedTuple):
 @dataclass(frozen=True)
 class FlushWorkload:
     """``tmpcs[r][v]``: the options of vertex v in variant r, as it is placed, in the order of ``arrays``, the fastest
-    first. rates: that edges are charged at.
+    first. rates: that edges are charged at; border_rates: with one kind of devices, those of borders.
 
     ahead_of: what is left in front of each downset, for the variants that somebody has asked for. border_labelling:
     where all downsets are too many; borders_of: what its borders cost at least, for the same variants.
@@ -47,6 +54,7 @@ class FlushWorkload:
     placed: tuple[Placed, ...]
     tmpcs: tuple[tuple[tuple[Tmpc, ...], ...], ...]
     rates: EdgeRates
+    border_rates: BorderRates
     values: LayerValues
     arrays: FlushTables
     ahead_of: dict[tuple[int, ...], AheadArrays] = field(default_factory=dict)
@@ -56,7 +64,7 @@ class FlushWorkload:
     @property
     def tmpcs_alone(self) -> tuple[tuple[tuple[Tmpc, ...], ...], ...]:
         """Of each variant once, however many neighbours its stages may have."""
-        return tuple(row for x, row in zip(self.placed, self.tmpcs, strict=True) if x.behind == x.ahead == x.kind)
+        return tuple({id(x.variant): row for x, row in zip(self.placed, self.tmpcs, strict=True)}.values())
 
     def borders(self, variants: tuple[int, ...]) -> BorderBound | None:
         """None where these are not wanted, or cannot be told."""
@@ -68,16 +76,19 @@ class FlushWorkload:
         return self.borders_of[variants]
 
 
-def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Variant]) -> FlushWorkload:
+def build_workload(
+    instance: Instance, lattice: Lattice, variants: Sequence[Variant], border_rates: BorderRates
+) -> FlushWorkload:
     """Options without those that another never loses to, their sums over downsets, and what crosses borders."""
     graph = lattice.graph
-    placed = placed_variants(variants, instance.cluster)
-    rates = edge_rates(graph, placed, instance.cluster)
+    placed = placed_variants(variants, instance.cluster, border_rates)
+    rates = edge_rates(graph, placed, instance.cluster, border_rates)
     of_tensors = tensor_rates(graph, placed, instance.cluster)
-    tmpcs = tuple(
-        tuple(least_by_passes(x.variant.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)
-        for x in placed
-    )
+    alone = {
+        id(x): tuple(least_by_passes(x.tmpcs[layer], _seconds, sync_first=True) for layer in graph.layer_ids)
+        for x in variants
+    }
+    tmpcs = tuple(alone[id(x.variant)] for x in placed)
     options, edges = Options.of(tmpcs, graph.size), IncidentEdges.of(graph)
     charges = Charges.of(instance, graph, tmpcs, edges)
     seconds = np.array(
@@ -107,7 +118,7 @@ def build_workload(instance: Instance, lattice: Lattice, variants: Sequence[Vari
         charge_s=charge_s,
         **edges._asdict(),
     )
-    return FlushWorkload(lattice, tuple(placed), tmpcs, rates, frozen(values), frozen(arrays))
+    return FlushWorkload(lattice, tuple(placed), tmpcs, rates, border_rates, frozen(values), frozen(arrays))
 
 
 def tables_on(lattice: Lattice, known: FlushTables, values: LayerValues) -> FlushTables:

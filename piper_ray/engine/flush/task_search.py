@@ -19,7 +19,7 @@ from piper_ray.engine.flush.path_prices import PathPrices, even_prices
 from piper_ray.engine.flush.space import LITTLE_WORK, MUCH_WORK, ListedTables, SearchSpace, TooManyDownsets
 from piper_ray.engine.flush.tables import FlushWorkload
 from piper_ray.engine.flush.tasks import DegreePair
-from piper_ray.engine.kernels.flush_choices import FEW, MANY, NONE_FITS, choice_front, least_time_choice, stage_items
+from piper_ray.engine.kernels.flush_choices import MANY, NONE_FITS, choice_front, least_time_choice, stage_items
 from piper_ray.engine.kernels.flush_closing import StageList, best_stages, best_state, close_gap
 from piper_ray.engine.kernels.flush_paths import simulate_step, step_s
 from piper_ray.engine.kernels.flush_stages import AheadArrays, in_flight, least_figures
@@ -122,8 +122,9 @@ def _chosen(choice: int, wanted: FloatArray, start: IndexArray, items: FloatArra
     most_s = (wanted[0] + wanted[1]) * (1.0 + 1e-9)
     status, rows, ids, before, taken = choice_front(start, items, memory_bytes, most_s, MANY)
     if status == NONE_FITS:  # what is wanted is a bound
-        _, rows, ids, before, taken = choice_front(start, items, memory_bytes, np.inf, FEW)
-    at = int(ids[np.argmin(np.abs(rows - wanted).sum(axis=1))])
+        least_time_choice(start, items, memory_bytes, chosen)
+        return chosen
+    at = int(ids[np.argmin(np.abs(rows[:, :3] - wanted).sum(axis=1))])
     for k in range(chosen.size - 1, -1, -1):
         chosen[k] = taken[at]
         at = int(before[at])
@@ -205,7 +206,7 @@ def run_task(
         most_states = _MOST_STATES
         if space.is_large and control[0] < np.inf and not task.has_kinds:
             most_states = _FEW_STATES
-        status, states = _tails(whole, task, _NO_LEVELS, most_states, control)
+        status, states = _tails(whole, task, _NO_LEVELS, most_states, control, follows_all=proves)
         if status != TOO_MANY or most_states == _MOST_STATES:
             return _completed(whole, task, status, states, control, proves)
         kept = len(states.origin)
@@ -281,7 +282,8 @@ def _run_priced(space: SearchSpace, task: DegreePair, control: FloatArray, prove
         return TaskResult(task.lower_s)
     if listed is None:
         return TaskResult(np.inf, proved_s=proved_s)
-    return _completed(listed, task, *_tails(listed, task, _NO_LEVELS, _MOST_STATES, control), control, proves)
+    found = _tails(listed, task, _NO_LEVELS, _MOST_STATES, control, follows_all=proves)
+    return _completed(listed, task, *found, control, proves)
 
 
 def _completed(
@@ -330,10 +332,17 @@ def _completed(
 
 
 def _tails(
-    listed: ListedTables, task: DegreePair, levels: FloatArray, most_states: int, control: FloatArray
+    listed: ListedTables,
+    task: DegreePair,
+    levels: FloatArray,
+    most_states: int,
+    control: FloatArray,
+    *,
+    follows_all: bool = True,
 ) -> tuple[int, TailArrays]:
+    tables, ahead, most_tails, bounds = listed
     found: tuple[int, TailArrays] = tails(
-        listed.tables, task.arrays, listed.ahead, listed.most_tails, levels, listed.bounds, most_states, control
+        tables, task.arrays, ahead, most_tails, levels, bounds, most_states, follows_all, control
     )
     return found
 
@@ -420,7 +429,8 @@ class TaskMemo:
 
 def _key(task: DegreePair, cutoff_s: float) -> str:
     d, *degrees = task.degrees
-    return f"d={d} t={','.join(map(str, degrees))} {float(cutoff_s).hex()}"
+    from_stages = f" p={task.mixes.stages.start}" if task.mixes.moves else ""
+    return f"d={d} t={','.join(map(str, degrees))}{from_stages} {float(cutoff_s).hex()}"
 
 
 def _row(result: TaskResult) -> dict[str, object]:

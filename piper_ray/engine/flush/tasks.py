@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 
@@ -59,6 +60,11 @@ class DegreePair:
         """d, and t on each kind of devices."""
         return self.arrays.data_parallel_degree, *self.tensor_parallel_degrees
 
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Of no other task: degrees, and the fewest stages."""
+        return *self.degrees, self.mixes.stages.start
+
 
 def list_tasks(
     instance: Instance,
@@ -74,8 +80,9 @@ def list_tasks(
     of_kind = {name: cluster.of_kind(name) for name in cluster.kind_names}
     memory_bytes = np.array([of_kind[x.variant.kind].memory_bytes * (1.0 + MEMORY_TOLERANCE) for x in placed])
     tensor_parallel_degrees = np.array([x.variant.degree for x in placed])
-    ends_behind = np.array([x.behind * len(of_kind) + x.kind for x in placed])
-    move = moves_of(placed, len(of_kind))
+    borders, has_kinds = workload.border_rates, len(of_kind) > 1
+    ends_behind = np.array([x.behind * len(of_kind) + x.kind if has_kinds else 0 for x in placed])
+    move = moves_of(placed, len(of_kind) if has_kinds else len(borders.rates))
 
     @cache
     def sync_of(d: int) -> FloatArray:
@@ -83,17 +90,16 @@ def list_tasks(
         found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t) for kind, t in alike}
         return np.array([found[x.variant.kind, x.variant.degree] for x in placed])
 
-    for d, degrees, variants in degree_choices(instance, restrictions, [x.variant for x in placed]):
-        stages = rank_counts(instance, restrictions, *(d * t for t in degrees))
-        if schedule.name is ScheduleName.TWO_BW:  # Piper's bound on the sum of d
-            stages = range(stages.start, min(stages.stop, instance.data_parallel_limit // d + 1))
-        if not stages:
-            continue
+    for d, degrees, usable, stages, of_borders in _parts(instance, workload, schedule, restrictions):
+        moves = tuple(behind * len(borders.rates) + ahead for behind, ahead in pairwise(of_borders))
+        variants = tuple(r for r in usable if not moves or move[r] in moves)
+        fastest = min(of_borders, default=0)
+        bounding = tuple(r for r in usable if not moves or placed[r].behind == placed[r].ahead == fastest)
         most = [
             min(stages[-1], own.devices // (d * t)) if t > 0 else 0
             for own, t in zip(of_kind.values(), degrees, strict=True)
         ]
-        mixes = MixLimits(tuple(most), stages, restrictions.all_devices)
+        mixes = MixLimits(tuple(most), stages, restrictions.all_devices, moves)
         arrays = FlushTask(
             schedule=code,
             data_parallel_degree=d,
@@ -105,20 +111,21 @@ def list_tasks(
             sync_s_per_byte=sync_of(d),
             tensor_parallel_degrees=tensor_parallel_degrees,
             variants=np.array(variants, np.int64),
+            bounding=np.array(bounding, np.int64),
             ends=len(degrees) ** 2,
             ends_behind=ends_behind,
             move=move,
             next_mix=_NO_MIXES,
             previous_mix=_NO_MIXES,
             is_whole=np.zeros(0, np.uint8),
-            share_of_s=_share_of_s(workload, variants) if len(degrees) > 1 else np.empty(0),
+            share_of_s=_share_of_s(workload, variants) if has_kinds else np.empty(0),
             share_left=np.empty(0),
             work_s=0.0,
-            room=room(code, instance.microbatches // d, stages[-1]) if len(degrees) == 1 else np.empty(0),
+            room=np.empty(0) if has_kinds else room(code, instance.microbatches // d, stages[-1]),
         )
-        if variants not in workload.ahead_of:
-            workload.ahead_of[variants] = frozen(look_ahead(workload.arrays, frozen(arrays)))
-        ahead = workload.ahead_of[variants]
+        if bounding not in workload.ahead_of:
+            workload.ahead_of[bounding] = frozen(look_ahead(workload.arrays, frozen(arrays)))
+        ahead = workload.ahead_of[bounding]
         work_s = float(ahead.ahead_s[0])
         arrays = frozen(arrays._replace(work_s=work_s))
         lower_s = least_batch_s(
@@ -132,14 +139,29 @@ def list_tasks(
         )
         if arrays.room.size > 0:
             lower_s = max(lower_s, work_s + work_s / arrays.room[-1])
-        if len(degrees) > 1:
+        if has_kinds:
             lower_s = max(lower_s, arrays.microbatches * ahead.ahead_share[0] / share_within(arrays, mixes))
         if lower_s < np.inf:
-            borders = workload.borders(variants)
-            task = DegreePair(0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)), borders=borders)
-            found.append(task if len(degrees) > 1 else task.with_mixes())
-    found.sort(key=lambda task: (task.lower_s, task.degrees))
+            task = DegreePair(
+                0, degrees, mixes, arrays, ahead, max(0.0, float(lower_s)), borders=workload.borders(bounding)
+            )
+            found.append(task if has_kinds else task.with_mixes())
+    found.sort(key=lambda task: (task.lower_s, task.key))
     return [replace(task, order=order) for order, task in enumerate(found)]
+
+
+def _parts(
+    instance: Instance, workload: FlushWorkload, schedule: Schedule, restrictions: Restrictions
+) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], range, tuple[int, ...]]]:
+    """Each choice of degrees with the numbers of its variants, for all numbers of stages with the same rates at their
+    borders: see ``BorderRates.parts``."""
+    for d, degrees, usable in degree_choices(instance, restrictions, [x.variant for x in workload.placed]):
+        stages = rank_counts(instance, restrictions, *(d * t for t in degrees))
+        if schedule.name is ScheduleName.TWO_BW:  # Piper's bound on the sum of d
+            stages = range(stages.start, min(stages.stop, instance.data_parallel_limit // d + 1))
+        if stages:
+            for part in workload.border_rates.parts(instance.cluster, d * degrees[0], stages):
+                yield d, degrees, usable, *part
 
 
 def _share_of_s(workload: FlushWorkload, variants: Sequence[int]) -> FloatArray:

@@ -25,8 +25,9 @@ from piper_ray.model.errors import UsageError
 from piper_ray.model.events import DegreesSearched, EvaluationFinished, Event, IncumbentFound, Note, PartBegun, silent
 from piper_ray.model.instance import Instance
 from piper_ray.model.options import Contract, SolveOptions
+from piper_ray.model.plan import Plan
 from piper_ray.model.restrictions import Restrictions
-from piper_ray.model.schedule import CHUNKED, Schedule, ScheduleName
+from piper_ray.model.schedule import CHUNKED, FLUSHED, Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop
 from piper_ray.workloads.formats.load import Source, on_cluster
@@ -153,8 +154,16 @@ class _Frontiers:
             instance = on(position)
             return len(instance.cluster.levels()), PointShape.of(instance, self.restrictions)
 
+        def needed(plan: Plan, position: int) -> int:
+            if by_sum:
+                return plan.data_parallel_sum
+            cluster = on(position).cluster
+            if self._planned_for.name not in FLUSHED or cluster.kinds:
+                return plan.devices
+            return cluster.needed_devices(plan.stages[0].devices, len(plan.stages))
+
         falling = not self.restrictions.all_devices
-        return Walk(positions, by_sum, falling, solve, lambda position: self._unknown(on(position)), shape)
+        return Walk(positions, by_sum, falling, solve, lambda position: self._unknown(on(position)), shape, needed)
 
     def _run(self, walk: Walk) -> None:
         before_s = self._shared.preparation_s

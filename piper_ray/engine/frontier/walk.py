@@ -17,6 +17,7 @@ from piper_ray.cost.tolerances import PROOF
 from piper_ray.engine.ledger import status_of
 from piper_ray.model.errors import ChoiceTooHard
 from piper_ray.model.events import Event
+from piper_ray.model.plan import Plan
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import Stop, StoppedBy, StopSearch
 
@@ -76,7 +77,8 @@ class Walk:
 
     falling: whether more hurts no plan. solve: the answer at a position, which it offers to the Stop on its way.
     unknown: what is said of a position that nothing was searched of. alike: positions with the same answer prefer the
-    same plan if this is equal; it differs of no two between which it is equal.
+    same plan if this is equal; it differs of no two between which it is equal. needed: the least position at which a
+    plan is as good as at another.
     """
 
     positions: tuple[int, ...]
@@ -85,6 +87,7 @@ class Walk:
     solve: Callable[[int, Stop[Solution]], Solution]
     unknown: Callable[[int], Solution]
     alike: Callable[[int], Hashable]
+    needed: Callable[[Plan, int], int]
     evaluations: int = 0
     seconds: float = 0.0
     preparation_s: float = 0.0
@@ -144,8 +147,9 @@ class Walk:
             StoppedBy.NO_BETTER_BOUND,
         ):
             return index
-        plan = found.plan.by_rank(found.schedule)
-        fits = bisect_left(self.positions, plan.data_parallel_sum if self.by_sum else plan.devices, hi=index)
+        fits = bisect_left(
+            self.positions, self.needed(found.plan.by_rank(found.schedule), self.positions[index]), hi=index
+        )
         if fits == index:
             return index
         here = self.alike(self.positions[index])

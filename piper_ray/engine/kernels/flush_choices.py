@@ -14,7 +14,9 @@ from piper_ray.engine.kernels.types import FloatArray, IndexArray, Items, StageK
 FEW = 128
 MANY = 4096
 """Partial choices that are kept: while tails are grown, and where plans are looked at one by one. More are merged, two
-neighbours into one that is as good as either in every figure."""
+neighbours by time into one that is as good as either in every figure: both passes together are a figure of their own,
+as they count once for each microbatch, and each by itself hardly more than once.
+"""
 
 EXACT = 0
 MERGED = 1
@@ -77,12 +79,13 @@ def least_time_choice(start: IndexArray, figures: FloatArray, memory_bytes: floa
 def choice_front(
     start: IndexArray, figures: FloatArray, memory_bytes: float, most_s: float, most: int
 ) -> tuple[int, FloatArray, IndexArray, IndexArray, IndexArray]:
-    """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending forward
-    seconds; of partial choices ``most`` are kept.
+    """The undominated choices that fit and take at most ``most_s`` forward and backward together, by ascending seconds
+    of both; of partial choices ``most`` are kept.
 
-    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 3] of forward and
-    backward seconds and weights; and to read the choices off: the last partial choice of each row, then for all partial
-    choices the one before and the option taken (-1 at the beginning).
+    Returns EXACT, MERGED (then some rows are better than any choice) or NONE_FITS; float64[rows, 4] of forward and
+    backward seconds, weights, and seconds of both passes, which are more than the sum where rows were merged; and to
+    read the choices off: the last partial choice of each row, then for all partial choices the one before and the
+    option taken (-1 at the beginning).
     """
     layers = start.size - 1
     least_rest, least_rest_s = np.zeros(layers + 1), np.zeros(layers + 1)
@@ -96,11 +99,11 @@ def choice_front(
     status = EXACT
     before, taken = np.full(1024, -1, np.int64), np.full(1024, -1, np.int64)
     used = 1
-    states = np.zeros((1, 4))
+    states = np.zeros((1, 5))
     ids = np.zeros(1, np.int64)
     for k in range(layers):
         width = start[k + 1] - start[k]
-        grown = np.empty((states.shape[0] * width, 4))
+        grown = np.empty((states.shape[0] * width, 5))
         source, option = np.empty(grown.shape[0], np.int64), np.empty(grown.shape[0], np.int64)
         count = 0
         last = k == layers - 1
@@ -108,18 +111,19 @@ def choice_front(
             for o in range(start[k], start[k + 1]):
                 if states[s, 3] + figures[o, 3] + least_rest[k + 1] > memory_bytes:
                     continue
-                taken_s = states[s, 0] + states[s, 1] + figures[o, 0] + figures[o, 1]
+                taken_s = states[s, 4] + figures[o, 0] + figures[o, 1]
                 if taken_s + least_rest_s[k + 1] > most_s:
                     continue
                 for column in range(4):
                     grown[count, column] = states[s, column] + figures[o, column]
+                grown[count, 4] = taken_s
                 if last:
                     grown[count, 3] = 0.0
                 source[count] = ids[s]
                 option[count] = o
                 count += 1
         if count == 0:
-            return NONE_FITS, np.empty((0, 3)), np.empty(0, np.int64), before, taken
+            return NONE_FITS, np.empty((0, 4)), np.empty(0, np.int64), before, taken
         kept = _undominated(grown[:count])
         if kept.size > most:
             status = MERGED
@@ -128,23 +132,25 @@ def choice_front(
         while used + kept.size > before.size:
             before = twice(before)
             taken = twice(taken)
-        states = np.empty((kept.size, 4))
+        states = np.empty((kept.size, 5))
         ids = np.empty(kept.size, np.int64)
         for n in range(kept.size):
-            for column in range(4):
+            for column in range(5):
                 states[n, column] = grown[kept[n], column]
             before[used] = source[kept[n]]
             taken[used] = option[kept[n]]
             ids[n] = used
             used += 1
-    return status, states[:, :3].copy(), ids, before, taken
+    rows = np.empty((ids.size, 4))
+    rows[:, :3], rows[:, 3] = states[:, :3], states[:, 4]
+    return status, rows, ids, before, taken
 
 
 @inner_kernel
 def _undominated(rows: FloatArray) -> IndexArray:
-    """Indices of those that no other is as good as in all four, by the first figure. Of equal ones the first stays;
+    """Indices of those that no other is as good as in all five, by the last figure. Of equal ones the first stays;
     what is equal but for rounding counts as equal."""
-    order = stable_order(rows[:, 0].copy(), rows.shape[0])
+    order = stable_order(rows[:, 4].copy(), rows.shape[0])
     kept = np.empty(order.size, np.int64)
     count = 0
     for x in order:
@@ -152,7 +158,8 @@ def _undominated(rows: FloatArray) -> IndexArray:
         for n in range(count):
             y = kept[n]
             if (
-                rows[y, 1] <= rows[x, 1] * (1.0 + 1e-14)
+                rows[y, 0] <= rows[x, 0] * (1.0 + 1e-14)
+                and rows[y, 1] <= rows[x, 1] * (1.0 + 1e-14)
                 and rows[y, 2] <= rows[x, 2] * (1.0 + 1e-14)
                 and rows[y, 3] <= rows[x, 3] * (1.0 + 1e-14)
             ):
@@ -174,7 +181,7 @@ def _merge_neighbours(rows: FloatArray, kept: IndexArray) -> IndexArray:
             other = kept[2 * n + 1]
             if rows[other, 3] < rows[one, 3]:
                 one, other = other, one
-            for column in range(4):
+            for column in range(5):
                 rows[one, column] = min(rows[one, column], rows[other, column])
         merged[n] = one
     return merged

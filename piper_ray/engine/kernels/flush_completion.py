@@ -94,7 +94,9 @@ def least_ahead_s(
                 if task.microbatches * least.time_s + there.fill_s > limit:
                     continue
                 for behind in range(there.fewest - 1, there.most):
-                    if is_first and task.stages > 0 and behind + 1 != task.stages:
+                    if task.next_mix[behind, task.move[r]] < 0 or (
+                        is_first and task.stages > 0 and behind + 1 != task.stages
+                    ):
                         continue
                     if least_s[j, behind] + bounds.ahead_s[j, behind] > limit * (1.0 + _TOO_MUCH):
                         continue

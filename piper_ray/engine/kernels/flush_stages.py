@@ -163,7 +163,7 @@ def quickest_row(
         forward_s = tables.sums[r, i, SUM.fast_forward_s] - tables.sums[r, j, SUM.fast_forward_s]
         row[0] = forward_s + least.crossing_s + least.tensor_forward_s
         row[1] = least.time_s - row[0]
-        row[2] = least.sync_s
+        row[2], row[3] = least.sync_s, least.time_s
         return FASTEST
     _, start, items = stage_items(stage, y, tables, task)
     chosen = np.empty(start.size - 1, np.int64)
@@ -171,13 +171,14 @@ def quickest_row(
     if found_s == np.inf:
         return NO_ROW
     if found_s < 0.0:
-        row[0], row[1], row[2] = least.forward_s, least.backward_s, least.sync_s
+        row[0], row[1], row[2], row[3] = least.forward_s, least.backward_s, least.sync_s, least.time_s
         return NO_CHOICE
     row[0], row[1], row[2] = least.tensor_forward_s, least.tensor_backward_s, 0.0
     for o in chosen:
         row[0] += items[o, 0]
         row[1] += items[o, 1]
         row[2] += items[o, 2] * task.sync_s_per_byte[stage.variant]
+    row[3] = row[0] + row[1]
     return LEAST_TIME
 
 
@@ -185,7 +186,7 @@ def quickest_row(
 def front_rows(
     stage: StageKey, y: int, most_s: float, most: int, least: LeastFigures, tables: FlushTables, task: FlushTask
 ) -> tuple[int, FloatArray]:
-    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 3]."""
+    """The undominated choices of at most ``most_s``: EXACT, MERGED or NONE_FITS, and float64[rows, 4]."""
     _, start, items = stage_items(stage, y, tables, task)
     most_s -= least.tensor_forward_s + least.tensor_backward_s
     status, rows, _, _, _ = choice_front(start, items, task.memory_bytes[stage.variant], most_s, most)
@@ -193,6 +194,7 @@ def front_rows(
         rows[row, 0] += least.tensor_forward_s
         rows[row, 1] += least.tensor_backward_s
         rows[row, 2] *= task.sync_s_per_byte[stage.variant]
+        rows[row, 3] += least.tensor_forward_s + least.tensor_backward_s
     return status, rows
 
 
@@ -220,7 +222,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
     m = tables.bits.shape[0]
     own, ahead, ahead_forward = np.full(m, np.inf), np.full(m, np.inf), np.full(m, np.inf)
     activation, fixed, shared = np.zeros(m), np.zeros(m), np.zeros(m)
-    for r in task.variants:
+    for r in task.bounding:
         sums = tables.sums[r]
         for i in range(m):
             own[i] = min(own[i], sums[i, SUM.least_s])
@@ -239,7 +241,7 @@ def look_ahead(tables: FlushTables, task: FlushTask) -> AheadArrays:
                 ahead[i] += tables.tensor_forward_s[tables.cut[k]] + tables.tensor_backward_s[tables.cut[k]]
                 ahead_forward[i] += tables.tensor_forward_s[tables.cut[k]]
     # With several variants each layer may be in a stage of its best one; of their memory nothing is promised then.
-    if task.variants.size > 1:
+    if task.bounding.size > 1:
         for i in range(m):
             own[i], ahead[i], ahead_forward[i] = _mixed_sums(i, tables, task)
             activation[i], fixed[i], shared[i] = 0.0, 0.0, 0.0
@@ -271,7 +273,7 @@ def _mixed_sums(i: int, tables: FlushTables, task: FlushTask) -> tuple[float, fl
     bits = tables.bits[i]
     for v in range(tables.option_start.shape[1] - 1):
         least, least_forward = np.inf, np.inf
-        for r in task.variants:
+        for r in task.bounding:
             for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
                 least = min(least, tables.option_forward_s[o] + tables.option_backward_s[o])
                 least_forward = min(least_forward, tables.option_forward_s[o])
@@ -291,7 +293,7 @@ def _shares(tables: FlushTables, task: FlushTask) -> FloatArray:
     found = np.zeros(tables.option_start.shape[1] - 1)
     for v in range(found.size):
         least = np.inf
-        for r in task.variants:
+        for r in task.bounding:
             for o in range(tables.option_start[r, v], tables.option_start[r, v + 1]):
                 time_s = tables.option_forward_s[o] + tables.option_backward_s[o]
                 least = min(least, time_s * task.share_of_s[r])

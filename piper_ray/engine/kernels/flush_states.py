@@ -60,13 +60,15 @@ def tails(
     levels: FloatArray,
     bounds: PathBounds,
     most_states: int,
+    follows_all: bool,
     control: FloatArray,
 ) -> tuple[int, TailArrays]:
     """The states of all downsets from which a batch of at most control[0] seconds may come; FINISHED, STOPPED because
     control[1] is not zero, or TOO_MANY for ``most_states``. Others may lower control[0] meanwhile.
 
     most_tails: int64[m], the most stages that a tail of each downset may have.
-    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task.
+    levels: float64[l, 2], ascending forward and backward seconds, the first 0 and 0. bounds: of the task. follows_all:
+    whether choices other than that of least time are followed; for an early plan they are not, and nothing is proved.
     """
     m = tables.bits.shape[0]
     schedule, microbatches, most_stages = task.schedule, task.microbatches, task.most_stages
@@ -100,9 +102,9 @@ def tails(
     priced_of, priced = np.full(most_stages + 1, -1, np.int64), np.zeros(most_stages + 1)
     one_of, front_of = np.full(most_stages + 1, -1, np.int64), np.full(most_stages + 1, -1, np.int64)
     one_choice = np.zeros(most_stages + 1, np.int64)
-    one = np.zeros((most_stages + 1, 3))
+    one = np.zeros((most_stages + 1, 4))
     front_begin, front_end = np.zeros(most_stages + 1, np.int64), np.zeros(most_stages + 1, np.int64)
-    fronts = np.empty((1024, 3))
+    fronts = np.empty((1024, 4))
 
     status = FINISHED
     for i in range(1, m):
@@ -197,7 +199,8 @@ def tails(
                                 one_choice[behind] = quickest_row(key, y, least, tables, task, one[behind])
                             if one_choice[behind] == NO_ROW:
                                 break
-                            alone = one_choice[behind] == NO_CHOICE or one_choice_is_best(
+                            alone = not follows_all or one_choice[behind] == NO_CHOICE
+                            alone = alone or one_choice_is_best(
                                 task, behind, one[behind], levels.shape[0] > 1, least, tail
                             )
                             if not alone and front_of[behind] != stage_id:
@@ -207,24 +210,25 @@ def tails(
                                     fronts = twice_rows(fronts)
                                 front_begin[behind] = used_rows
                                 for row in range(rows.shape[0]):
-                                    for column in range(3):
+                                    for column in range(4):
                                         fronts[used_rows, column] = rows[row, column]
                                     used_rows += 1
                                 front_end[behind] = used_rows
                             rows_here = 1 if alone else front_end[behind] - front_begin[behind]
                             for row in range(rows_here):
                                 taken = one[behind] if alone else fronts[front_begin[behind] + row]
-                                f, b, sync = taken[0], taken[1], taken[2]
+                                f, b, sync, both_s = taken[0], taken[1], taken[2], taken[3]
                                 if levels.shape[0] > 1 and max(level, level_of(levels, f, b)) != source:
                                     continue
                                 # A choice that stands for all others counts as the cheapest of them.
                                 if is_priced and not alone:
                                     row_s = bounds.forward[behind] * f + bounds.backward[behind] * b
+                                    row_s += min(bounds.forward[behind], bounds.backward[behind]) * (both_s - f - b)
                                     of_sync = bounds.sync[behind] + (bounds.first_sync[behind] if i == m - 1 else 0.0)
                                     priced_s = figures[s, PRICED] + row_s + of_sync * sync
                                     if priced_s + bounds.ahead_s[i, behind + 1] > limit * (1.0 + 1e-9):
                                         continue
-                                seconds = StageSeconds(f + b, f, b, sync, max(f, promised_f), max(b, promised_b))
+                                seconds = StageSeconds(both_s, f, b, sync, max(f, promised_f), max(b, promised_b))
                                 grown = with_stage(schedule, microbatches, behind, seconds, tail)
                                 bound = least_batch_s(
                                     schedule, microbatches, behind + 1, most_stages, ahead_s, ahead_forward_s, grown

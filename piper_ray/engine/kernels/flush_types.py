@@ -101,7 +101,7 @@ class FlushTask(NamedTuple):
 
     A *mix* says what of a tail decides which stage may be put in front: how many stages of each kind it has, the kind
     of the first one, and which kind the stage in front is promised to have. With one kind it is the number of stages. A
-    *move* is a stage's own kind with those behind it and in front.
+    *move* is a stage's own kind with those behind it and in front; with one kind, the rates of the borders there.
     Sizes: r variants, c mixes, z moves. Mix 0 is that of no stages; the others come by the kinds of the first stage and
     of the one in front, the *ends* of a tail, then by ascending stages.
     """
@@ -116,6 +116,9 @@ class FlushTask(NamedTuple):
     sync_s_per_byte: FloatArray  # float64[r]
     tensor_parallel_degrees: IndexArray  # int64[r]
     variants: IndexArray  # int64[..]: those that stages may have
+    # int64[..]: others with the same options, none of which is charged more than those of ``variants``: for bounds on
+    # several stages. With several kinds the same ones.
+    bounding: IndexArray
     ends: int  # how many ends there are: 1 with one kind
     ends_behind: IndexArray  # int64[r]: those of a tail that the stage may be put in front of
     move: IndexArray  # int64[r]

@@ -17,6 +17,7 @@ from piper_ray.model.schedule import TRAINED_TODAY
 from piper_ray.workloads.estimate.adapters import with_adapters
 from piper_ray.workloads.estimate.config import ModelConfig
 from piper_ray.workloads.estimate.costs import LayerCosts, Setting, costs_of, edge_bytes, sync_bytes, tmpc_of
+from piper_ray.workloads.estimate.dispatch import dispatcher_word
 from piper_ray.workloads.estimate.doubt import Doubt, doubt_of
 from piper_ray.workloads.estimate.families import Microbatch
 from piper_ray.workloads.estimate.hardware import Gpu, Hardware, Training
@@ -38,6 +39,7 @@ from piper_ray.workloads.estimate.software import (
     UNCALIBRATED,
     Calibration,
     ContextExchange,
+    Overlap,
     Stack,
     context_exchange_named,
     dispatcher_named,
@@ -255,7 +257,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
     }
     costs = {key: undominated(of_kind) for key, of_kind in without_needless(priced, offer.spreads).items()}
     modes = {key: tuple(of_kind) for key, of_kind in costs.items()}
-    trained = trained_model(model, request, setting.training)
+    trained = replace(trained_model(model, request, setting.training), dispatcher=dispatcher_word(stack))
     node_devices = request.node_of(gpu) if request.node_of(gpu) < domain else None
     instance = replace(
         _instance(architecture, modes, costs, setting, devices, links, node_devices, microbatch),
@@ -285,6 +287,7 @@ def trained_model(model: ModelConfig, request: EstimateRequest, training: Traini
         lora_rank=request.lora,
         fused_attention=request.fused,
         context_exchange=context_exchange_named(request.context_exchange).value,
+        expert_overlap=Overlap.EXPERTS.value in request.overlaps,
         optimizer_on_host=bool(request.optimizer_on_host),
         **training.model_dump(),
     )

@@ -87,6 +87,11 @@ def read_model(model: str) -> ModelConfig:
         return _model(model, found, entry["config"], entry, Faults())
     if _HUB_ID.fullmatch(model):
         return _read_cached(model)
+    if _FACTORY.fullmatch(model):
+        raise UsageError(
+            f"{model}: a PyTorch model is measured first: piper-ray profile {model} --microbatch-size N "
+            "-o workload.toml; then piper-ray solve workload.toml plans it"
+        )
     raise UsageError(
         f"{model}: no such file, and no model of that name; expected a Hugging Face config.json or one of "
         f"{', '.join(known)}{did_you_mean(model.rpartition('/')[2], known)}"
@@ -111,6 +116,10 @@ _SIZE = re.compile(r"\d[bm]$", re.IGNORECASE)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 """``Qwen/Qwen3-235B-A22B``"""
+
+
+_FACTORY = re.compile(r"[\w./-]+:[A-Za-z_]\w*")
+"""``models.py:small_gpt``"""
 
 
 def _read_cached(name: str) -> ModelConfig:

@@ -7,10 +7,11 @@ all tokens of the group to each of its devices.
 
 from __future__ import annotations
 
+from piper_ray.model.instance import TrainedModel
 from piper_ray.workloads.estimate.groups import Group, latency_s
-from piper_ray.workloads.estimate.software import Stack, TokenDispatcher
+from piper_ray.workloads.estimate.software import Stack, TokenDispatcher, dispatcher_named
 
-_NEAR_RANKS = 8
+NEAR_RANKS = 8
 """NVIDIA's recipes send tokens by all-to-all in nodes of up to this many GPUs, else by kernels that know nodes."""
 
 
@@ -18,8 +19,22 @@ def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
     """That of the software, or the usual one for so many ranks in such nodes."""
     if stack.software.dispatcher is not None:
         return stack.software.dispatcher
-    near = max(ranks, stack.domain) <= _NEAR_RANKS
-    return TokenDispatcher.ALL_TO_ALL if near else TokenDispatcher.ONCE_PER_NODE
+    return _usual(max(ranks, stack.domain))
+
+
+def _usual(ranks: int) -> TokenDispatcher:
+    return TokenDispatcher.ALL_TO_ALL if ranks <= NEAR_RANKS else TokenDispatcher.ONCE_PER_NODE
+
+
+def dispatcher_word(stack: Stack) -> str:
+    """How times count tokens to reach experts, whatever the ranks, as ``TrainedModel.dispatcher`` has it."""
+    usual = {dispatcher_for(ranks, stack) for ranks in (1, 1 + NEAR_RANKS)}
+    return usual.pop().value if len(usual) == 1 else ""
+
+
+def dispatcher_of(model: TrainedModel, ranks: int) -> TokenDispatcher:
+    """How the times of a model's workload count tokens to reach experts on so many ranks. Raises UsageError."""
+    return dispatcher_named(model.dispatcher) if model.dispatcher else _usual(ranks)
 
 
 def dispatch_s(size_bytes: float, copies: float, group: Group, stack: Stack) -> float:

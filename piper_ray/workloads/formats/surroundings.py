@@ -10,6 +10,8 @@ The table of the model that is trained (``model.instance``):
     lora_rank = 16                   # of adapters that are trained in the model's place; left out: the model itself
     fused_attention = true           # one kernel, as if left out
     context_exchange = "ring"        # of context parallelism
+    dispatcher = "all-to-all"        # how tokens reach experts, all-gather, or once-per-node; left out: as is usual
+    expert_overlap = false           # whether that runs beside passes
     weight_bytes = 2                 # kept for each parameter, with gradient_bytes and optimizer_bytes
     optimizer_on_host = false        # whether the optimizer's are in host memory, where parameters are updated
     config = { model_type = "llama", hidden_size = 4096 }  # of Hugging Face, the keys that count here
@@ -341,6 +343,8 @@ class TrainedModelTable(Closed):
     lora_rank: int = Field(default=TrainedModel.lora_rank, ge=0, le=2**20, description="a whole number >= 0")
     fused_attention: bool = Field(default=TrainedModel.fused_attention, description="true or false")
     context_exchange: str = Field(default=TrainedModel.context_exchange, description=_TEXT)
+    expert_overlap: bool = Field(default=TrainedModel.expert_overlap, description="true or false")
+    dispatcher: str = Field(default=TrainedModel.dispatcher, description=_TEXT)
     weight_bytes: Figure = Field(default=TrainedModel.weight_bytes, description=_BYTES)
     gradient_bytes: Figure = Field(default=TrainedModel.gradient_bytes, description=_BYTES)
     optimizer_bytes: Figure = Field(default=TrainedModel.optimizer_bytes, description=_BYTES)

@@ -8,19 +8,23 @@ lie in that order. What an operator makes of constants alone is given to each de
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import torch
 from torch import fx
 from torch.fx.node import map_arg
+from torch.utils import _pytree as pytree
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.roofline import MatrixProducts
-from piper_ray.workloads.measure.factory import TrainableModel, find_factory, place_of, words_of
+from piper_ray.workloads.measure.factory import TrainableModel, find_factory, parse_input, place_of, words_of
 from piper_ray.workloads.measure.graph import holds_stack, layers_of, signature_of
 from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, Value
 from piper_ray.workloads.schemes.layers import OTHER_TOKENS, TOKENS
@@ -35,7 +39,7 @@ _NUMBER_BYTES = 2.0
 Axes = tuple[int | None, ...]
 """An axis for each side of a tensor; None for sides of 1."""
 
-_SAME = frozenset(
+SAME = frozenset(
     ["clone", "contiguous", "detach", "alias", "to", "_to_copy", "type_as", "identity", "dropout_", "lift_fresh_copy"]
 )
 _LINEAR = frozenset(["neg", "div", "mul", "dropout", "feature_dropout", "alpha_dropout"])
@@ -69,26 +73,34 @@ _POINTWISE = frozenset(
         "minimum",
         "logsigmoid",
         "hardtanh",
+        "ge",
+        "gt",
+        "le",
+        "lt",
     ]
 ) | {name + "_" for name in ("relu", "silu", "gelu", "sigmoid", "tanh")}
 _SUMS = frozenset(("add", "sub", "add_", "sub_"))
-_RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
+RESHAPED = frozenset(["view", "reshape", "_unsafe_view", "unflatten", "flatten", "unsqueeze", "squeeze", "expand"])
 _CUT = frozenset(("chunk", "split", "split_with_sizes", "unbind", "tensor_split", "slice", "select", "narrow"))
 _ALONG = {"softmax": 1, "_softmax": 1, "log_softmax": 1, "cumsum": 1, "cumprod": 1, "logcumsumexp": 1, "topk": 2,
           "sort": 1, "gather": 1, "flip": 1, "logsumexp": 1}  # fmt: skip
 """Operators along one side, by the place of the argument that says it."""
 
-_SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
+SPATIAL = ("conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d", "conv_transpose2d")
+PRODUCTS = ("linear", "matmul", "mm", "bmm", "addmm", *SPATIAL)
 _POOLS = ("max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
           "upsample_nearest2d", "upsample_bilinear2d", "upsample_nearest1d", "pad", "constant_pad_nd")  # fmt: skip
 
 
 @dataclass
 class _AxisTable:
-    """Axes that are one. size: what each of its shards divides; 1: none does."""
+    """Axes that are one. size: what each of its shards divides; 1: none does. length: of each side. times: how many
+    parts a side packs for each of its parent's: 3 for the projection whose thirds are queries, keys and values."""
 
     parent: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
+    length: list[int] = field(default_factory=list)
+    times: list[Fraction] = field(default_factory=list)
     name: list[str] = field(default_factory=list)
 
     def new(self, size: int, name: str) -> int | None:
@@ -96,6 +108,8 @@ class _AxisTable:
             return None
         self.parent.append(len(self.parent))
         self.size.append(size)
+        self.length.append(size)
+        self.times.append(Fraction(1))
         self.name.append(name)
         return len(self.parent) - 1
 
@@ -104,12 +118,39 @@ class _AxisTable:
             axis = self.parent[axis]
         return axis
 
-    def join(self, one: int | None, other: int | None) -> None:
+    def _times_root(self, axis: int) -> Fraction:
+        times = Fraction(1)
+        while self.parent[axis] != axis:
+            times, axis = times * self.times[axis], self.parent[axis]
+        return times
+
+    def join(self, one: int | None, other: int | None, times: Fraction = Fraction(1)) -> None:
+        """times: how many parts the one packs for each of the other's. An axis that would be packed in two ways is
+        not divided."""
         if one is None or other is None:
             return
-        first, second = sorted((self.root(one), self.root(other)))
-        self.parent[second] = first
+        first, second = self.root(one), self.root(other)
+        ratio = self._times_root(one) / (times * self._times_root(other))  # of the second root to the first
+        if first == second:
+            self.size[first] = self.size[first] if ratio == 1 else 1
+            return
+        if second < first:
+            first, second, ratio = second, first, 1 / ratio
+        self.parent[second], self.times[second] = first, ratio
         self.size[first] = math.gcd(self.size[first], self.size[second])
+
+    def packed(self) -> list[int]:
+        """Of each side, how many parts it packs: a shard has a share of each. Sizes then divide each part."""
+        times = [self._times_root(axis) for axis in range(len(self.parent))]
+        roots = [self.root(axis) for axis in range(len(self.parent))]
+        least = {root: min(x for x, of in zip(times, roots, strict=True) if of == root) for root in set(roots)}
+        found = []
+        for axis, root in enumerate(roots):
+            count = times[axis] / least[root]
+            part = self.length[axis] / count
+            self.size[root] = math.gcd(self.size[root], int(part)) if part.denominator == count.denominator == 1 else 1
+            found.append(int(count))
+        return found
 
     def block(self, axis: int | None) -> None:
         if axis is not None:
@@ -118,38 +159,69 @@ class _AxisTable:
 
 @dataclass
 class _TracedValue:
-    """What a node stands for. name: of its value. learned: whether it has a gradient; a constant else."""
+    """What a node stands for. name: of its value. learned: whether it has a gradient. constant: whether
+    each device has all of it, as it is made of what is given alone."""
 
     name: str
     axes: Axes
     shape: tuple[int, ...]
     learned: bool
     parameter: bool = False
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class TracedProgram:
+    """A layer as torch has it, its steps, and what one call of it takes."""
+
+    path: str
+    model: TrainableModel
+    exported: torch.export.ExportedProgram
+    trace: _Trace
+    traced: TracedGraph
 
 
 def traced_layers(spec: str, samples: int) -> list[TracedGraph]:
+    """See ``traced_programs``."""
+    return [one.traced for one in traced_programs(spec, samples)]
+
+
+def traced_programs(
+    spec: str,
+    samples: int,
+    arguments: Mapping[str, object] | None = None,
+    inputs: Iterable[str] = (),
+    *,
+    exact: bool = False,
+) -> list[TracedProgram]:
     """Those of a factory's model, equal ones once: items of a list of blocks and modules beside it, or all of it.
+    arguments, inputs: as ``profile`` takes them. exact: in numbers of 64 bits, with dropout off.
 
     Raises UsageError and InputError.
     """
-    model = find_factory(spec, {}).build(samples, torch.device("cpu"), ())
+    declared = [parse_input(text) for text in inputs]
+    model = find_factory(spec, arguments or {}).build(samples, torch.device("cpu"), declared)
+    if exact:
+        model.module.double().eval()
+        inputs_ = pytree.tree_map_only(torch.Tensor, lambda x: x.double() if x.is_floating_point() else x, model.inputs)
+        model = replace(model, inputs=inputs_)
     if not holds_stack(model.module):
-        return [traced_graph(spec, type(model.module).__name__, model)]
+        return [traced_program(spec, type(model.module).__name__, model)]
     found = {}
     for layer in layers_of(spec, model, ()):
         signature = signature_of(layer, [tensor.is_floating_point() for tensor in layer.inputs])
         if signature not in found:
             one = TrainableModel(layer.module, (layer.inputs, {}))
-            found[signature] = traced_graph(spec, layer.path, one)
+            found[signature] = traced_program(spec, layer.path, one)
     return [*found.values()]
 
 
-def traced_graph(spec: str, name: str, model: TrainableModel) -> TracedGraph:
+def traced_program(spec: str, name: str, model: TrainableModel) -> TracedProgram:
     """A module's operators. Raises UsageError for what is no one graph, or uses a weight twice."""
     trace = _Trace(name)
     for node in (exported := exported_module(spec, name, model)).graph.nodes:
         trace.follow(node, exported)
-    return trace.finished(spec)
+    return TracedProgram(name, model, exported, trace, trace.finished(spec))
 
 
 def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export.ExportedProgram:
@@ -158,9 +230,10 @@ def exported_module(spec: str, name: str, model: TrainableModel) -> torch.export
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # the error tells what torch would log
     try:
-        return torch.export.export(model.module, args, kwargs, strict=False)
+        with contextlib.redirect_stderr(io.StringIO()):  # torch prints what it has of the graph
+            return torch.export.export(model.module, args, kwargs, strict=False)
     except Exception as error:  # noqa: BLE001 - of the user's code, and of torch's about it
-        text = f"{spec}: {name} is no one graph of operators: {words_of(error)[:300]}"
+        text = f"{spec}: {name} is no one graph of operators: {words_of(error).partition(' (unhinted')[0][:300]}"
         raise UsageError(
             f"{text}\nexpected code that does the same whatever the numbers in its inputs{_at(error)}"
         ) from None
@@ -185,6 +258,10 @@ class _Trace:
         self.leaving: list[str] = []
         self.notes: list[str] = []
         self.tokens: int | None = None
+        self.nodes: dict[str, fx.Node] = {}
+        self.whole: dict[str, _TracedValue] = {}
+        self.names: dict[int, str] = {}
+        self.parts: list[int] = []
 
     def follow(self, node: Any, exported: Any) -> None:
         if node.op == "placeholder":
@@ -216,7 +293,8 @@ class _Trace:
             self.tokens = axes[1] if self.tokens is None else self.tokens
             self.axes.block(axes[2])
         learned = bool(path) or arrives
-        self.made[node] = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
+        self.made[node] = made = self._value(path or node.name, axes, shape, learned, parameter=bool(path), of=tensor)
+        made.constant = not learned
         if arrives:
             self.arriving.append(node.name)
 
@@ -226,7 +304,8 @@ class _Trace:
         whole = isinstance(of, torch.Tensor) and not of.is_floating_point()
         size = math.prod(shape) * (of.element_size() if whole else _NUMBER_BYTES)
         self.values[name] = (axes, size, float(math.prod(shape)) if parameter else 0.0, learned)
-        return _TracedValue(name, axes, shape, learned, parameter)
+        self.whole[name] = _TracedValue(name, axes, shape, learned, parameter)
+        return self.whole[name]
 
     def _new(self, node: Any, axes: Sequence[int | None], tensor: Any, number: int | None = None) -> _TracedValue:
         name = node.name if number is None else f"{node.name} {number}"
@@ -234,16 +313,16 @@ class _Trace:
         return self._value(name, tuple(axes), tuple(tensor.shape), learned, of=tensor)
 
     def _called(self, node: Any) -> None:
-        operator = str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
-        read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in _as_list(self.made[arg])]
+        operator = operator_of(node)
+        read = [one for arg in (*_nodes(node.args), *_nodes(node.kwargs)) for one in as_list(self.made[arg])]
         tensor = node.meta.get("val")
         results = [
             x for x in (tensor if isinstance(tensor, (list, tuple)) else [tensor]) if isinstance(x, torch.Tensor)
         ]
-        if not any(one.learned for one in read) or not results:
+        if all(one.constant for one in read) or not results:
             made = [self._new(node, self._fresh(node, x.shape), x, i) for i, x in enumerate(results)]
             for one in made:
-                one.learned = False
+                one.learned, one.constant = False, True
                 self.values[one.name] = (*self.values[one.name][:3], False)
             self.made[node] = made if isinstance(tensor, (list, tuple)) or not made else made[0]
             return
@@ -267,11 +346,11 @@ class _Trace:
         work: TracedWork | None = None,
     ) -> None:
         """read: constants are left out, as each device has all of them."""
-        inputs = tuple(dict.fromkeys(one.name for one in read if one.learned or family in _NUMBERED))
-        kept = {id(one) for one in made} | ({id(one) for one in read} if family in _NUMBERED else set())
-        keeps_names = tuple(dict.fromkeys(one.name for one in keeps if one.learned or id(one) in kept))
+        inputs = tuple(dict.fromkeys(one.name for one in read if not one.constant or family in _NUMBERED))
+        keeps_names = tuple(dict.fromkeys(one.name for one in keeps if not one.constant or one.name in inputs))
         step = Step(name or node.name, family, inputs, tuple(one.name for one in made), (), keeps_names)
         self.steps.append((step, work or TracedWork(), tuple(along)))
+        self.nodes[step.name] = node
         if node not in self.made:
             self.made[node] = made[0] if len(made) == 1 else list(made)
 
@@ -319,7 +398,9 @@ class _Trace:
                     self.axes.block(source.axes[side])
             if theirs is not None and ours is not None:
                 axes[ours] = fresh = self.axes.new(shape[ours], f"{node.name} {ours}")
-                self.axes.join(source.axes[theirs], fresh)
+                parts = [math.prod(sides[x] for x in group if x < lead)
+                         for group, sides, lead in ((after, shape, ours), (before, source.shape, theirs))]  # fmt: skip
+                self.axes.join(source.axes[theirs], fresh, Fraction(*parts))
         self.made[node] = _TracedValue(source.name, tuple(axes), shape, source.learned, source.parameter)
         return True
 
@@ -329,11 +410,11 @@ class _Trace:
             for ours, theirs in zip(reversed(axes), reversed(one.axes), strict=False):
                 self.axes.join(theirs, ours)
         made = self._new(node, axes, results[0])
-        tensors = [one for one in read if one.learned]
-        if operator in _SUMS:
+        tensors = [one for one in read if not one.constant]
+        if operator in _SUMS and len(tensors) == sum(1 for x in node.args if not isinstance(x, bool)):
             self._step(node, OperatorFamily.SUM, tensors, [made])
             return True
-        linear = operator in _LINEAR and len(tensors) == 1
+        linear = operator in _SUMS or (operator in _LINEAR and len(tensors) == 1 and read[0] is tensors[0])
         made_of_it = [made]
         if linear and "dropout" in operator:
             mask = torch.empty(results[0].shape, dtype=torch.bool, device="meta")
@@ -371,14 +452,12 @@ class _Trace:
             along += [axes[side] for side in sides if side < len(axes)]
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
         for weight in read[1:]:
-            if weight.parameter and operator in ("group_norm", "batch_norm"):
+            if operator in ("group_norm", "batch_norm"):
                 self.axes.join(weight.axes[0], source.axes[1])
-            elif weight.parameter:
+            else:
                 for ours, theirs in zip(reversed(weight.axes), reversed(source.axes), strict=False):
                     self.axes.join(ours, theirs)
-        self._step(
-            node, OperatorFamily.ROWS, [source, *(x for x in read[1:] if x.parameter)], made, along=along, keeps=read
-        )
+        self._step(node, OperatorFamily.ROWS, read, made, along=along, keeps=read)
         return True
 
     def cut(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
@@ -393,8 +472,10 @@ class _Trace:
             axes = self._fresh(node, result.shape)
             alike = operator not in ("slice", "narrow") or result.shape[side] == source.shape[side]
             for i, (ours, theirs) in enumerate(zip(axes, kept, strict=True)):
-                if i != side or operator in ("unbind", "select") or (alike and len({x.shape for x in results}) == 1):
+                if i != side or operator in ("unbind", "select"):
                     self.axes.join(ours, theirs)
+                elif alike and len({x.shape for x in results}) == 1:
+                    self.axes.join(ours, theirs, Fraction(1, len(results)))
                 else:
                     along += [ours, theirs]
             made.append(self._new(node, axes, result, number if len(results) > 1 else None))
@@ -402,24 +483,29 @@ class _Trace:
         return True
 
     def joined(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
-        """Behind each other."""
+        """Behind each other; along that side only parts of one length are divided, each for itself."""
         axes = self._fresh(node, results[0].shape)
+        side = int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(axes)
+        if len({one.shape[side] for one in read}) > 1 or read[0].shape[side] == 1:
+            self.axes.block(axes[side])
         for one in read:
-            for ours, theirs in zip(axes, one.axes, strict=True):
-                self.axes.join(ours, theirs)
+            for i, (ours, theirs) in enumerate(zip(axes, one.axes, strict=True)):
+                self.axes.join(ours, theirs, Fraction(len(read) if i == side else 1))
         self._step(node, OperatorFamily.POINTWISE, read, [self._new(node, axes, results[0])])
         return True
 
     def product(self, node: Any, operator: str, read: list[_TracedValue], results: list[Any]) -> bool:
         """Tokens by a matrix, or a convolution; its bias is added by a step of its own."""
         if operator == "addmm":
+            if not read[0].parameter:
+                return False
             read = [*read[1:], read[0]]
         source, weight = read[:2]
         axes = self._fresh(node, results[0].shape)
         summed: list[int | None]
         along: Axes = ()
-        if operator in _SPATIAL:
-            groups = _groups_of(node, operator)
+        if operator in SPATIAL:
+            groups = groups_of(node, operator)
             out, into = (1, 0) if "transpose" in operator else (0, 1)
             self.axes.join(source.axes[0], axes[0])
             self.axes.join(weight.axes[out], axes[1])
@@ -449,7 +535,7 @@ class _Trace:
         product = self._new(node, axes, results[0])
         work = TracedWork(
             (MatrixProducts(rows, columns, float(depth), 1.0),),
-            columns=(axes[1 if operator in _SPATIAL else -1],),
+            columns=(axes[1 if operator in SPATIAL else -1],),
             depth=tuple(summed),
         )
         self._step(
@@ -463,7 +549,7 @@ class _Trace:
             work=work,
         )
         for bias in (one for one in read[2:] if one.parameter):
-            self.axes.join(bias.axes[-1], axes[1 if operator in _SPATIAL else -1])
+            self.axes.join(bias.axes[-1], axes[1 if operator in SPATIAL else -1])
             made = self._value(f"{product.name} and bias", product.axes, product.shape, learned=True)
             free = TracedWork(free=True)
             self._step(node, OperatorFamily.SUM, [product, bias], [made], name=f"{path} bias", work=free)
@@ -509,6 +595,8 @@ class _Trace:
 
     def attention(self, node: Any, _: str, read: list[_TracedValue], results: list[Any]) -> bool:
         q, k, v = read[:3]
+        if any(not one.constant for one in read[3:]):  # a mask that is learned
+            return False
         axes = self._fresh(node, results[0].shape)
         for one in (q, k, v):
             for side in range(len(axes) - 2):
@@ -566,7 +654,8 @@ class _Trace:
                     f"{spec}: {name} is read by two operators ({', '.join(readers[name][:2])}): no rule is for a "
                     "module that is called twice, or for tied weights; expected each module to be called once"
                 )
-        names = self._names()
+        self.parts = self.axes.packed()
+        self.names = names = self._names()
 
         def named(axes: Iterable[int | None]) -> tuple[str, ...]:
             return tuple(dict.fromkeys(names[self.axes.root(axis)] for axis in axes if axis is not None))
@@ -588,6 +677,14 @@ class _Trace:
         works = {step.name: work.named(named) for step, work, _ in self.steps}
         graph = OperatorGraph(self.name, values, steps, tuple(self.arriving), tuple(self.leaving), sizes)
         return TracedGraph(graph, works)
+
+    def sides(self, one: _TracedValue) -> list[tuple[str, int, int]]:
+        """Of each side of a value or a view of it the axis, the length, and how many parts it packs."""
+        axes = zip(one.axes, one.shape, strict=True)
+        return [
+            ("", length, 1) if axis is None else (self.names[self.axes.root(axis)], length, self.parts[axis])
+            for axis, length in axes
+        ]
 
     def _entangled(self, step: Step, work: TracedWork) -> Iterator[int]:
         """Axes that a value has on two sides, or that are summed over and in the result, too: what lies where cannot be
@@ -619,7 +716,8 @@ _NUMBERED = (OperatorFamily.LOOKUP, OperatorFamily.LOSS)
 """Families that read numbers of rows."""
 
 
-def _as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
+def as_list(made: _TracedValue | list[_TracedValue]) -> list[_TracedValue]:
+    """All of them."""
     return made if isinstance(made, list) else [made]
 
 
@@ -629,7 +727,13 @@ def _nodes(arguments: Any) -> list[fx.Node]:
     return found
 
 
-def _groups_of(node: Any, operator: str) -> int:
+def operator_of(node: Any) -> str:
+    """``linear`` of ``aten::linear``."""
+    return str(getattr(getattr(node.target, "_schema", None), "name", node.target)).rpartition("::")[2]
+
+
+def groups_of(node: Any, operator: str) -> int:
+    """Of a convolution."""
     place = 8 if operator == "convolution" else 7 if "transpose" in operator else 6
     groups = node.args[place] if len(node.args) > place else node.kwargs.get("groups", 1)
     return int(groups)
@@ -662,15 +766,15 @@ def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int]
 
 _Rule = Callable[[_Trace, fx.Node, str, list[_TracedValue], list[Any]], bool]
 _RULES: Mapping[str, _Rule] = {
-    **dict.fromkeys(_SAME, _Trace.same),
+    **dict.fromkeys(SAME, _Trace.same),
     **dict.fromkeys(("transpose", "t", "permute", "swapaxes"), _Trace.permuted),
-    **dict.fromkeys(_RESHAPED, _Trace.reshaped),
+    **dict.fromkeys(RESHAPED, _Trace.reshaped),
     **dict.fromkeys((*_POINTWISE, *_LINEAR, *_SUMS), _Trace.pointwise),
     **dict.fromkeys((*_ALONG, *_POOLS), _Trace.rows),
     **dict.fromkeys(("layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm"), _Trace.rows),
     **dict.fromkeys(_CUT, _Trace.cut),
     **dict.fromkeys(("cat", "concat"), _Trace.joined),
-    **dict.fromkeys(("linear", "matmul", "mm", "bmm", "addmm", *_SPATIAL), _Trace.product),
+    **dict.fromkeys(PRODUCTS, _Trace.product),
     **dict.fromkeys(("einsum", "sum", "mean"), _Trace.contracted),
     "scaled_dot_product_attention": _Trace.attention,
     "embedding": _Trace.lookup,

@@ -1,19 +1,22 @@
-"""The schemes of a kind of layer that may be the best somewhere: fastest within a memory, for more and less of it."""
+"""The schemes of a kind of layer that are the best at some price of memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import Setting
 from piper_ray.workloads.estimate.operators import LayerKind
-from piper_ray.workloads.schemes.graph import REPLICATED, OperatorGraph, TensorPlacement
+from piper_ray.workloads.schemes.graph import REPLICATED, TensorPlacement
 from piper_ray.workloads.schemes.kept import keep_schemes, key_of, read_schemes
 from piper_ray.workloads.schemes.layers import TOKENS, graph_of
-from piper_ray.workloads.schemes.names import name_of
-from piper_ray.workloads.schemes.prices import EstimatedPrices, SchemePrices
+from piper_ray.workloads.schemes.names import known_divisions, name_of
+from piper_ray.workloads.schemes.prices import EstimatedPrices
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import PricedGraph, Scheme
 from piper_ray.workloads.schemes.traced import TracedGraph, TracedPrices
@@ -23,8 +26,8 @@ BORDERS = TensorPlacement(TOKENS), REPLICATED
 
 USUAL_IN_FLIGHT = (8.0,)
 
-_STEPS = 8
-"""Limits of memory between the fastest scheme's and the least."""
+_NEAR = 1e-3
+"""Of the time: no scheme beats those that are found by more, whatever memory costs."""
 
 
 @dataclass(frozen=True)
@@ -35,23 +38,55 @@ class FoundScheme:
     scheme: Scheme
 
 
-def within_limits(
-    graph: OperatorGraph, degree: int, prices: SchemePrices, border: TensorPlacement, in_flight: Sequence[float]
-) -> Iterator[Scheme]:
-    """The fastest schemes, with less and less memory, for each number of microbatches in flight."""
-    program = SchemeProgram(graph, degree, prices, border)
+@dataclass(frozen=True)
+class _Corner:
+    """A scheme's time and what it holds. price_s: that of a byte at which no scheme costs less; infinite for the one
+    that holds the least."""
+
+    time_s: float
+    held_bytes: float
+    price_s: float
+
+    def cost_s(self, price_s: float) -> float:
+        return self.time_s + price_s * self.held_bytes
+
+
+def at_prices(program: SchemeProgram, in_flight: Sequence[float]) -> Iterator[Scheme]:
+    """The schemes of a program that cost the least, from where memory is free to where only memory counts, for each
+    number of microbatches in flight.
+
+    Between two of them others may lie. At the price that makes these two equal none costs less than the lines allow
+    that bound all schemes at their own prices; if that is little less, nobody looks.
+    """
     for count in in_flight:
-        least_bytes = program.least_held_bytes(count)
-        found = program.fastest(count)
-        first_bytes = None
-        while found is not None:
-            yield found
-            held_bytes = found.figures.held_bytes(count)
-            first_bytes = first_bytes or held_bytes
-            if held_bytes <= least_bytes * 1.001:
-                break
-            limit = held_bytes - (first_bytes - least_bytes) / _STEPS
-            found = program.fastest(count, max(limit, least_bytes * (1.0 + 1e-6)))
+
+        def corner(scheme: Scheme, price_s: float, count: float = count) -> _Corner:
+            return _Corner(scheme.figures.time_s, scheme.figures.held_bytes(count), price_s)
+
+        fastest, least_bytes = program.fastest(count), program.least_held_bytes(count)
+        least = program.fastest(count, least_bytes * (1.0 + 1e-6))
+        assert fastest is not None  # each device may do everything
+        assert least is not None
+        yield from (fastest, least)
+        todo = [(corner(fastest, 0.0), corner(least, np.inf))]
+        while todo:
+            left, right = todo.pop()
+            slower_s, saved_bytes = right.time_s - left.time_s, left.held_bytes - right.held_bytes
+            little_s = _NEAR * left.time_s
+            if slower_s <= little_s or saved_bytes <= 0.0:
+                continue
+            price_s, held_bytes = slower_s / saved_bytes, right.held_bytes
+            if np.isfinite(right.price_s):
+                between_s = right.cost_s(right.price_s) - left.cost_s(left.price_s)
+                held_bytes = between_s / (right.price_s - left.price_s)
+            least_s = left.cost_s(left.price_s) + (price_s - left.price_s) * held_bytes
+            if least_s > left.cost_s(price_s) - little_s:
+                continue
+            scheme = program.at_price(price_s * count, price_s)
+            found = corner(scheme, price_s)
+            if found.cost_s(price_s) < left.cost_s(price_s) - little_s:
+                yield scheme
+                todo += [(left, found), (found, right)]
 
 
 def undominated(schemes: Sequence[Scheme]) -> list[Scheme]:
@@ -83,7 +118,13 @@ def _searched(
     between = [graph.at_border(name, BORDERS[0]) for name in (*graph.arriving, *graph.leaving)]
     whole = any(graph.sizes.get(place.axis, 0) % degree for place in between) or not any(x.axis for x in between)
     for border in (REPLICATED,) if whole else BORDERS:
-        for scheme in within_limits(graph, degree, of.prices, border, in_flight):
+        programs = [SchemeProgram(graph, degree, of.prices, border)]
+        programs += [  # what runtimes have without recomputation, as it may lie between those that are the best
+            SchemeProgram(graph, degree, of.prices, border, only, again=False)
+            for its_border, only in known_divisions(graph, degree).values()
+            if its_border == border
+        ]
+        for scheme in chain.from_iterable(at_prices(program, in_flight) for program in programs):
             count += 1
             tell(f"{graph.name} at t = {degree}: {count} schemes")
             yield scheme
@@ -100,6 +141,12 @@ class KindSchemes:
     found: tuple[FoundScheme, ...]
     refused: str = ""
     priced: PricedGraph | None = None
+
+    @property
+    def digest(self) -> str:
+        """Of the graph, its prices and the rules; of what has schemes."""
+        assert self.priced is not None
+        return key_of(self.priced, self.degree, USUAL_IN_FLIGHT)
 
 
 def find_schemes(

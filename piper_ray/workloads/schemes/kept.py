@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +32,18 @@ def key_of(of: PricedGraph, degree: int, in_flight: Sequence[float]) -> str:
     return hashlib.sha256(asked.encode()).hexdigest()
 
 
+def rule_table() -> str:
+    """Eight letters that tell one rule table from others."""
+    return hashlib.sha256(Path(rules.__file__ or "").read_bytes()).hexdigest()[:8]
+
+
 def read_schemes(key: str, of: PricedGraph, degree: int) -> list[Scheme] | None:
     """None where there are none that hold."""
     try:
         checksum, _, text = (_folder() / key).read_text(encoding="utf-8").partition("\n")
         if checksum != hashlib.sha256(text.encode()).hexdigest():
             return None
-        found = [_scheme(document) for document in json.loads(text)]
+        found = [scheme_of(document) for document in json.loads(text)]
         faulty = any(one.degree != degree or check.faults_of(in_full(one, of)) for one in found)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -53,7 +58,8 @@ def keep_schemes(key: str, schemes: Sequence[Scheme], of: PricedGraph) -> None:
         write_atomically(_folder() / key, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
-def _scheme(document: dict[str, Any]) -> Scheme:
+def scheme_of(document: Mapping[str, Any]) -> Scheme:
+    """A scheme of its document."""
     at = check.placement_of
     return Scheme(
         kind=document["layer"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from piper_ray.workloads.schemes.graph import OperatorFamily, OperatorGraph, Step, TensorPlacement
+from piper_ray.workloads.schemes.graph import REPLICATED, OperatorFamily, OperatorGraph, Step, TensorPlacement
 from piper_ray.workloads.schemes.layers import EXPERT_INNER, EXPERTS, OTHER_TOKENS, TOKENS
 from piper_ray.workloads.schemes.rules import RING, Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Scheme
@@ -79,7 +79,8 @@ def known_divisions(graph: OperatorGraph, degree: int) -> dict[str, tuple[Tensor
 
 
 def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
-    """The name of how it is divided, with ``selective`` or ``full recomputation``; ``new`` if it has none."""
+    """The name of how it is divided, with what is gathered kept, and with ``selective`` or ``full recomputation``;
+    ``new`` if it has none."""
     forward = {step.name: step.forward for step in scheme.steps}
     sums = {step.name for step in graph.steps if step.family is OperatorFamily.SUM}  # of which only biases go back
     alike = all(
@@ -92,6 +93,9 @@ def name_of(scheme: Scheme, graph: OperatorGraph) -> str:
     found = next((name for name, (border, axes) in known if (border, axes) == (scheme.border, forward)), NEW)
     if found == NEW or not alike or not weights_stay:
         return NEW
+    gathered = (scheme.border.axis in graph.values[name].axes and place == REPLICATED for name, place in scheme.kept)
+    if scheme.border.axis and any(gathered):
+        found = f"{found}, gathered inputs kept"
     if not scheme.again:
         return found
     if all(name.startswith(_CHEAP) for name in scheme.again):

@@ -1,4 +1,4 @@
-"""The least time of a layer's passes within a memory, over all schemes of the rule table: an integer program.
+"""The least time of a layer's passes, within a memory or at a price of it, over all schemes: an integer program.
 
 Binaries: for each step a strategy of its forward pass, one of its backward pass, and one of its forward pass done again
 or none; for each weight where it lies; for each value the placements that are kept, and the moves from one placement to
@@ -24,7 +24,7 @@ from piper_ray.workloads.schemes.prices import PassPhase, SchemePrices, StepPric
 from piper_ray.workloads.schemes.rules import Strategy, strategies
 from piper_ray.workloads.schemes.scheme import Move, Scheme, SchemeFigures, StepScheme
 
-_NEAR = 1e-4
+PROGRAM_GAP = 1e-4
 """Relative: so far a scheme may be from the best."""
 
 _MOST_ROUNDS = 40
@@ -32,6 +32,17 @@ _ANGLES = 9
 _TIE = 1e-5
 """Of the time, what memory in full may weigh: of schemes that are as fast the one that holds less is found; and of
 these, by a hundredth of it, one whose steps are divided."""
+
+_PLAIN_SEARCH = {
+    "threads": 1,
+    "mip_pscost_minreliable": 0,
+    "mip_allow_restart": False,
+    "mip_heuristic_run_rins": False,
+    "mip_heuristic_run_rens": False,
+    "mip_heuristic_run_root_reduced_cost": False,
+    "mip_pool_soft_limit": 10,
+}
+"""The program ends within some ten nodes: what HiGHS does to save nodes of large searches takes longer than they do."""
 
 FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 _STRATEGIES = ("forward", "backward", "again", "weight")
@@ -77,7 +88,8 @@ class SchemeProgram:
     """Of a graph on ``degree`` devices, whose values between layers have the placement ``border``. Solved again and
     again, under other limits of memory.
 
-    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them.
+    only: for steps the strategy, by its text, that is theirs; all other steps have all that the rules give them. again:
+    whether steps may be done again.
     """
 
     def __init__(
@@ -87,7 +99,10 @@ class SchemeProgram:
         prices: SchemePrices,
         border: TensorPlacement,
         only: Mapping[str, str] | None = None,
+        *,
+        again: bool = True,
     ) -> None:
+        self._most_again = float(again)
         self._only = only or {}
         self._graph, self._degree, self._prices, self._border = graph, degree, prices, border
         self._columns = _Columns()
@@ -97,6 +112,7 @@ class SchemeProgram:
         self._kept_bytes: dict[int, float] = {}
         self._state_bytes: dict[int, float] = {}
         self._weights_bytes: dict[int, float] = {}
+        self._again_bytes: dict[int, float] = {}
         self._options = {step.name: list(self._priced(step)) for step in graph.steps}
         self._forward, self._backward, self._again = (
             {
@@ -120,6 +136,7 @@ class SchemeProgram:
         self._seconds = [self._columns.column("seconds", phase, binary=False) for phase in (0, 1)]
         self._device = [self._columns.column("device", phase, binary=False) for phase in (0, 1)]
         self._held = [self._columns.column("held", what, binary=False) for what in ("a", "b")]
+        self._excess = self._columns.column("excess", binary=False)
         self._start()
 
     def _priced(self, step: Step) -> Iterable[tuple[Strategy, StepPrice]]:
@@ -217,7 +234,7 @@ class SchemeProgram:
                 supply[value.name, place][kept] = 1.0
         for step in graph.steps:
             options = self._chosen(self._again, step)
-            self._columns.at_most(_ones(column for _, column in options), {}, 1.0)
+            self._columns.at_most(_ones(column for _, column in options), {}, self._most_again)
             for strategy, column in options:
                 for name in step.outputs:
                     supply[name, strategy.placements[name]][column] = 1.0
@@ -314,12 +331,16 @@ class SchemeProgram:
 
     def _charge_steps(self) -> None:
         for step in self._graph.steps:
-            for place, (_, price) in enumerate(self._options[step.name]):
+            for place, (strategy, price) in enumerate(self._options[step.name]):
                 key = step.name, place
                 forward, backward, again = self._forward[key], self._backward[key], self._again[key]
                 self._device_s[0][forward], self._host_s[0][forward] = price.forward_s, price.forward_host_s
                 self._device_s[1][backward], self._host_s[1][backward] = price.backward_s, price.backward_host_s
                 self._device_s[1][again], self._host_s[1][again] = price.forward_s, price.again_host_s
+                self._again_bytes[again] = sum(
+                    self._graph.values[name].bytes / (self._degree if strategy.placements[name].axis else 1)
+                    for name in step.outputs
+                )
 
     def _start(self) -> None:
         columns = self._columns
@@ -348,8 +369,9 @@ class SchemeProgram:
         lp.a_matrix_.value_ = np.array([factor for _, _, terms in columns.rows for factor in terms.values()])
         self._highs = highspy.Highs()  # type: ignore[no-untyped-call]
         self._highs.silent()
-        self._highs.setOptionValue("threads", 1)
-        self._set_gap(_NEAR / 4.0)
+        for option, value in _PLAIN_SEARCH.items():
+            self._highs.setOptionValue(option, value)
+        self._set_gap(PROGRAM_GAP / 4.0)
         self._highs.passModel(lp)
         for phase, factors in enumerate(self._device_s):
             scaled = {key: -seconds / self._unit_s for key, seconds in factors.items()}
@@ -361,6 +383,8 @@ class SchemeProgram:
             self._add_row(0.0, np.inf, {column: 1.0, **scaled})
         self._memory_row = rows + 2 * _ANGLES + 4
         self._add_row(-np.inf, np.inf, _ones(self._held))
+        scaled = {key: -size / self._unit_bytes for key, size in self._again_bytes.items()}
+        self._add_row(-np.inf, np.inf, {self._excess: 1.0, **scaled})
 
     def _add_tangent(self, phase: int, device_s: float, host_s: float) -> None:
         """The pass takes no less than the tangent of its norm where the GPU and the host take so long."""
@@ -385,9 +409,24 @@ class SchemeProgram:
     def fastest(self, in_flight: float, most_bytes: float = np.inf) -> Scheme | None:
         """The fastest scheme that holds no more with so many microbatches in flight, of equally fast ones one that
         holds little; None where there is none."""
-        once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
         tie = _TIE / (1.0 + in_flight)
-        held = {self._held[0]: tie * in_flight, self._held[1]: tie}
+        return self._least(tie * in_flight, tie, most_bytes)
+
+    def at_price(self, activation_s: float, state_s: float, again_s: float = 0.0, room_bytes: float = np.inf) -> Scheme:
+        """The scheme that takes the least, where each byte of a, of b, and of what is made again beyond the room for
+        it, counts as so many seconds."""
+        scale, tie = self._unit_bytes / self._unit_s, _TIE / 2.0
+        self._highs.changeRowBounds(self._memory_row + 1, -room_bytes / self._unit_bytes, np.inf)
+        found = self._least(activation_s * scale + tie, state_s * scale + tie, np.inf, again_s * scale)
+        assert found is not None  # each device may do everything
+        return found
+
+    def _least(self, activation: float, state: float, most_bytes: float, again: float = 0.0) -> Scheme | None:
+        """By time and by what a, b and what is made again of the unit count; with activation / state microbatches in
+        flight it holds no more than so much."""
+        in_flight = activation / state
+        once = {column: seconds / self._unit_s for column, seconds in self._once_s.items()}
+        held = {self._held[0]: activation, self._held[1]: state, self._excess: again}
         self._set_costs({**dict.fromkeys(self._seconds, 1.0), **once, **held, **self._whole})
         values = self._run(in_flight, most_bytes)
         for _ in range(_MOST_ROUNDS):
@@ -396,14 +435,12 @@ class SchemeProgram:
             said = [values[column] * self._unit_s for column in self._seconds]
             pairs = [self._pass(values, phase) for phase in (0, 1)]
             true = [device_s + idle_s(device_s, host_s) for device_s, host_s in pairs]
-            if sum(true) - sum(said) <= _NEAR / 2.0 * sum(true):
+            if sum(true) - sum(said) <= PROGRAM_GAP / 2.0 * sum(true):
                 break
             for phase in (0, 1):
                 self._add_tangent(phase, *pairs[phase])
             values = self._run(in_flight, most_bytes)
-        if values is None:
-            return None
-        return self._scheme(self._polished(values, in_flight, most_bytes))
+        return None if values is None else self._scheme(self._polished(values, in_flight, most_bytes))
 
     def _polished(self, values: FloatArray, in_flight: float, most_bytes: float) -> FloatArray:
         """With the same strategies and weights in no more time, the least that need be kept and the fewest moves."""
@@ -420,7 +457,7 @@ class SchemeProgram:
         self._set_costs({self._held[0]: in_flight, self._held[1]: 1.0, **dict.fromkeys(moves, 1e-3 / count)})
         polished = self._run(in_flight, most_bytes)
         self._highs.changeColsBounds(count, every, np.zeros(count), upper)
-        self._set_gap(_NEAR / 4.0)
+        self._set_gap(PROGRAM_GAP / 4.0)
         self._set_costs(passes)
         return values if polished is None else polished
 
@@ -452,20 +489,12 @@ class SchemeProgram:
 
     def _figures(self, values: FloatArray) -> SchemeFigures:
         passes = [device_s + idle_s(device_s, host_s) for device_s, host_s in (self._pass(values, k) for k in (0, 1))]
-        graph = self._graph
-        again_bytes = sum(
-            graph.values[name].bytes / (self._degree if strategy.placements[name].axis else 1)
-            for step in graph.steps
-            for strategy, column in self._chosen(self._again, step)
-            if values[column]
-            for name in step.outputs
-        )
         return SchemeFigures(
             forward_s=passes[0],
             backward_s=passes[1],
             weight_s=sum(
                 price.weight_s
-                for step in graph.steps
+                for step in self._graph.steps
                 for place, (_, price) in enumerate(self._options[step.name])
                 if values[self._backward[step.name, place]]
             ),
@@ -473,10 +502,10 @@ class SchemeProgram:
             activation_bytes=_total(self._kept_bytes, values),
             state_bytes=_total(self._state_bytes, values),
             weights_bytes=_total(self._weights_bytes, values),
-            again_bytes=again_bytes,
+            again_bytes=_total(self._again_bytes, values),
             copied=sum(
                 weight.parameters
-                for weight in graph.weights
+                for weight in self._graph.weights
                 if any(values[column] for column in self._laid[weight.name, REPLICATED])
             ),
         )

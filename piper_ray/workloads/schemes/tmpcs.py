@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import ALL_REPLICAS, FOUND, OF_RUNTIMES, Mode, Recomputation, Sharding
+from piper_ray.model.mode import ALL_REPLICAS, FOUND, OF_RUNTIMES, Mode, Sharding
 from piper_ray.workloads.estimate.build import Estimate
 from piper_ray.workloads.estimate.costs import sync_bytes, times_of
 from piper_ray.workloads.estimate.memory import backward_bytes
@@ -15,6 +15,9 @@ from piper_ray.workloads.estimate.modes import LayerMode
 from piper_ray.workloads.estimate.operators import LayerKind
 from piper_ray.workloads.schemes.document import digest_of, in_full
 from piper_ray.workloads.schemes.frontier import USUAL_IN_FLIGHT, FoundScheme, KindSchemes, find_schemes
+from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.names import name_of
+from piper_ray.workloads.schemes.scheme import Scheme
 
 
 def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -> Instance:
@@ -23,7 +26,7 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
     instance, architecture = estimate.instance, estimate.architecture
     made = {
         (of.kind.key, of.degree): [
-            _tmpc(found, of.kind.on(of.degree), estimate, shared)
+            tmpc_of_scheme(found, of.kind.on(of.degree), estimate, shared)
             for found in of.found
             for shared in ((False, True) if zero else (False,))
         ]
@@ -53,25 +56,46 @@ def with_schemes(estimate: Estimate, kinds: Sequence[KindSchemes], zero: bool) -
     return replace(instance, layers=tuple(layers), schemes=documents).checked_as(instance)
 
 
-def offering_schemes(zero: bool) -> Callable[[Estimate, Callable[[], None]], Instance]:
-    """The workload of an estimate with schemes that none of its own modes says in full, at all its degrees. The second
-    argument is called meanwhile; what it raises ends the search."""
+@dataclass(frozen=True)
+class SchemeOffer:
+    """Makes an estimate's workload with schemes that none of its own modes says in full. zero: also with the
+    optimizer's state shared among all replicas. more: schemes that plans asked for, by the digest of what they are
+    of."""
 
-    def offered(estimate: Estimate, check: Callable[[], None]) -> Instance:
+    zero: bool
+    more: Mapping[str, tuple[Scheme, ...]] = field(default_factory=dict)
+
+    def __call__(self, estimate: Estimate, check: Callable[[], None]) -> Instance:
+        """At all degrees. check: called meanwhile; what it raises ends the search."""
         degrees = [t for t in estimate.instance.degrees if 1 < t <= estimate.setting.stack.domain]
-        kinds = [
-            find_schemes(estimate, kind, t, USUAL_IN_FLIGHT, lambda _: check())
+        return with_schemes(estimate, [one for t in degrees for one in self.kinds(estimate, t, check)], self.zero)
+
+    def kinds(self, estimate: Estimate, degree: int, check: Callable[[], None]) -> list[KindSchemes]:
+        """The schemes of each kind of layer. check: as above."""
+        found = (
+            find_schemes(estimate, kind, degree, USUAL_IN_FLIGHT, lambda _: check())
             for kind in estimate.architecture.kinds
-            for t in degrees
-        ]
-        others = [replace(x, found=tuple(one for one in x.found if one.name not in OF_RUNTIMES)) for x in kinds]
-        return with_schemes(estimate, others, zero)
+        )
+        return [self._offered(one) for one in found]
 
-    return offered
+    def _offered(self, of: KindSchemes) -> KindSchemes:
+        if of.priced is None:
+            return of
+        graph = of.priced.graph
+        more = [FoundScheme(name_of(one, graph), one) for one in self.more.get(of.digest, ())]
+        return replace(of, found=tuple(one for one in (*of.found, *more) if one.name not in OF_RUNTIMES))
 
 
-def _tmpc(found: FoundScheme, kind: LayerKind, estimate: Estimate, shared: bool) -> Tmpc:
-    """As ``costs.tmpc_of`` makes it of a mode: what a backward pass makes again is charged beyond the workspace."""
+def room_again_bytes(kind: LayerKind, degree: int, border: TensorPlacement, estimate: Estimate) -> float:
+    """Of the workspace what a backward pass may make again; below 0 where its passes need more as they are. kind: on so
+    many devices."""
+    mode = LayerMode(degree=degree, sequence_parallel=bool(border.axis))
+    return estimate.setting.workspace_bytes - backward_bytes(kind, mode)
+
+
+def tmpc_of_scheme(found: FoundScheme, kind: LayerKind, estimate: Estimate, shared: bool) -> Tmpc:
+    """As ``costs.tmpc_of`` makes it of a mode. What it computes again is its own affair: layers that compute other
+    things again go with it. kind: on the scheme's devices."""
     scheme = found.scheme
     figures, setting = scheme.figures, estimate.setting
     training = setting.training
@@ -80,15 +104,13 @@ def _tmpc(found: FoundScheme, kind: LayerKind, estimate: Estimate, shared: bool)
     around = found.name == OF_RUNTIMES[-1]
     mode = Mode(
         context=scheme.degree if around else 1,
-        recomputation=Recomputation.FULL if scheme.again else Recomputation.NONE,
         sequence_parallel=sequence and not around,
         optimizer_shards=ALL_REPLICAS if shared else 1,
         sharding=Sharding.OPTIMIZER if shared else Sharding.NONE,
     )
     excess = 0.0
     if scheme.again or not kind.recomputable:  # what stands once in a model is charged for what its passes need
-        beside = backward_bytes(kind, LayerMode(degree=scheme.degree, sequence_parallel=sequence))
-        excess = max(0.0, figures.again_bytes + beside - setting.workspace_bytes)
+        excess = max(0.0, figures.again_bytes - room_again_bytes(kind, scheme.degree, scheme.border, estimate))
     optimizer = training.optimizer_bytes * numbers if shared else 0.0
     copies = figures.copied * (1.0 - 1.0 / scheme.degree)  # of weights that t devices hold these share the state, too
     weights = figures.weights_bytes
@@ -107,6 +129,5 @@ def _tmpc(found: FoundScheme, kind: LayerKind, estimate: Estimate, shared: bool)
         activation_bytes=float(math.ceil(figures.activation_bytes)),
         fixed_bytes=float(math.ceil(figures.state_bytes - optimizer + excess)),
         shared_bytes=float(math.ceil(optimizer - training.optimizer_bytes * copies)) if shared else 0.0,
-        recompute=bool(scheme.again),
         mode=mode,
     )

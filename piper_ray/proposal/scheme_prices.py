@@ -1,0 +1,159 @@
+"""Schemes at a plan's own price of memory: what is cheaper there is offered to the search, until nothing is."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from piper_ray.cost.schedules import sync_s_per_byte
+from piper_ray.cost.stage import held_bytes
+from piper_ray.model.instance import Tmpc
+from piper_ray.model.mode import ALL_REPLICAS, Mode, Sharding
+from piper_ray.model.schedule import StepTerms
+from piper_ray.proposal.demand import Proposed
+from piper_ray.simulate.result import RankSimulation
+from piper_ray.workloads.schemes.columns import Cheapest, LeastTime, Taken, least_time
+from piper_ray.workloads.schemes.frontier import BORDERS, FoundScheme, KindSchemes
+from piper_ray.workloads.schemes.graph import TensorPlacement
+from piper_ray.workloads.schemes.names import name_of
+from piper_ray.workloads.schemes.program import PROGRAM_GAP, SchemeProgram
+from piper_ray.workloads.schemes.scheme import Scheme
+from piper_ray.workloads.schemes.tmpcs import SchemeOffer, room_again_bytes, tmpc_of_scheme
+
+
+def asked_at_prices(
+    best: Proposed, offer: SchemeOffer, step: StepTerms, check: Callable[[], None]
+) -> tuple[SchemeOffer, float | None]:
+    """The offer with the schemes that cost less than those that are known at the prices of memory of the plan's ranks,
+    or the same offer; and the share of a rank's time that no schemes of the rule table save, in whole or in part,
+    within its memory. None: of a plan that has stages of one device, where nothing is divided, several on a rank, or
+    the optimizer's state in host memory.
+
+    check: called meanwhile; what it raises ends the search.
+    """
+    ranks = {rank.stages: rank for rank in best.simulation.ranks}
+    whole = any(stage.tensor_parallel_degree == 1 for stage in best.plan.stages)
+    if best.on_host or whole or any(len(stages) > 1 for stages in ranks):
+        return offer, None
+    kinds = {
+        (of.kind.key, t): of
+        for t in {stage.tensor_parallel_degree for stage in best.plan.stages}
+        for of in offer.kinds(best.estimate, t, check)
+        if of.kind is not None and of.priced is not None
+    }
+    more, saved = defaultdict[str, list[Scheme]](list, {key: [*found] for key, found in offer.more.items()}), 0.0
+    for rank in ranks.values():
+        layers = _RankLayers.of(best, rank, offer.zero, step)
+        least_s = layers.time_s
+        for border in BORDERS:
+            asked = _AskedSchemes(layers, border, kinds, check)
+            found = asked.least_time()
+            least_s = min(least_s, found.bound_s)
+            if found.bound_s < layers.time_s * (1.0 - PROGRAM_GAP):
+                for number, scheme in found.columns:
+                    of_graph = more[asked.digest(number)]
+                    of_graph += [scheme] if scheme not in of_graph else []
+        saved = max(saved, 1.0 - least_s / layers.time_s)
+    grown = {key: tuple(found) for key, found in more.items()}
+    return (offer if grown == dict(offer.more) else replace(offer, more=grown)), saved
+
+
+@dataclass(frozen=True)
+class _RankLayers:
+    """A rank's layers on one of its replicas. rows: of each kind, by the kind's key, the TMPCs that are offered at the
+    rank's degree. sync_s: of a microbatch, for each byte of weights. time_s: what the plan's choices take of a
+    microbatch. most_bytes: what there is for their memory."""
+
+    best: Proposed
+    degree: int
+    replicas: int
+    in_flight: int
+    sync_s: float
+    zero: bool
+    counts: Counter[str]
+    rows: dict[str, tuple[Tmpc, ...]]
+    time_s: float
+    most_bytes: float
+
+    @classmethod
+    def of(cls, best: Proposed, rank: RankSimulation, zero: bool, step: StepTerms) -> _RankLayers:
+        stage, instance, nodes = best.plan.stages[rank.stages[0]], best.instance, best.estimate.architecture.nodes
+        d, t = stage.data_parallel_degree, stage.tensor_parallel_degree
+        keys = [nodes[layer].kind.key for layer in stage.layers]
+        rows = {key: instance.layer_by_id[layer].tmpcs[t] for key, layer in zip(keys, stage.layers, strict=True)}
+        chosen = [
+            next(one for one in rows[key] if one.id == stage.tmpc_ids[layer])
+            for key, layer in zip(keys, stage.layers, strict=True)
+        ]
+        sync_s = sync_s_per_byte(step, instance.cluster, d, t) * d / instance.microbatches
+        found = cls(best, t, d, rank.in_flight[0], sync_s, zero, Counter(keys), rows, 0.0, 0.0)
+        taken = [found.taken(one) for one in chosen]
+        free_bytes = rank.memory_limit_bytes - rank.peak_memory_bytes
+        return replace(found, time_s=sum(one[0] for one in taken), most_bytes=free_bytes + sum(one[1] for one in taken))
+
+    def taken(self, tmpc: Tmpc) -> Taken:
+        """Of a microbatch."""
+        held = held_bytes(tmpc.activation_bytes, tmpc.fixed_bytes, tmpc.shared_bytes, self.in_flight, self.replicas)
+        return tmpc.time_per_sample_s + self.sync_s * tmpc.weights_bytes, float(held)
+
+    def rows_at(self, key: str, border: TensorPlacement) -> list[Taken]:
+        """What may be chosen for a kind where values between layers lie so."""
+        of_kind = self.rows[key]
+        shares = Mode(sharding=Sharding.OPTIMIZER, optimizer_shards=ALL_REPLICAS if self.zero else 1).shares
+        alike = [
+            one
+            for one in of_kind
+            if (one.mode.context, one.mode.experts, one.mode.shares) == (1, None, shares)
+            and one.mode.sequence_parallel == bool(border.axis)
+        ]
+        return [self.taken(one) for one in alike or of_kind]
+
+
+class _AskedSchemes:
+    """The program of each kind of a rank's layers with one border."""
+
+    def __init__(
+        self,
+        layers: _RankLayers,
+        border: TensorPlacement,
+        kinds: dict[tuple[str, int], KindSchemes],
+        check: Callable[[], None],
+    ) -> None:
+        self._layers, self._border, self._check = layers, border, check
+        self._of = [kinds.get((key, layers.degree)) for key in layers.counts]
+        self._programs = [
+            SchemeProgram(of.priced.graph, of.degree, of.priced.prices, border) if of and of.priced else None
+            for of in self._of
+        ]
+        self._known = [layers.rows_at(key, border) for key in layers.counts]
+
+    def digest(self, number: int) -> str:
+        """Of what a kind's schemes are of."""
+        of = self._of[number]
+        assert of is not None
+        return of.digest
+
+    def least_time(self) -> LeastTime:
+        """Of the rank's layers within its memory."""
+        layers = self._layers
+        return least_time([*layers.counts.values()], self._known, layers.most_bytes, self._cheapest, layers.time_s)
+
+    def _cheapest(self, number: int, price_s: float) -> Cheapest:
+        self._check()
+        of, program, layers = self._of[number], self._programs[number], self._layers
+        if of is None or program is None or of.kind is None or of.priced is None:  # it has modes alone
+            taken = min(self._known[number], key=lambda one: one[0] + price_s * one[1])
+            return Cheapest(taken, taken[0] + price_s * taken[1], None)
+        training, weight = layers.best.estimate.setting.training, of.priced.prices.weight
+        state, synchronised = weight.state, weight.synchronised
+        if layers.zero:  # of the optimizer's state t times d devices hold equal parts, wherever weights lie
+            state, synchronised = state - training.optimizer_bytes, (synchronised + training.weight_bytes) / 2.0
+        each_s = (price_s * state + layers.sync_s * synchronised) / weight.state
+        estimate, kind = layers.best.estimate, of.kind.on(of.degree)
+        room_bytes = room_again_bytes(kind, of.degree, self._border, estimate)
+        scheme = program.at_price(price_s * layers.in_flight, each_s, price_s, max(0.0, room_bytes))
+        found = FoundScheme(name_of(scheme, of.priced.graph), scheme)
+        seconds, held = taken = layers.taken(tmpc_of_scheme(found, kind, estimate, layers.zero))
+        seen_bytes = held - max(0.0, -room_bytes)  # of what a pass needs the program does not know
+        return Cheapest(taken, (seconds + price_s * seen_bytes) * (1.0 - PROGRAM_GAP), scheme)
