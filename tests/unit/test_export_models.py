@@ -40,7 +40,7 @@ REFUSED_BY_ALL = {
     },
     "stands between blocks": {"imagebind-huge"},
     "several rows of blocks": {"bart-large", "t5-11b", "whisper-large-v3", "clip-vit-l-14"},
-    "no blocks in a row": {"inception-v3"},
+    "no row of equal blocks": {"inception-v3"},
     "not made of the same layers": {"resnet50"},
 }  # fmt: skip
 """Why neither Megatron-LM nor torchtitan can train it, in words of the refusal."""

@@ -98,7 +98,7 @@ def test_pieces_by_path_and_by_name() -> None:
 @pytest.mark.parametrize(
     ("instance", "told"),
     [
-        (model(("conv", ""), ("pool", "")), "no blocks in a row"),
+        (model(("conv", ""), ("pool", "")), "no row of equal blocks"),
         (model(("a", "enc.0"), ("b", "dec.0")), "several rows of blocks, enc and dec"),
         (model(("a", "h.0"), ("norm", "norm"), ("b", "h.1")), 'layer 1 \\("norm"\\) stands between'),
         (model(("a", "h.0"), ("b", "h.2")), "of block 2 where 0 or 1 is due"),
