@@ -18,6 +18,7 @@ from tests.ray_support import RAY_ENVIRONMENT, local_ray
 __all__ = ["local_ray"]
 
 os.environ.update(RAY_ENVIRONMENT)  # before any test imports Ray, which reads it then
+os.environ.pop("COLUMNS", None)  # which pytest's processes have: what is printed would fold
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is for a shell's background jobs, and for what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)

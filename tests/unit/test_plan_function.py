@@ -130,6 +130,7 @@ def test_all_options_of_the_command_are_there() -> None:
     assert len(given) > 30
     left_out = {"out", "dry-run", "json", "verbose", "candidates", "against", "spare", "help"}
     left_out |= {"all-reduce", "all-reduce-overlap", "optimizer"}  # which are ``step``
+    left_out |= {"set", "launch", "recipe"}  # of ``--against``
     names = {"reserve": "reserve_bytes", "host-memory": "host_memory_bytes"}
     names |= {"unfused-attention": "fused_attention", "price": "price_per_hour"}
     wanted = {names.get(name, name.replace("-", "_")) for name in given - left_out}

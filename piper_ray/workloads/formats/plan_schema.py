@@ -366,6 +366,17 @@ class NeverBetterDocument(_Documented):
     """The mode of the same microbatch size that takes no more time and memory in any layer, and so in any plan."""
 
 
+class OtherSchemesDocument(_Documented):
+    """What schemes that were not offered could save of the best plan's stages."""
+
+    rule_table: str
+    """The digest of the table of rules that schemes are of."""
+    between_layers: list[str]
+    """How tensors may lie between layers."""
+    save_at_most: float
+    """The share of a stage's time that no schemes of the table save."""
+
+
 class SearchDocument(_Documented):
     """What plan searched, and what that proves: the file search.json."""
 
@@ -399,6 +410,8 @@ class SearchDocument(_Documented):
     """No plan takes less a step: the least of step_s and of the bounds of all cells."""
     gap: float | None
     """How far the best plan may be from the best: 1 - lower_bound_s / step_s; null: there is no plan yet."""
+    schemes: OtherSchemesDocument | None
+    """Of plan --schemes; null: it was not asked for, or nothing is known."""
     cells: list[CellDocument]
     """All combinations but those that another one never loses to."""
     schedules: list[ScheduleName]
