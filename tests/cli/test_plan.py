@@ -112,7 +112,7 @@ def test_a_model_without_launch_files_is_planned(tmp_path: Path) -> None:
 def test_what_the_runtime_holds_beside_the_figures_is_set_aside(tmp_path: Path) -> None:
     """DeepSpeed keeps tensors between stages: the best plan by the figures alone does not fit as it is launched."""
     out = tmp_path / "out"
-    words = ("--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
+    words = ("--gpu", "H100-SXM", "--nodes", "3", "--runtime", "deepspeed", "--microbatch-size", "1")
     finished = run("plan", "llama3-70b", *words, "--schedule", "1f1b", "--headroom", "0", "-o", str(out))
     assert finished.returncode == 0, finished.stderr
     held = re.search(r"than the (\S+ GiB) that DeepSpeed needs for itself: the search", finished.stderr)
@@ -143,7 +143,7 @@ searching.propose = propose
 
 def test_ctrl_c_in_the_search_for_room_leaves_the_plan_of_the_first(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "4", "--runtime", "deepspeed", "--microbatch-size", "1")
+    words = ("llama3-70b", "--gpu", "H100-SXM", "--nodes", "3", "--runtime", "deepspeed", "--microbatch-size", "1")
     with started(
         "plan", *words, "--schedule", "1f1b", "--headroom", 0, "-o", out, setup=_SECOND_SEARCH_HANGS
     ) as process:
