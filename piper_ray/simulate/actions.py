@@ -48,7 +48,7 @@ def flush_lists(schedule: Schedule, ranks: int, microbatches: int) -> list[Actio
     if name in (ScheduleName.INTERLEAVED, ScheduleName.ZB_H1):
         group = group_size(p, m, schedule.group)
         if name is ScheduleName.INTERLEAVED:
-            return [_interleaved(p, r, m, v, group, schedule.ahead) for r in range(p)]
+            return [_interleaved(m, v, group, warm_up_passes(schedule, p, r, m)) for r in range(p)]
         return [_zero_bubble(p, r, m, v, group) for r in range(p)]
     if name is ScheduleName.ZB_V:
         return [_zb_v(p, r, m) for r in range(p)]
@@ -117,9 +117,15 @@ def _looped_bfs(m: int, v: int) -> Actions:
     )
 
 
-def _interleaved(p: int, r: int, m: int, v: int, group: int, further: int) -> Actions:
+def warm_up_passes(schedule: Schedule, ranks: int, rank: int, microbatches: int) -> int:
+    """The forward passes of a rank's interleaved list before its steady phase, as Megatron has them."""
+    group = group_size(ranks, microbatches, schedule.group)
+    ahead = (schedule.v - 1) * group + 2 * (ranks - 1 - rank) + schedule.ahead
+    return min(ahead, microbatches * schedule.v)
+
+
+def _interleaved(m: int, v: int, group: int, ahead: int) -> Actions:
     forward, backward = _grouped_order(m, v, group)
-    ahead = min((v - 1) * group + 2 * (p - 1 - r) + further, m * v)
     actions = np.zeros((2 * m * v, 3), np.int64)
     actions[ahead:, 0] = ActionKind.B
     actions[ahead : 2 * m * v - ahead : 2, 0] = ActionKind.F

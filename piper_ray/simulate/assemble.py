@@ -74,7 +74,7 @@ class _Scene:
         if self.schedule.name is ScheduleName.DUALPIPE_V and self.options.pass_overlap:
             program = with_joined_passes(program, self.seconds.compute_s, self.options.pass_overlap)
         if self.options.transfers is Transfers.BESIDE_STEADY:
-            program = program._replace(waited_for=sends_waited_for(program))
+            program = program._replace(waited_for=sends_waited_for(program, self.schedule, microbatches))
         return run_program(self.placed, program, self.seconds.communication_s, self.options.transfers)
 
 

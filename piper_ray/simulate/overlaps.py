@@ -8,21 +8,20 @@ import numpy as np
 import numpy.typing as npt
 
 from piper_ray.model.schedule import Schedule
-from piper_ray.simulate.actions import ActionKind, group_size
+from piper_ray.simulate.actions import ActionKind, group_size, warm_up_passes
 from piper_ray.simulate.kernels.events import Floats, Program
 from piper_ray.simulate.stages import Stages
 
 __all__ = ["joined_passes", "sends_waited_for", "with_buffers", "with_joined_passes"]
 
 
-def sends_waited_for(program: Program) -> npt.NDArray[np.bool_]:
+def sends_waited_for(program: Program, schedule: Schedule, microbatches: int) -> npt.NDArray[np.bool_]:
     """bool[actions]: the passes of interleaved lists in a warm-up or a flush. Megatron's next pass waits there until
     what they send has gone, without --overlap-p2p-communication-warmup-flush."""
     waited = np.zeros(len(program.kind), np.bool_)
-    for first, end in zip(program.first[:-1], program.first[1:], strict=True):
-        forward = program.kind[first:end] == ActionKind.F
-        leading = len(forward) if forward.all() else int(forward.argmin())
-        ahead = leading - (leading < forward.sum())  # the steady phase begins with a forward pass
+    ranks = len(program.first) - 1
+    for rank, (first, end) in enumerate(zip(program.first[:-1], program.first[1:], strict=True)):
+        ahead = warm_up_passes(schedule, ranks, rank, microbatches)
         waited[first : first + ahead] = waited[end - ahead : end] = True
     return waited
 

@@ -95,7 +95,7 @@ def test_the_table_is_a_document_a_picture_and_plans(mixed: Path, tmp_path: Path
         (("--devices", "a=x"), "'x' is not a number or a range"),
         (("--budgets", "all"), "--budgets: bounds on the sum of d are for plans whose stages may differ"),
         (("-o", "x.parquet"), "a table of two kinds of devices is written as .csv"),
-        (("--schedule", "2bw"), "plans for schedule 2bw: not with devices of several kinds"),
+        (("--schedule", "pipedream"), "not with devices of several kinds"),
     ],
 )
 def test_mistakes(mixed: Path, asked: tuple[str, ...], told: str) -> None:

@@ -99,7 +99,7 @@ def test_sends_that_passes_wait_for(seed: int) -> None:
         waited_for |= {(rank, place) for place in range(len(own)) if not ahead <= place < len(own) - ahead}
     none = np.zeros_like(seconds)
     program = program_of(where, lists, microbatches, PassSeconds(seconds, none), hops, 0.1)
-    timeline = run_program(where, program._replace(waited_for=sends_waited_for(program)), none)
+    timeline = run_program(where, program._replace(waited_for=sends_waited_for(program, schedule, microbatches)), none)
     twin = dataclasses.replace(twin_of(where, lists, seconds, hops, 0.1), waited_for=waited_for)
     _assert_alike(timeline, twin)
 
