@@ -37,10 +37,9 @@ def degree_choices(
     """Each d that stages may have with each choice of a t for each kind of devices (0: stages of no t have room on
     these), and the numbers of the variants that have both."""
     names = instance.cluster.kind_names
-    modes = [{tmpc.mode for row in x.tmpcs.values() for tmpc in row} for x in variants]
     for d in restrictions.data_parallel_degrees(instance):
         there = {k: x for k, x in enumerate(variants) if _has_degree(x, d)}
-        there = {k: x for k, x in there.items() if restrictions.admits_devices(d * x.degree, modes[k])}
+        there = {k: x for k, x in there.items() if restrictions.admits_devices(d * x.degree, x.tmpcs.values())}
         if len(names) > 1:
             there = {k: x for k, x in there.items() if d * x.degree <= instance.cluster.of_kind(x.kind).devices}
         of_kinds = [sorted({x.degree for x in there.values() if x.kind == name}) for name in names]

@@ -8,7 +8,7 @@ way ``violations`` looks at a finished plan on its own: ``evaluate`` asks that, 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -17,7 +17,6 @@ from typing import ClassVar
 from piper_ray.model import arguments
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Instance, Tmpc
-from piper_ray.model.mode import Mode
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.plan_rules import layers_in_order, order_violations
 
@@ -56,8 +55,8 @@ class Constraint(ABC):
         """Whether a stage may have this d."""
         return True
 
-    def admits_devices(self, devices: int, modes: Iterable[Mode]) -> bool:  # noqa: ARG002
-        """Whether a stage whose layers run in these modes may have so many devices, d t."""
+    def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:  # noqa: ARG002
+        """Whether a stage may have this many devices, d t. rows: the TMPCs that each of its layers may run in."""
         return True
 
     @property
@@ -347,14 +346,15 @@ class AllDevices(Constraint):
 class WholeExpertGroups(Constraint):
     """The devices of a stage are whole groups of those that a layer's experts are spread over."""
 
-    def admits_devices(self, devices: int, modes: Iterable[Mode]) -> bool:
+    def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:
+        modes = (tmpc.mode for row in rows for tmpc in row)
         return all(devices % (mode.experts * mode.expert_tensor) == 0 for mode in modes if mode.experts is not None)
 
     def violations(self, instance: Instance, plan: Plan) -> Iterator[str]:
         for number, stage in enumerate(plan.stages, start=1):
-            for mode in dict.fromkeys(tmpc.mode for _, _, tmpc in choices_made(instance, stage)):
-                if not self.admits_devices(stage.devices, [mode]):
-                    whole = (mode.experts or 1) * mode.expert_tensor
+            for tmpc in {one.mode.spread: one for _, _, one in choices_made(instance, stage)}.values():
+                if not self.admits_devices(stage.devices, [[tmpc]]):
+                    whole = (tmpc.mode.experts or 1) * tmpc.mode.expert_tensor
                     yield f"stage {number}: {stage.devices} ranks are not whole groups of {whole} that share experts"
 
 

@@ -3,7 +3,7 @@ used: d t p devices, with d a divisor of a batch's microbatches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -21,8 +21,7 @@ from piper_ray.model.constraints import (
     StageCount,
 )
 from piper_ray.model.errors import UsageError
-from piper_ray.model.instance import Instance, divisors
-from piper_ray.model.mode import Mode
+from piper_ray.model.instance import Instance, Tmpc, divisors
 from piper_ray.model.plan import Plan
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule
 
@@ -114,9 +113,9 @@ class Restrictions:
         """Whether a stage may have this d: every constraint admits it."""
         return all(constraint.admits_data_parallel_degree(degree) for constraint in self.constraints)
 
-    def admits_devices(self, devices: int, modes: Collection[Mode]) -> bool:
-        """Whether a stage whose layers run in these modes may have so many devices: every constraint admits it."""
-        return all(constraint.admits_devices(devices, modes) for constraint in self.constraints)
+    def admits_devices(self, devices: int, rows: Collection[Sequence[Tmpc]]) -> bool:
+        """Whether a stage may have this many devices: every constraint admits it. rows: of its layers."""
+        return all(constraint.admits_devices(devices, rows) for constraint in self.constraints)
 
     def data_parallel_degrees(self, instance: Instance) -> list[int]:
         """The degrees that a stage can have, ascending: they divide N and are no more than min(N, K)."""
