@@ -168,16 +168,16 @@ class SimulateOptions:
     latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
     transfers: Transfers = option(
         "HOW",
-        "How stages hand over. in-passes: as in Piper's model both stages stand still for each transfer. beside: a "
-        "stage computes on meanwhile. beside-steady: so, but passes of a warm-up or a flush wait for sends, as by "
-        "default in Megatron's interleaved. one-stream: as in-passes, and receives that torch posts early hold up what "
-        "comes after them on NCCL's one stream; run and exported lists post them in time, as fast as in-passes.",
+        "How stages hand over. in-passes (Piper's model): both stages wait during a transfer. beside: stages compute "
+        "during transfers. beside-steady (interleaved, Megatron's default): as beside, but in the warm-up and the "
+        "flush a stage waits until its send is done. one-stream (torch on NCCL): as in-passes, and a receive that is "
+        "posted early delays the transfers after it.",
         default=Transfers.IN_PASSES,
     )
     pass_overlap: float = option(
         "SHARE",
-        "Of two passes that dualpipe-v runs as one, the share of the shorter one's work that runs beside the other, "
-        "from 0 to 1.",
+        "For dualpipe-v, which runs some forward and backward passes in pairs: the share of the shorter pass that "
+        "overlaps with the longer one, from 0 to 1.",
         default=0.0,
     )
     keep: str = option(

@@ -32,11 +32,12 @@ class InFlightRule(str, Enum):
 
 
 class Transfers(str, Enum):
-    """How stages hand over. IN_PASSES: as Piper charges it, in the passes of both. BESIDE: beside the passes, one
-    after the other on each rank's way out, and only who waits for them loses time. BESIDE_STEADY: so under interleaved,
-    but in a rank's warm-up and flush each pass waits until what the one before it sends has gone: Megatron's default,
-    where BESIDE is its ``--overlap-p2p-communication-warmup-flush``. ONE_STREAM: as IN_PASSES, and all
-    that a rank sends and receives goes in the order of one stream, as torch.distributed.pipelining has it on NCCL:
+    """How stages hand over. IN_PASSES: both stages wait during a transfer, as in Piper's model. BESIDE: stages compute
+    during transfers; a rank sends one at a time, and only a stage that needs the data waits. Under interleaved this is
+    Megatron's ``--overlap-p2p-communication-warmup-flush``. BESIDE_STEADY: Megatron's default under interleaved: as
+    BESIDE, but in the warm-up and the flush a pass waits until the send before it is done. ONE_STREAM: as IN_PASSES,
+    and all that a rank sends and receives goes in the order of one stream, as torch.distributed.pipelining has it on
+    NCCL:
     a receive that is posted early holds up what comes after it. Exports to torch and torchtitan post each receive where
     its data are made, which holds up nothing and takes as long as IN_PASSES.
 
