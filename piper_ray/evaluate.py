@@ -29,6 +29,7 @@ from piper_ray.model.plan_rules import (
 )
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
+from piper_ray.simulate.borders import lies_in_groups, whole_groups
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -183,6 +184,9 @@ def evaluation_of(
     timeline, microbatches = simulation.timeline, simulation.microbatches
     devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
+    whole: tuple[int, ...] = ()
+    if lies_in_groups(instance.cluster, plan, simulation.schedule):
+        whole = whole_groups(instance.cluster, plan.stages[0].devices, len(plan.stages))
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
         mine = timeline.stage == number
@@ -191,7 +195,7 @@ def evaluation_of(
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
         links = links_holding(instance.cluster.of_kind(plan.stages[number].kind), devices)
-        bandwidth = _ring_bytes_per_s(links, d, figures.tensor_parallel_degree)
+        bandwidth = _ring_bytes_per_s(links, d, figures.tensor_parallel_degree, whole)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes have it in them
             resync = 0.0
@@ -450,12 +454,13 @@ def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     return found
 
 
-def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
-    """Of a ring through d replicas, in a plan of so many devices; inf for one replica."""
-    return _ring_bytes_per_s(links_holding(cluster, devices), d, t)
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, whole: Sequence[int] = ()) -> float:
+    """Of a ring through d replicas, in a plan of so many devices; inf for one replica. whole: the devices of groups in
+    which stages lie whole."""
+    return _ring_bytes_per_s(links_holding(cluster, devices), d, t, whole)
 
 
-def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> float:
+def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int, whole: Sequence[int] = ()) -> float:
     """links: those that hold the plan.
 
     From the innermost groups outwards: where a ring leaves groups that hold several replicas each, it has that many
@@ -469,6 +474,7 @@ def _ring_bytes_per_s(links: Sequence[tuple[int, float]], d: int, t: int) -> flo
             left = size // sizes[-1]
             sizes.append(sizes[-1] * next(factor for factor in range(2, left + 1) if left % factor == 0))
         more = max((x // t for x in sizes if x % t == 0 and d % (x // t) == 0), default=1)
+        more = d if size in whole else more
         if more > near:
             carried, near = min(carried, near * bandwidth), more
     return min(carried, near * between) if d > near else carried

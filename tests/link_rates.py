@@ -39,19 +39,26 @@ def between(instance: Instance, devices: int) -> Fraction:
 def borders(instance: Instance, stage_devices: int, stages: int) -> list[Fraction]:
     """What each border of a plan has, the last one first, where all stages have one d and one t: the rate of the least
     group that both stages are in, of those in which all stages of the plan lie whole, or which hold the plan."""
-    *inner, (held, outermost) = groups(instance, stages * stage_devices)
-    held, whole = min(held, instance.devices), list[tuple[int, Fraction]]()
-    for group in inner:
-        trial = [*(size for size, _ in whole), group[0]]
-        if stage_devices <= group[0] and len(starts(held, stage_devices, trial)) >= stages:
-            whole.append(group)
+    *inner, (_, outermost) = groups(instance, stages * stage_devices)
+    whole = whole_groups(instance, stage_devices, stages)
     # Of groups in which stages do not lie whole all borders count as outside, and so of all smaller ones.
-    shared = inner[max((k for k, group in enumerate(inner, 1) if group not in whole), default=0) :]
-    found = starts(held, stage_devices, [size for size, _ in whole])[:stages]
+    shared = inner[max((k for k, group in enumerate(inner, 1) if group[0] not in whole), default=0) :]
+    found = starts(instance.devices, stage_devices, whole)[:stages]
     return [
         next((rate for size, rate in shared if here // size == ahead // size), outermost)
         for here, ahead in pairwise(found)
     ]
+
+
+def whole_groups(instance: Instance, stage_devices: int, stages: int) -> list[int]:
+    """The devices of groups, smaller than what holds the plan, in which all stages of the plan lie whole."""
+    *inner, (held, _) = groups(instance, stages * stage_devices)
+    whole: list[int] = []
+    for size, _ in inner:
+        there = starts(min(held, instance.devices), stage_devices, [*whole, size])
+        if stage_devices <= size and len(there) >= stages:
+            whole.append(size)
+    return whole
 
 
 def starts(devices: int, stage_devices: int, whole: Sequence[int], first: int = 0) -> list[int]:
@@ -77,14 +84,17 @@ def unpassed(instance: Instance, source: int, target: int) -> bool:
     return len(beyond(source, 0) | beyond(target, 1) | {source, target}) == len(instance.layers)
 
 
-def ring(instance: Instance, devices: int, d: int, t: int) -> Fraction:
-    """Through the d replicas of a stage of such a plan.
+def ring(instance: Instance, devices: int, d: int, t: int, whole: Sequence[int] = ()) -> Fraction:
+    """Through the d replicas of a stage of such a plan. whole: devices of groups that stages lie whole in.
 
     Each of a ring's edges belongs to the smallest group that both of its ends surely share. Of one that leaves groups
     of n replicas there are n at once, one from each of their devices, as the shards go around in as many rings.
     """
     *inner, outermost = groups(instance, devices)
-    together = [surely_together([size for size, _ in inner[: level + 1]], d, t) for level in range(len(inner))]
+    together = [
+        d if size in whole else surely_together([size for size, _ in inner[: level + 1]], d, t)
+        for level, (size, _) in enumerate(inner)
+    ]
     slowest, inside = None, 1
     for (_, rate), n in zip([*inner, outermost], [*together, d], strict=True):
         if n > inside:

@@ -24,7 +24,7 @@ from piper_ray.evaluate import links_holding
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
-from piper_ray.simulate.borders import border_levels
+from piper_ray.simulate.borders import border_levels, whole_groups
 
 
 def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
@@ -35,20 +35,24 @@ def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
     return links_holding(own, own.devices)[-1][1]
 
 
-def borders_of(cluster: Cluster, schedule: Schedule, stage_devices: int, most: int) -> list[tuple[int, ...]]:
+def borders_of(
+    cluster: Cluster, schedule: Schedule, stage_devices: int, most: int
+) -> dict[tuple[int, ...], tuple[int, ...]]:
     """For some numbers of stages the links of their borders, by the stages behind, as numbers from the outermost link
-    inwards: no plan is charged less by one of these, and each as much as it takes. One of nothing where all are alike.
+    inwards; by the devices of groups that all stages lie whole in. No plan is charged less by one of these, and each as
+    much as it takes. One of nothing where all are alike.
 
     Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
     """
     held = links_holding(cluster, cluster.devices)
     if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
-        return [()]
-    found: list[tuple[int, ...]] = []
+        return {(): ()}
+    found = {}
     for stages in range(1, most + 1):
         own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, stages))
-        found = [one for one in found if own[: len(one)] != one] + [own]
-    return [(min(own, default=0), *own, min(own, default=0)) for own in found]
+        end = min(own, default=0)
+        found[whole_groups(cluster, stage_devices, stages)] = (end, *own, end)
+    return found
 
 
 @dataclass(frozen=True)

@@ -213,15 +213,18 @@ def pairs_of(
             if used:
                 whole = OnDegrees(instance, schedule, d, each, used, layers, sync)
                 parts = borders_of(instance.cluster, schedule, d * each[0], whole.most_ranks)
-                found += [replace(whole, borders=borders) for borders in parts]
+                for groups, borders in parts.items():
+                    if groups:
+                        sync = {"": _sync_s_per_byte(instance.cluster, step, d, each[0], groups)}
+                    found.append(replace(whole, borders=borders, sync_s_per_byte=sync))
     return found
 
 
-def _sync_s_per_byte(cluster: Cluster, step: StepTerms, d: int, t: int) -> float:
-    """Of a stage's replicas."""
+def _sync_s_per_byte(cluster: Cluster, step: StepTerms, d: int, t: int, whole: Sequence[int] = ()) -> float:
+    """Of a stage's replicas. whole: of ``whole_groups``."""
     if d == 1:
         return 0.0
-    link = replicas_bytes_per_s(cluster, cluster.devices, d, t)
+    link = replicas_bytes_per_s(cluster, cluster.devices, d, t, whole)
     return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * link)
 
 

@@ -196,24 +196,30 @@ class Cluster:
             return self
         return SpreadCluster(self.devices, self.memory_bytes, self.links, self.node_devices)
 
-    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
+    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int, stages: int | None = None) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
 
-        None is slower than the last link.
+        None is slower than the last link. stages: of a plan with one d and one t under a flush, whose stages may lie
+        whole in groups (``border_periods``).
         """
         if len(self.links) == 1:
             return self.links[0]
-        return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
+        d, t = data_parallel_degree, tensor_parallel_degree
+        periods = () if stages is None else self.border_periods(d * t, stages)
+        whole = next((level for level, period in enumerate(periods) if period > 0), None)
+        if whole is not None:
+            return Link(self._ring_bytes_per_s(whole, d, t))
+        return Link(self._ring_bytes_per_s(len(self.links) - 1, d, t))
 
     def border_periods(self, stage_devices: int, stages: int) -> tuple[int, ...]:
         """For each link but the last its c: the border with q stages behind it leaves a group where c divides q.
 
-        c stages of so many devices lie whole in a group, the rest of which is idle. c is 1 where a stage is larger than
-        a group, or where so many stages do not lie whole in the least group that holds them without gaps.
+        c stages of so many devices lie whole in a group, the rest of which is idle. 0, and all borders leave it, where
+        a stage is larger, or where so many do not lie whole in the least group that holds them without gaps.
 
         >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
-        ((4,), (2,), (1,))
+        ((4,), (2,), (0,))
         """
         groups = [link.devices for link in self.links[:-1] if link.devices is not None]
         held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
@@ -223,7 +229,7 @@ class Cluster:
             level = (group, _room(group, whole))
             is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
             whole += [level] if is_whole else []
-            found.append(level[1] if is_whole else 1)
+            found.append(level[1] if is_whole else 0)
         return tuple(found)
 
     def needed_devices(self, stage_devices: int, stages: int) -> int:
@@ -240,7 +246,7 @@ class Cluster:
 
     def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
         """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
-        left = [level for level, period in enumerate(periods, start=1) if behind % period == 0]
+        left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
         return self.level_bytes_per_s(max(left, default=0))
 
     @property

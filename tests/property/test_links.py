@@ -22,13 +22,14 @@ from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from piper_ray.simulate.assemble import replicas_bytes_per_s as simulated_bytes_per_s
 from piper_ray.simulate.borders import border_rates
+from piper_ray.simulate.borders import whole_groups as whole_in_simulation
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
 from tests.flush_instances import uneven_layers
 from tests.instances import equal_chain, random_instance
 from tests.lengths import long_after
-from tests.link_rates import borders, ring, starts, with_levels
+from tests.link_rates import borders, groups, ring, starts, whole_groups, with_levels
 from tests.solver_support import ONE_THREAD
 
 WITH_CHUNKS = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]
@@ -350,6 +351,35 @@ def test_borders_have_the_links_of_where_their_devices_lie() -> None:
             within += is_whole and found > top
     assert min(exact, within) > 1000
     assert spread > 100
+
+
+def test_rings_of_whole_stages_have_the_link_of_their_group() -> None:
+    """64 of 72: eight replicas of eight devices have the domain's link where the plan's stages lie whole in domains.
+    All who charge a ring charge the same, and none less than where its devices lie."""
+    domains = Cluster(5 * 72, 1.0, (Link(1800.0, 72), Link(100.0)))
+    assert [domains.spread().replicas_link(8, 8, p).bandwidth_bytes_per_s for p in (1, 5)] == [1800.0, 1800.0]
+    assert domains.spread().replicas_link(8, 8).bandwidth_bytes_per_s == 100.0
+    rng, nearer = Random("whole rings"), 0
+    for cluster, size, stages in random_pipelines(2000):
+        d = rng.choice([d for d in range(1, size + 1) if size % d == 0])
+        if d == 1:
+            continue
+        instance, t = equal_chain(2).replace(cluster=cluster), size // d
+        whole = whole_groups(instance, size, stages)
+        *held, (there, _) = groups(instance, size * stages)
+        own = replace(cluster.holding(size * stages), devices=min(there, cluster.devices))
+        expected = float(ring(instance, size * stages, d, t, whole))
+        found = own.replicas_link(d, t, stages).bandwidth_bytes_per_s
+        used = (cluster, size * stages, d, t, whole_in_simulation(cluster, size, stages))
+        assert found == expected
+        assert replicas_bytes_per_s(*used) == simulated_bytes_per_s(*used) == expected
+        nearer += expected > float(ring(instance, size * stages, d, t))
+        rates = [link.bandwidth_bytes_per_s for link in cluster.links]
+        for first in starts(cluster.devices, size, [n for n, _ in held if n in whole])[:stages]:
+            devices = [first + replica * t for replica in range(d)]
+            sizes = [link.devices or 10**9 for link in cluster.links]
+            assert expected <= min([max(rates), *_shares(devices, sizes, rates)])
+    assert nearer > 100
 
 
 def test_a_plan_needs_the_room_that_its_borders_count_on() -> None:

@@ -44,22 +44,22 @@ class Placed:
 class BorderRates:
     """On devices of one kind. rates: of borders, in bytes per second, the fastest first. unpassed: the edges that have
     them, by their indices in the instance; all others may skip stages, and go at the last rate, that of the outermost
-    link."""
+    link. by_stages: whether links of borders, or of replicas, hang on how many stages there are."""
 
     rates: tuple[float, ...]
     unpassed: frozenset[int] = frozenset()
+    by_stages: bool = False
 
     @classmethod
     def of(cls, instance: Instance, schedule: Schedule) -> BorderRates:
         """One rate alone where borders are alike: with one link, under 2bw, or where all edges may skip stages."""
-        cluster = instance.cluster
+        cluster, unpassed = instance.cluster, frozenset[int]()
         rates = cluster.border_rates
-        if len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds:
+        by_stages = len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds
+        if by_stages:
             ends = unpassed_edges(instance)
             unpassed = frozenset(k for k, x in enumerate(instance.edges) if (x.source, x.target) in ends)
-            if unpassed:
-                return cls(rates, unpassed)
-        return cls(rates[-1:])
+        return cls(rates if unpassed else rates[-1:], unpassed, by_stages)
 
     def numbers(self, cluster: Cluster, degree: int) -> range:
         """Of the rates that borders between stages of at least so many devices may have."""
@@ -70,13 +70,15 @@ class BorderRates:
 
     def parts(self, cluster: Cluster, stage_devices: int, stages: range) -> Iterator[tuple[range, tuple[int, ...]]]:
         """The numbers of stages with the same rates at their borders; and these rates' numbers, by the stages behind:
-        behind the last stage the slowest of all. None where all borders are alike."""
-        if len(self.rates) == 1:
+        behind the last stage the slowest of all. None where all are alike."""
+        if not self.by_stages:
             yield stages, ()
             return
         for periods, counts in groupby(stages, key=lambda p: cluster.border_periods(stage_devices, p)):
             part = [*counts]
-            found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
+            found = [0] * part[-1]
+            if len(self.rates) > 1:
+                found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
             yield range(part[0], part[-1] + 1), (max(found[:-1], default=found[-1]), *found)
 
 

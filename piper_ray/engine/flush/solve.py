@@ -254,7 +254,7 @@ class _Problem:
 
     def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
         """Those without which the plan takes longer, or is none."""
-        if len(self.workload.border_rates.rates) == 1:
+        if not self.workload.border_rates.by_stages:
             return chosen.devices
         return cluster.needed_devices(chosen.devices // chosen.stages, chosen.stages)
 

@@ -85,9 +85,9 @@ def list_tasks(
     move = moves_of(placed, len(of_kind) if has_kinds else len(borders.rates))
 
     @cache
-    def sync_of(d: int) -> FloatArray:
+    def sync_of(d: int, count: int | None) -> FloatArray:
         alike = {(x.variant.kind, x.variant.degree) for x in placed}
-        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t) for kind, t in alike}
+        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t, count) for kind, t in alike}
         return np.array([found[x.variant.kind, x.variant.degree] for x in placed])
 
     for d, degrees, usable, stages, of_borders in _parts(instance, workload, schedule, restrictions):
@@ -108,7 +108,7 @@ def list_tasks(
             stages=stages[-1] if is_fixed else 0,
             most_memory_bytes=float(memory_bytes[list(variants)].max()),
             memory_bytes=memory_bytes,
-            sync_s_per_byte=sync_of(d),
+            sync_s_per_byte=sync_of(d, stages[0] if borders.by_stages else None),
             tensor_parallel_degrees=tensor_parallel_degrees,
             variants=np.array(variants, np.int64),
             bounding=np.array(bounding, np.int64),
