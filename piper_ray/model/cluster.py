@@ -9,8 +9,9 @@ else as many of its replicas share one as divide d and make a block. Blocks of t
 first, on as many devices as they have, since each size divides the next: what is counted on here can be had.
 
 **What stages hand over.** Where all stages have one d and one t, under 1f1b and gpipe, groups hold whole stages and are
-filled from the back (``border_periods``), so each border has the link that its place gives it. Else borders are charged
-at the link between nodes, unless the whole plan fits into one: some two neighbours lie in different nodes.
+filled from the back (``border_periods``), so each border has the link that its place gives it, and the replicas of a
+stage that lies whole in a group have the group's. Else borders are charged at the link between nodes, unless the whole
+plan fits into one: some two neighbours lie in different nodes.
 """
 
 from __future__ import annotations
