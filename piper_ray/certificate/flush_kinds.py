@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise, product
+from itertools import combinations_with_replacement, groupby, pairwise, product
 
 import numpy as np
 
@@ -37,21 +37,21 @@ def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
 
 def borders_of(
     cluster: Cluster, schedule: Schedule, stage_devices: int, most: int
-) -> dict[tuple[int, ...], tuple[int, ...]]:
-    """For some numbers of stages the links of their borders, by the stages behind, as numbers from the outermost link
-    inwards; by the devices of groups that all stages lie whole in. No plan is charged less by one of these, and each as
-    much as it takes. One of nothing where all are alike.
+) -> list[tuple[int, tuple[int, ...], tuple[int, ...]]]:
+    """The fewest of some numbers of stages; the links of their borders, by the stages behind, as numbers from the
+    outermost link inwards, up to the most of these; and the devices of groups that all stages lie whole in. One of all,
+    with nothing said, where links are alike.
 
     Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
     """
     held = links_holding(cluster, cluster.devices)
     if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
-        return {(): ()}
-    found = {}
-    for stages in range(1, most + 1):
-        own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, stages))
-        end = min(own, default=0)
-        found[whole_groups(cluster, stage_devices, stages)] = (end, *own, end)
+        return [(1, (), ())]
+    found = []
+    for whole, numbers in groupby(range(1, most + 1), lambda stages: whole_groups(cluster, stage_devices, stages)):
+        alike = [*numbers]
+        own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, alike[-1]))
+        found.append((alike[0], (min(own, default=0), *own, min(own, default=0)), whole))
     return found
 
 

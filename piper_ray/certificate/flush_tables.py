@@ -53,7 +53,7 @@ _NO_TIME = 1e-18
 class OnDegrees:
     """All plans of one d, and one t on each kind of devices. ways: those in which their stages may run. layers: ids,
     each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices. borders: of
-    ``borders_of``."""
+    ``borders_of``, for plans of ``fewest_ranks`` or more."""
 
     instance: Instance
     schedule: Schedule
@@ -63,6 +63,7 @@ class OnDegrees:
     layers: tuple[int, ...]
     sync_s_per_byte: Mapping[str, float]
     borders: tuple[int, ...] = ()
+    fewest_ranks: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -212,11 +213,11 @@ def pairs_of(
             }
             if used:
                 whole = OnDegrees(instance, schedule, d, each, used, layers, sync)
-                parts = borders_of(instance.cluster, schedule, d * each[0], whole.most_ranks)
-                for groups, borders in parts.items():
-                    if groups:
+                for fewest, borders, groups in borders_of(instance.cluster, schedule, d * each[0], whole.most_ranks):
+                    if borders:
                         sync = {"": _sync_s_per_byte(instance.cluster, step, d, each[0], groups)}
-                    found.append(replace(whole, borders=borders, sync_s_per_byte=sync))
+                    part = replace(whole, fewest_ranks=fewest, borders=borders, sync_s_per_byte=sync)
+                    found.append(part)
     return found
 
 
@@ -424,6 +425,7 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
         share=pair.share_of_kind,
         mix_unit=units_of(pair.most_of_kind),
         borders=np.array(pair.borders, np.int64),
+        fewest_stages=pair.fewest_ranks,
     )
 
 
