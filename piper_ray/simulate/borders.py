@@ -6,10 +6,19 @@ of each level that all stages of the plan fit into whole; at any other level all
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
 from piper_ray.model.cluster import Cluster
+from piper_ray.model.plan import Plan
+from piper_ray.model.schedule import FLUSHED, Schedule
+
+
+def lies_in_groups(cluster: Cluster, plan: Plan, schedule: Schedule) -> bool:
+    """Whether the links of its borders and replicas follow from where its stages lie."""
+    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
+    return len(cluster.links) > 1 and not cluster.kinds and schedule.name in FLUSHED and len(degrees) == 1
 
 
 def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[float]:
@@ -20,18 +29,47 @@ def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[floa
 
 def border_levels(cluster: Cluster, stage_devices: int, stages: int) -> tuple[int, ...]:
     """For each border the link that stages hand over at, by its number in the cluster, the last border first."""
-    sizes, there = [x.devices for x in cluster.links if x.devices is not None], cluster.devices
-    held = min([size for size in sizes if stage_devices * stages <= size] + [there])
-    whole: tuple[int, ...] = ()
-    for size in sizes:
-        if size < held and len(_starts(held, stage_devices, (*whole, size))) >= stages:
-            whole += (size,)
-    starts = _starts(held, stage_devices, whole)[:stages]
+    sizes = [x.devices for x in cluster.links if x.devices is not None]
+    whole = whole_groups(cluster, stage_devices, stages)
+    starts = _starts(cluster.devices, stage_devices, whole)[:stages]
     found = []
     for one, other in pairwise(starts):
-        shared = [size >= held or (size in whole and one // size == other // size) for size in sizes]
+        shared = [size in whole and one // size == other // size for size in sizes]
         found.append(max((level for level, is_shared in enumerate(shared, 1) if not is_shared), default=0))
     return tuple(found)
+
+
+def whole_groups(cluster: Cluster, stage_devices: int, stages: int) -> tuple[int, ...]:
+    """The devices of the groups, those of each level, in which each stage lies whole."""
+    sizes = [x.devices for x in cluster.links if x.devices is not None]
+    held = min([size for size in sizes if stage_devices * stages <= size] + [cluster.devices])
+    whole: tuple[int, ...] = ()
+    for size in sizes:
+        if size >= held or len(_starts(held, stage_devices, (*whole, size))) >= stages:
+            whole += (size,)
+    return whole
+
+
+def best_ring(cluster: Cluster, d: int, t: int, stages: int, ring: Callable[[Cluster, int, int, int], float]) -> float:
+    """The bandwidth of the ring through a stage's replicas: whole in the least group that it can be, or n of them in
+    each group one level below that which holds the plan, by the n that is best.
+
+    ring: through n replicas of t devices each in a group of so many devices.
+    """
+    own, sizes = (
+        Cluster(cluster.devices, 1.0, cluster.links),
+        [x.devices for x in cluster.links if x.devices is not None],
+    )
+    held = min([size for size in sizes if stages * d * t <= size] + [cluster.devices])
+    below = [size for size in sizes if size < held]
+    whole = [size for size in whole_groups(cluster, d * t, stages) if size < held]
+    if whole:
+        return ring(own, whole[0], d, t)
+    found = [ring(own, held, d, t)]
+    outside = max(link.bandwidth_bytes_per_s for link in cluster.links[len(below) :])
+    runs = [n for n in range(2, d) if d % n == 0 and below]
+    runs = [n for n in runs if len(_starts(held, n * t, (below[-1],))) >= stages * d // n]
+    return max(found + [min(ring(own, below[-1], n, t), n * outside) for n in runs])
 
 
 @lru_cache(maxsize=4096)

@@ -28,7 +28,7 @@ from tests.flush_brute_force import brute_force as flush_brute_force
 from tests.flush_instances import uneven_layers
 from tests.instances import equal_chain, random_instance
 from tests.lengths import long_after
-from tests.link_rates import borders, ring, starts, with_levels
+from tests.link_rates import borders, groups, ring, ring_where_stages_lie, starts, whole_groups, with_levels
 from tests.solver_support import ONE_THREAD
 
 WITH_CHUNKS = [Schedule(ScheduleName.INTERLEAVED, 2), Schedule(ScheduleName.ZB_H1), Schedule(ScheduleName.ZB_V)]
@@ -320,10 +320,13 @@ def test_all_who_charge_a_border_charge_the_same() -> None:
         expected = list(map(float, borders(equal_chain(2).replace(cluster=cluster), stage_devices, stages)))
         assert [cluster.border_bytes_per_s(q, periods) for q in range(1, stages)] == expected
         assert border_rates(cluster, stage_devices, stages) == expected
-        needed = cluster.needed_devices(stage_devices, stages)
+        d = max(d for d in range(1, 5) if stage_devices % d == 0)
+        degrees = d, stage_devices // d, stages
+        needed, ring = cluster.needed_devices(*degrees), cluster.replicas_link(*degrees)
         assert needed <= cluster.devices
         for devices in range(stage_devices * stages, cluster.devices):
-            alike = replace(cluster, devices=devices).border_periods(stage_devices, stages) == periods
+            fewer = replace(cluster, devices=devices)
+            alike = fewer.border_periods(stage_devices, stages) == periods and fewer.replicas_link(*degrees) == ring
             assert alike == (devices >= needed)
 
 
@@ -350,6 +353,50 @@ def test_borders_have_the_links_of_where_their_devices_lie() -> None:
             within += is_whole and found > top
     assert min(exact, within) > 1000
     assert spread > 100
+
+
+def test_rings_have_the_links_of_where_their_replicas_lie() -> None:
+    """64 of 72: eight replicas of eight devices share a domain, whatever else divides it. All who charge a ring charge
+    the same, and none less than where its devices lie, put down one by one."""
+    domains = Cluster(5 * 72, 1.0, (Link(1800.0, 72), Link(100.0)))
+    assert [domains.replicas_link(8, 8, p).bandwidth_bytes_per_s for p in (1, 5)] == [1800.0, 1800.0]
+    assert [domains.replicas_link(d, 8, 1).bandwidth_bytes_per_s for d in (16, 32, 40)] == [800.0] * 3
+    assert domains.replicas_link(8, 8).bandwidth_bytes_per_s == 100.0
+    rng, whole, runs = Random("whole rings"), 0, 0
+    for cluster, size, stages in random_pipelines(2000):
+        degrees = [d for d in range(2, size + 1) if size % d == 0]
+        if not degrees:
+            continue
+        instance, d = equal_chain(2).replace(cluster=cluster), rng.choice(degrees)
+        t = size // d
+        expected = float(ring_where_stages_lie(instance, d, t, stages))
+        assert cluster.replicas_link(d, t, stages).bandwidth_bytes_per_s == expected
+        used = (cluster, size * stages, d, t, stages)
+        assert replicas_bytes_per_s(*used) == simulated_bytes_per_s(*used) == expected
+        found = max(_shares_of_placements(instance, d, t, stages))
+        assert expected <= found
+        before = float(ring(instance, size * stages, d, t))
+        assert expected >= before
+        is_whole = bool(whole_groups(instance, size, stages))
+        whole, runs = whole + (is_whole and expected > before), runs + (not is_whole and expected > before)
+    assert min(whole, runs) > 50
+
+
+def _shares_of_placements(instance: Instance, d: int, t: int, stages: int) -> Iterator[float]:
+    """What the slowest ring of a plan has, for each way to put its stages down, device by device: whole in groups; or
+    with n of their replicas in each; or in order without gaps."""
+    size, whole = d * t, whole_groups(instance, d * t, stages)
+    bounds = [min(devices, instance.devices) for devices, _ in groups(instance, size * stages)]
+    rates = [max(link.bandwidth_bytes_per_s for link in instance.cluster.links[k:]) for k in range(len(bounds))]
+    ways = (
+        [(n, bounds[-2:-1]) for n in range(1, d + 1) if d % n == 0 and n * t <= bounds[-2:-1][0]] if bounds[1:] else []
+    )
+    for n, kept in [(d, whole)] if whole else [(d, []), *ways]:
+        first = starts(bounds[-1], n * t, kept)[: stages * d // n]
+        if len(first) == stages * d // n:
+            at = [one + k * t for one in first for k in range(n)]
+            rings = [at[stage * d : (stage + 1) * d] for stage in range(stages)]
+            yield min([max(rates), *(share for ring in rings for share in _shares(ring, bounds, rates))])
 
 
 def test_a_plan_needs_the_room_that_its_borders_count_on() -> None:
