@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
@@ -29,7 +30,7 @@ from piper_ray.model.plan_rules import (
 )
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
-from piper_ray.simulate.borders import best_ring, lies_in_groups
+from piper_ray.simulate.borders import best_ring
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation

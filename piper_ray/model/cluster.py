@@ -179,8 +179,12 @@ class Cluster:
         them."""
         if len(self.links) == 1 or not self.packed:
             return self
-        held = next(index for index, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        held = self.level_holding(devices)
         return self if held == len(self.links) - 1 else self._within(held)
+
+    def level_holding(self, devices: int) -> int:
+        """The number of the link of the least group that holds so many."""
+        return next(k for k, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
 
     def levels(self) -> tuple[Cluster, ...]:
         """What is to be searched so that all plans are found at what they cost: for each group that leaves devices out
@@ -233,7 +237,7 @@ class Cluster:
 
     def _packed_ring(self, d: int, t: int, stages: int) -> tuple[float, int, int]:
         """The bandwidth of a ring, and the level whose groups hold n replicas each, by the n that is best for it."""
-        level = next(k for k, link in enumerate(self.links) if link.devices is None or d * t * stages <= link.devices)
+        level = self.level_holding(d * t * stages)
         for inner, period in enumerate(self.border_periods(d * t, stages)[:level]):
             if period > 0:
                 return self._ring_bytes_per_s(inner, d, t), inner, d
@@ -286,8 +290,13 @@ class Cluster:
 
     def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
         """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
+        return self.level_bytes_per_s(self.border_level(behind, periods))
+
+    @staticmethod
+    def border_level(behind: int, periods: Sequence[int]) -> int:
+        """The number of the link there."""
         left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
-        return self.level_bytes_per_s(max(left, default=0))
+        return max(left, default=0)
 
     @property
     def border_rates(self) -> tuple[float, ...]:

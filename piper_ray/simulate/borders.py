@@ -11,14 +11,6 @@ from functools import lru_cache
 from itertools import pairwise
 
 from piper_ray.model.cluster import Cluster
-from piper_ray.model.plan import Plan
-from piper_ray.model.schedule import FLUSHED, Schedule
-
-
-def lies_in_groups(cluster: Cluster, plan: Plan, schedule: Schedule) -> bool:
-    """Whether the links of its borders and replicas follow from where its stages lie."""
-    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
-    return len(cluster.links) > 1 and not cluster.kinds and schedule.name in FLUSHED and len(degrees) == 1
 
 
 def border_rates(cluster: Cluster, stage_devices: int, stages: int) -> list[float]:
