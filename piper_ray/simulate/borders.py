@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from piper_ray.model.cluster import Cluster
 
@@ -40,6 +40,27 @@ def whole_groups(cluster: Cluster, stage_devices: int, stages: int) -> tuple[int
         if size >= held or len(_starts(held, stage_devices, (*whole, size))) >= stages:
             whole += (size,)
     return whole
+
+
+def listed_places(cluster: Cluster, stage_devices: int, stages: int) -> list[int]:
+    """The first device of each stage, front to back, where launch files list nodes: the group that is filled last comes
+    first, and in each the stages come before idle devices. Without gaps, where groups hold no whole stages or one of
+    them has fewer devices."""
+    held = min(
+        [x.devices for x in cluster.links if x.devices is not None and stage_devices * stages <= x.devices]
+        + [cluster.devices]
+    )
+    whole = tuple(size for size in whole_groups(cluster, stage_devices, stages) if size < held)
+    starts = _starts(cluster.devices, stage_devices, whole)[:stages]
+    total = -(-(starts[-1] + stage_devices) // whole[-1]) * whole[-1] if whole else 0
+    if not 0 < total <= cluster.devices:
+        return [place * stage_devices for place in range(stages)]
+    found = []
+    for _, group in groupby(reversed(starts), key=lambda at: at // whole[0]):
+        inside = [*group]
+        first = total - (inside[0] // whole[0] + 1) * whole[0]
+        found += [first + place * stage_devices for place in range(len(inside))]
+    return found
 
 
 def best_ring(cluster: Cluster, d: int, t: int, stages: int, ring: Callable[[Cluster, int, int, int], float]) -> float:

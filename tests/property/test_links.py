@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -21,7 +22,7 @@ from piper_ray.model.schedule import Schedule, ScheduleName
 from piper_ray.model.solution import Solution, Status
 from piper_ray.model.stop import StoppedBy, StopSearch
 from piper_ray.simulate.assemble import replicas_bytes_per_s as simulated_bytes_per_s
-from piper_ray.simulate.borders import border_rates
+from piper_ray.simulate.borders import border_rates, listed_places
 from tests.brute_force import brute_force
 from tests.chunks_brute_force import least_step_s
 from tests.flush_brute_force import brute_force as flush_brute_force
@@ -328,6 +329,27 @@ def test_all_who_charge_a_border_charge_the_same() -> None:
             fewer = replace(cluster, devices=devices)
             alike = fewer.border_periods(stage_devices, stages) == periods and fewer.replicas_link(*degrees) == ring
             assert alike == (devices >= needed)
+
+
+def test_stages_are_listed_in_order_with_the_borders_that_are_charged() -> None:
+    gaps = 0
+    for cluster, size, stages in random_pipelines(2000):
+        first = listed_places(cluster, size, stages)
+        assert first == sorted(first)
+        assert all(after - before >= size for before, after in pairwise(first))
+        assert first[0] >= 0
+        assert first[-1] + size <= cluster.devices
+        if first == [place * size for place in range(stages)]:
+            continue
+        gaps += 1
+        *inner, _ = groups(equal_chain(2).replace(cluster=cluster), size * stages)
+        whole = [n for n, _ in inner if all(at // n == (at + size - 1) // n for at in first)]
+        crossed = [[before // n != after // n for n in whole] for before, after in pairwise(first)]
+        levels = {tuple(left): set() for left in crossed}
+        for left, rate in zip(crossed, border_rates(cluster, size, stages)[::-1], strict=True):
+            levels[tuple(left)].add(rate)
+        assert all(len(rates) == 1 for rates in levels.values())
+    assert gaps > 100
 
 
 def test_borders_have_the_links_of_where_their_devices_lie() -> None:

@@ -149,7 +149,9 @@ def stage_table(found: Valued, rows: Sequence[Group]) -> PageTable[Group]:
     if borders:
 
         def to_next(group: Group) -> TableCell:
-            return TableCell(", ".join(dict.fromkeys(filter(None, (borders[n] for n in group)))))
+            # The row below says its own kind.
+            texts = dict.fromkeys(borders[n].partition(" to ")[0] for n in group if borders[n])
+            return TableCell(", ".join(text.replace(" ", NO_BREAK, 1) for text in texts))
 
         columns.insert(6, PageColumn("to_next", "to next", to_next, numeric=False, help="Link to the next stage"))
     if found.instance.cluster.kinds:
