@@ -15,9 +15,10 @@ from itertools import groupby, pairwise
 from rich.console import Console
 from rich.text import Text
 
+from piper_ray.cost.tolerances import MEMORY_TOLERANCE
 from piper_ray.evaluate import Evaluation, StageEvaluation
 from piper_ray.model.borders import stage_borders
-from piper_ray.model.cluster import Cluster
+from piper_ray.model.cluster import Cluster, DeviceKind
 from piper_ray.model.figures import (
     PROOF_TOLERANCE,
     given_size_text,
@@ -157,8 +158,7 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
             yield f"no plan is faster than {time_text(solution.lower_bound_s)}/microbatch"
         for kind in instance.cluster.kinds:
             if kind.name not in {stage.kind for stage in plan.stages}:
-                idle = plural(kind.cluster.devices, "device")
-                yield f"no stage is on {printable(kind.name)}: the plan is faster without its {idle}"
+                yield f"no stage is on {printable(kind.name)}: {_why_idle(instance, kind, status)}"
     elif solution.infeasibility is not None:
         yield from _infeasibility_lines(solution.infeasibility)
     else:
@@ -169,6 +169,21 @@ def _outcome_lines(instance: Instance, solution: Solution) -> Iterator[str | Tex
     yield _work_text(solution)
     if solution.stats.cluster is not None:
         yield from cluster_lines(solution.stats.cluster, solution.stats.search_s)
+
+
+def _why_idle(instance: Instance, kind: DeviceKind, status: Status) -> str:
+    """Of a kind of devices that has no stage."""
+    idle, memory_bytes = plural(kind.cluster.devices, "device"), kind.cluster.memory_bytes * (1.0 + MEMORY_TOLERANCE)
+    held = (
+        tmpc.activation_bytes + tmpc.fixed_bytes
+        for layer in instance.layers
+        for t, row in layer.tmpcs.items()
+        for tmpc in row
+        if tmpc.kind == kind.name and t <= kind.cluster.devices
+    )
+    if not any(size_bytes <= memory_bytes for size_bytes in held):
+        return f"no plan can use its {idle}, whose memory is too small for any layer"
+    return f"the plan is faster without its {idle}" if status is Status.OPTIMAL else f"its {idle} are idle"
 
 
 def blocks_text(blocks: BlockStats) -> str:

@@ -345,7 +345,7 @@ def test_stages_are_listed_in_order_with_the_borders_that_are_charged() -> None:
         *inner, _ = groups(equal_chain(2).replace(cluster=cluster), size * stages)
         whole = [n for n, _ in inner if all(at // n == (at + size - 1) // n for at in first)]
         crossed = [[before // n != after // n for n in whole] for before, after in pairwise(first)]
-        levels = {tuple(left): set() for left in crossed}
+        levels: dict[tuple[bool, ...], set[float]] = {tuple(left): set() for left in crossed}
         for left, rate in zip(crossed, border_rates(cluster, size, stages)[::-1], strict=True):
             levels[tuple(left)].add(rate)
         assert all(len(rates) == 1 for rates in levels.values())

@@ -12,7 +12,7 @@ from piper_ray.workloads.formats.plans import stage_documents
 from tests.instances import equal_chain
 
 ONE_F_ONE_B = Schedule(ScheduleName.ONE_F_ONE_B)
-NODES = Cluster(24, 1e9, (Link("900GB/s", 8), Link("50GB/s")))
+NODES = Cluster(24, 1e9, (Link(900e9, 8), Link(50e9)))
 
 
 def plan_of(*kinds: str, d: int = 4) -> Plan:
@@ -35,13 +35,13 @@ def test_borders_within_nodes_and_between_them() -> None:
 
 
 def test_borders_between_kinds() -> None:
-    kinds = [DeviceKind(name, Cluster(8, 1e9, (Link(rate),))) for name, rate in (("old", "25GB/s"), ("new", "50GB/s"))]
-    cluster = Cluster.of_kinds(kinds, "10GB/s")
+    kinds = [DeviceKind(name, Cluster(8, 1e9, (Link(rate),))) for name, rate in (("old", 25e9), ("new", 50e9))]
+    cluster = Cluster.of_kinds(kinds, 10e9)
     texts = border_texts(on(cluster), plan_of("old", "old", "new", d=2), ONE_F_ONE_B)
     assert texts == ["25 GB/s", "10 GB/s to new", ""]
 
 
 def test_nothing_is_said_where_links_do_not_differ() -> None:
-    one = Cluster(24, 1e9, (Link("50GB/s"),))
+    one = Cluster(24, 1e9, (Link(50e9),))
     assert "to_next" not in stage_documents(on(one), plan_of("", ""), ONE_F_ONE_B)[0]
     assert stage_borders(NODES, plan_of("", "", "", ""), Schedule(ScheduleName.INTERLEAVED, 2)) == ()
