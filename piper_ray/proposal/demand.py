@@ -259,7 +259,7 @@ _NOT_BESIDE = {*Recomputation.FULL.parts, "moe"}
 """What Megatron refuses to compute again where experts' exchanges run beside passes."""
 
 BESIDE = (
-    "with experts' exchanges beside passes (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
+    "with experts' exchanges overlapped (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
     "and recomputes neither whole layers nor moe: other plans are not tried"
 )
 

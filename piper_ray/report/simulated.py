@@ -260,8 +260,9 @@ def beside_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
         for how in (Transfers.BESIDE_STEADY, Transfers.BESIDE)
     )
     return (
-        f"charged in passes; Megatron runs them beside passes but in warm-up and flush: {time_text(default_s, 3)} a "
-        f"step, {time_text(flagged_s, 3)} with --overlap-p2p-communication-warmup-flush (modelled)"
+        "charged in passes; Megatron overlaps them with passes, except in warm-up and flush: "
+        f"{time_text(default_s, 3)} a step, {time_text(flagged_s, 3)} with "
+        "--overlap-p2p-communication-warmup-flush (modelled)"
     )
 
 
