@@ -343,7 +343,7 @@ def _numbers_text(numbers: memory.Numbers, whose: str, training: Training, mode:
 
 
 def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
-    """What b is for, and what the backward pass holds beside a and b."""
+    """What b is for, and what the backward pass holds besides a and b."""
     states = [
         (name, memory.state_bytes(kind, mode, training))
         for name, training in _parts_of(result.setting.training).items()

@@ -254,7 +254,7 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def beside_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
-    """What a step takes where transfers run beside passes, as Megatron's interleaved schedule has it."""
+    """What a step takes where transfers overlap with passes, as Megatron's interleaved schedule has it."""
     default_s, flagged_s = (
         simulate(instance, plan, simulation.schedule, options=replace(simulation.options, transfers=how)).step_s
         for how in (Transfers.BESIDE_STEADY, Transfers.BESIDE)

@@ -60,7 +60,7 @@ class EstimateRequest:
     software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer: further ways to run layers;
     recomputations: besides those that suit the software.
     context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
-    exchanges that hide beside passes beyond what the software does by default; graphs: what CUDA graphs capture
+    exchanges that hide behind passes beyond what the software does by default; graphs: what CUDA graphs capture
     (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
     software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
     of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
