@@ -94,7 +94,7 @@ class StagePlace:
 
 
 def places_of(simulation: Simulation, cluster: Cluster, within: Sequence[int]) -> tuple[StagePlace, ...]:
-    """Front to back: under a flush where launch files put them. Else each beside the one before; where there are nodes,
+    """Front to back: under a flush where launch files put them. Else each after the one before; where there are nodes,
     the stages that come in the largest blocks of these first, so that no block is cut by a node's border. within:
     stages that are placed."""
     held = []
