@@ -15,7 +15,7 @@ from piper_ray.engine.ledger import Limits
 from piper_ray.evaluate import replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.constraints import AllDevices, DataParallelDegrees, KeepOrder, SameDegrees, StageCount
-from piper_ray.model.errors import InvalidPlan
+from piper_ray.model.errors import CertificateRefused, InvalidPlan
 from piper_ray.model.instance import Instance
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import Schedule, ScheduleName
@@ -419,6 +419,36 @@ def _shares_of_placements(instance: Instance, d: int, t: int, stages: int) -> It
             at = [one + k * t for one in first for k in range(n)]
             rings = [at[stage * d : (stage + 1) * d] for stage in range(stages)]
             yield min([max(rates), *(share for ring in rings for share in _shares(ring, bounds, rates))])
+
+
+def test_certificates_know_where_replicas_lie() -> None:
+    """Heavy weights, groups that no block of replicas divides: what is proved is the optimum, and no more."""
+    nearer = 0
+    for d, size, devices in ((6, 4, 12), (3, 4, 8), (10, 6, 12), (4, 3, 9)):
+        instance = equal_chain(3).replace(microbatches=2 * d)
+        heavy = [{1: tuple(replace(x, weights_bytes=8.0 * instance.bandwidth_bytes_per_s) for x in y.tmpcs[1])} for y in
+                 instance.layers]  # fmt: skip
+        layers = tuple(replace(layer, tmpcs=row) for layer, row in zip(instance.layers, heavy, strict=True))
+        slow = instance.bandwidth_bytes_per_s
+        cluster = Cluster(devices, instance.memory_bytes, (Link(50.0 * slow, size), Link(slow)))
+        made = replace(instance, layers=layers, cluster=cluster)
+        found = piper_ray.solve(made, schedule="1f1b", options=ONE_THREAD)
+        expected = flush_brute_force(made, "1f1b")
+        assert expected is not None
+        assert found.plan is not None
+        assert found.time_per_sample_s == pytest.approx(expected.batch_s / made.microbatches, rel=1e-9)
+        certificate = piper_ray.certify(made, found, threads=1)
+        assert piper_ray.verify_certificate(made, certificate, threads=1).bound_s == pytest.approx(
+            found.time_per_sample_s, rel=1e-8
+        )
+        more = replace(certificate, bound_s=certificate.bound_s * 1.001)
+        with pytest.raises(CertificateRefused):
+            piper_ray.verify_certificate(made, more, threads=1)
+        first = found.plan.stages[0]
+        degrees = first.data_parallel_degree, first.tensor_parallel_degree
+        rings = cluster.replicas_link(*degrees, len(found.plan.stages)), cluster.spread().replicas_link(*degrees)
+        nearer += rings[0].bandwidth_bytes_per_s > rings[1].bandwidth_bytes_per_s
+    assert nearer > 0
 
 
 def test_a_plan_needs_the_room_that_its_borders_count_on() -> None:

@@ -8,6 +8,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.plan import Plan, Stage
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.report.summary import border_texts
+from piper_ray.runtimes.meshes import shared_groups
 from piper_ray.workloads.formats.plans import stage_documents
 from tests.instances import equal_chain
 
@@ -39,6 +40,15 @@ def test_borders_between_kinds() -> None:
     cluster = Cluster.of_kinds(kinds, 10e9)
     texts = border_texts(on(cluster), plan_of("old", "old", "new", d=2), ONE_F_ONE_B)
     assert texts == ["25 GB/s", "10 GB/s to new", ""]
+
+
+def test_launch_files_know_how_many_devices_of_a_group_run() -> None:
+    """64 of 72: a stage in each domain, or a quarter of one."""
+    domains = Cluster(288, 1e9, (Link(900e9, 72), Link(50e9)), node_devices=4)
+    of = {d: Plan(tuple(Stage((k,), d, 8, {k: "plain"}) for k in range(288 // (d * 8 + 8)))) for d in (8, 32)}
+    assert [len(plan.stages) for plan in of.values()] == [4, 1]
+    assert shared_groups(of[8], ONE_F_ONE_B, domains) == [(72, 64, 1)]
+    assert shared_groups(of[32], ONE_F_ONE_B, domains) == [(72, 64, 0)]
 
 
 def test_nothing_is_said_where_links_do_not_differ() -> None:
