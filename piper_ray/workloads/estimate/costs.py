@@ -167,8 +167,8 @@ def _work_out_passes(kind: LayerKind, mode: LayerMode, stack: Stack) -> _Passes:
     again, again_launches = _again(kind, mode, forward)
     talk = exchanges_of(kind, mode, stack)
     launched = [operator for operator in kind.operators if not is_captured(operator, stack)]
-    forward_launches = sum(launches(operator)[0] for operator in launched)
-    backward_launches = sum(launches(operator)[1] for operator in launched) + again_launches
+    forward_launches = sum(launches(operator, kind, mode)[0] for operator in launched)
+    backward_launches = sum(launches(operator, kind, mode)[1] for operator in launched) + again_launches
     experts_host = experts_host_s(kind, mode, stack)
     return _Passes(
         sum(forward),
@@ -277,7 +277,8 @@ def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[
     again_s, count = 0.0, 0
     for operator, pass_s in zip(kind.operators, forward, strict=True):
         share = mode.share_again(operator)
-        again_s, count = again_s + share * pass_s, count + (launches(operator)[0] if share == 1.0 else 0)
+        again_s += share * pass_s
+        count += launches(operator, kind, mode)[0] if share == 1.0 else 0
     return again_s, count
 
 
