@@ -211,6 +211,10 @@ class ShellWords:
         elif sign and sign not in (":?", "?"):
             yield not quoted, [self._changed(found, signs, operand, node)]
             return
+        if found is None and all_of and named.type == "subscript" and not self.outside.not_found:
+            self._suppose(text_of(named).partition("[")[0], "")  # an array, which no environment has
+            yield not quoted, []
+            return
         if found is None:
             yield self._variable(name, quoted=quoted) if named.type != "subscript" else (False, [unseen(f"${name}")])
         elif isinstance(found, list):
