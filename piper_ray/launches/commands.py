@@ -51,7 +51,9 @@ _ON_A_NODE = ("ntasks-per-node", "gpus-per-node", "gres=gpu")
 _SHORT = {"N": "nodes", "n": "ntasks"}
 _OPTION = re.compile(r"--?[A-Za-z\ue000]")
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
-_OF_PLACES = re.compile(r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name|sglang|vllm")
+_OF_PLACES = re.compile(
+    r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name|sglang|vllm"
+)
 
 _SWIFT = {
     "use_distributed_optimizer": True, "recompute_granularity": "selective", "moe_token_dispatcher_type": "alltoall",
@@ -74,8 +76,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
         others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
         if outside.uses_yq:
             others += (
-                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; what "
-                "the script adds to it is not seen then"
+                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
+                "what the script adds to it is not seen then"
             )
         raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):

@@ -9,7 +9,6 @@ from piper_ray.launches.files import text_beside
 from piper_ray.launches.launch import Dialect, Launch, Source
 from piper_ray.launches.unseen import after_unseen, causes, readable
 from piper_ray.model.errors import UsageError
-from piper_ray.model.figures import plural
 
 _RENAMED = {
     "moe_expert_parallel_size": "expert_model_parallel_size",
@@ -100,8 +99,8 @@ def _accumulation(found: dict[str, object], notes: list[str]) -> None:
     missing = [name for name in _OF_A_BATCH.values() if name not in found]
     if steps.isdigit() and missing:
         notes.append(
-            f"a batch is {plural(int(steps), 'microbatch')} of each replica: {' and '.join(missing)} is not held "
-            "against the workload"
+            f"--gradient-accumulation-steps {steps} is of each replica: {' and '.join(missing)} is not held against "
+            "the workload"
         )
 
 
@@ -130,7 +129,13 @@ def _sharing(stage: int, found: dict[str, object], zero: Mapping[str, object], n
         told = zero.get(name)
         if isinstance(told, Mapping) and told.get("device", "none") != "none":
             found[f"{name}_to_{told['device']}"] = True
-    for name in ("cpu_offload", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients", "zenflow"):
+    for name in (
+        "cpu_offload",
+        "zero_hpz_partition_size",
+        "zero_quantized_weights",
+        "zero_quantized_gradients",
+        "zenflow",
+    ):
         if (value := zero.get(name)) is True or value not in (None, False, 1):
             found[name] = zero[name]
 

@@ -74,7 +74,7 @@ def _flat_launch(document: Mapping[str, object]) -> Launch | None:
 
 
 def _started(document: Mapping[str, object]) -> int | None:
-    """The processes that FlagScale starts: on one node where no file lists the nodes, and else on as many as it says."""
+    """The processes that FlagScale starts: on one node where no file lists nodes, and else on as many as it says."""
     experiment = document.get("experiment")
     runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
     if not isinstance(runner, Mapping):
