@@ -57,6 +57,14 @@ def with_deepspeed_config(
             found.setdefault(ours, document[theirs])
     _rest(document, found)
     _accumulation(found, notes)
+    is_pipelined = not found.get("no_pipeline_parallel") and found.get("pipeline_model_parallel_size") not in (
+        None,
+        0,
+        "0",
+    )
+    if str(stage) == "0" and is_pipelined and _table(document, "bf16").get("enabled") is True:
+        found["use_distributed_optimizer"] = True
+        notes.append("DeepSpeed's pipelines share the optimizer's state in bf16 among replicas at stage 0, too")
     if str(found.get("pipeline_model_parallel_size")) == "0":  # GPT-NeoX: no pipeline
         found["pipeline_model_parallel_size"] = 1
     if not found.keys() & {"tensor_model_parallel_size", "pipeline_model_parallel_size"}:

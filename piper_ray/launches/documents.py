@@ -69,7 +69,10 @@ def _flat_launch(document: Mapping[str, object]) -> Launch | None:
     settings = flat(document)
     if not settings.keys() & _SINGLES:
         return None
-    system = document.get("system")
+    system, model = document.get("system"), document.get("model")
+    optimizer = model.get("optim") if isinstance(model, Mapping) else None
+    if isinstance(optimizer, Mapping) and optimizer.get("name") == "distributed_fused_adam":  # NeMo
+        settings.setdefault("use_distributed_optimizer", True)
     return Launch(Dialect.FLAGSCALE if isinstance(system, Mapping) else Dialect.BRIDGE, settings, _started(document))
 
 

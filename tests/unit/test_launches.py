@@ -249,6 +249,9 @@ def test_all_that_the_file_of_deepspeed_or_gpt_neox_says_is_read_or_noted() -> N
     )
     for name in ("--zero-quantized-weights", "--fp16", "--optimizer-onebitadam", "--cpu-checkpointing"):
         assert any(name in note for note in found.notes), name
+    shared = facts_of(neox.replace("stage: 1", "stage: 0").replace("fp16", "bf16"))
+    assert shared is not None
+    assert shared.figures["use_distributed_optimizer"] is True  # as its optimizer of pipelines in bf16 does
     none = facts_of(neox.replace("pipe-parallel-size: 4", "pipe-parallel-size: 0"))
     assert none is not None
     assert none.figures["pipeline_model_parallel_size"] == 1
@@ -407,6 +410,8 @@ def test_documents_of_megatron_primus_and_flagscale(tmp_path: Path) -> None:
     assert primus.notes == ("variables of the environment are taken as not set: TP (as 4) (--set NAME=VALUE)",)
     flagscale = read((tmp_path / "conf/train.yaml").read_text(), path=tmp_path / "conf/train.yaml")
     assert (flagscale.settings["tensor_model_parallel_size"], flagscale.ranks) == (2, 16)
+    nemo = read("model: {tensor_model_parallel_size: 2, micro_batch_size: 1, optim: {name: distributed_fused_adam}}")
+    assert nemo.settings["use_distributed_optimizer"] is True
 
 
 def test_a_launch_becomes_a_plan_and_its_model_is_held_against_the_workload(tmp_path: Path) -> None:
