@@ -321,7 +321,7 @@ def _is_ours(document: Mapping[str, object]) -> bool:
     return "layers" in document
 
 
-_UNSAID = (None, False, "", 0, [])
+_UNSAID: tuple[object, ...] = (None, False, "", 0, [])
 """Values that ask for nothing."""
 
 
