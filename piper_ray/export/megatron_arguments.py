@@ -94,7 +94,7 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         if launch.dialect not in _MEGATRON_ITSELF
         else dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap"), False)
     )
-    read = replace(read, notes=(*read.notes, *_overlaps(own | figures_of(launch.settings), read.run_as, instance)))
+    read = replace(read, of_times=tuple(_overlaps(own | figures_of(launch.settings), read.run_as, instance)))
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
