@@ -7,8 +7,7 @@ paper's own table have formulas of their own. Source: Piper, section 3; levels o
 blocks by their prime factors: a node of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a
 node if d t is the size of such a block. Otherwise replicas share a node in groups whose number divides d and whose
 devices make a block. Since each size divides the next, blocks placed in descending size always fit on as many devices
-as
-they have, so the assumed placement is always possible.
+as they have, so the assumed placement is always possible.
 
 **Transfers between stages.** Where all stages have the same d and t, under 1f1b and gpipe, groups hold whole stages and
 are filled from the back (``border_periods``), so each border has the link of its position. Otherwise borders are
@@ -80,8 +79,7 @@ class Cluster:
 
     kinds: the kinds of devices, each with its own memory and links (``Cluster.of_kinds``), if there are several. Then
     ``links`` has the fastest of their last links, and memory_bytes is the largest. between_bytes_per_s: the rate
-    between
-    stages on different kinds.
+    between stages on different kinds.
 
     >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
     >>> cluster.bandwidth_bytes_per_s, cluster.holding(8).bandwidth_bytes_per_s
@@ -127,8 +125,7 @@ class Cluster:
 
     def of_kind(self, name: str) -> Cluster:
         """The devices of kind ``name``, with their own memory and links; "" stands for all devices of a cluster of one
-        kind.
-        In a cluster of several kinds no plan is assumed to lie in one node."""
+        kind. In a cluster of several kinds no plan is assumed to lie in one node."""
         return next((kind.cluster.spread() for kind in self.kinds if kind.name == name), self)
 
     def each_kind(self, change: Callable[[Cluster], Cluster]) -> Cluster:
@@ -187,8 +184,7 @@ class Cluster:
 
     def levels(self) -> tuple[Cluster, ...]:
         """The clusters to search so that every plan is found at its own cost: one for each group smaller than the
-        cluster,
-        and at the end all devices, where no plan is assumed to lie in a smaller group.
+        cluster, and at the end all devices, where no plan is assumed to lie in a smaller group.
 
         A cluster with one link is its only level.
         """
@@ -264,8 +260,7 @@ class Cluster:
 
     def changed(self, figures: Mapping[str, object]) -> Cluster:
         """The cluster with new values of devices, memory_bytes and bandwidth_bytes_per_s, where ``figures`` has them. A
-        new
-        bandwidth replaces all links by one link."""
+        new bandwidth replaces all links by one link."""
         if self.kinds and {"devices", "memory_bytes", "bandwidth_bytes_per_s"} & set(figures):
             raise UsageError("each kind of devices has its own figures: change those of its cluster in cluster.kinds")
         own = {name: figures[name] for name in ("devices", "memory_bytes") if name in figures}
@@ -325,8 +320,7 @@ def ring_bytes_per_s(size: int, near: int, within_bytes_per_s: float, between_by
     """The bandwidth in one direction of a ring of ``size`` devices, ``near`` of which share each node.
 
     Where the ring passes through several nodes, the members within a node share what they send over their network
-    links;
-    each device has a link of its own.
+    links; each device has a link of its own.
     """
     if near >= size:
         return within_bytes_per_s

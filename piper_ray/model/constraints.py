@@ -130,8 +130,7 @@ class Recompute(str, Enum):
     AUTO: the best choice for each layer. ALWAYS, NEVER: every layer that has the choice recomputes, or none does.
     ALL_OR_NONE: within a stage, every layer that has the choice recomputes, or none does. FIRST_K: in each stage the
     first k layers that have the choice recompute (``layers_in_order``); k may differ between stages, while Megatron's
-    block
-    method has one k. ONE_FOR_ALL: over all stages, every layer that has the choice recomputes, or none does.
+    block method has one k. ONE_FOR_ALL: over all stages, every layer that has the choice recomputes, or none does.
 
     >>> Recompute("all-or-none").value
     'all-or-none'
@@ -428,9 +427,8 @@ class KeepOrder(Constraint):
 @dataclass(frozen=True)
 class SustainedRate(Constraint):
     """Each stage of an asynchronous plan keeps enough microbatches in flight to keep the slowest stage busy when
-    replicas
-    take turns, and has the memory for them. The plan states how many; ``evaluate`` checks by simulation whether they
-    suffice.
+    replicas take turns, and has the memory for them. The plan states how many; ``evaluate`` checks by simulation
+    whether they suffice.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

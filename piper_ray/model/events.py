@@ -107,8 +107,7 @@ class EvaluationFinished:
 @dataclass(frozen=True)
 class DegreesAdvanced:
     """A round of a search over degrees (d, t) is running. ``total`` pairs may have a plan of at most ``threshold_s``
-    (inf:
-    any plan); ``done`` of them are searched and ``running`` are being searched, after ``seconds``.
+    (inf: any plan); ``done`` of them are searched and ``running`` are being searched, after ``seconds``.
 
     >>> bounds = Bounds(0.006, 0.0118, 0.5)
     >>> event = DegreesAdvanced(1, 0.007, done=3, total=107, running=2, bounds=bounds, seconds=0.1)

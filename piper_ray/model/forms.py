@@ -25,9 +25,9 @@ FORM_OF_SUFFIX = {".json": Form.PIPER, ".toml": Form.TOML, ".txt": Form.PIPEDREA
 class InFlight(str, Enum):
     """How a PipeDream profile's memory grows with y, the microbatches in flight.
 
-    TWO_VERSIONS: activations of each, and two versions of the weights: a = activation, b = 2w (PipeDream-2BW,
-    Narayanan et al., ICML 2021). STASHING: activations and a version of the weights for each: a = activation + w,
-    b = 0 (PipeDream, SOSP 2019, as its planner counts memory).
+    TWO_VERSIONS: activations of each, and two versions of the weights: a = activation, b = 2w (PipeDream-2BW, Narayanan
+    et al., ICML 2021). STASHING: activations and a version of the weights for each: a = activation + w, b = 0
+    (PipeDream, SOSP 2019, as its planner counts memory).
 
     >>> InFlight("stashing").value
     'stashing'

@@ -67,13 +67,11 @@ class TrainedModel:
     config: the keys of its Hugging Face config that matter here, ``model_type`` among them; plain values. precision: of
     matrix products: bf16, fp16 or fp8. software: the generation of training software whose speed the times assume.
     gpu: the device of these times, by its key in the table of hardware. lora_rank: the rank of adapters that are
-    trained
-    while the model is frozen; 0: the model itself is trained. fused_attention: attention is one kernel.
+    trained while the model is frozen; 0: the model itself is trained. fused_attention: attention is one kernel.
     context_exchange: how groups that share a sequence exchange keys and values for attention. dispatcher: how tokens
-    reach
-    experts on other devices; "": the usual way for the number of ranks. expert_overlap: whether that overlaps with
-    passes. weight_bytes, gradient_bytes, optimizer_bytes: bytes kept per parameter. optimizer_on_host: the optimizer's
-    state is in host memory, and parameters are updated there.
+    reach experts on other devices; "": the usual way for the number of ranks. expert_overlap: whether that overlaps
+    with passes. weight_bytes, gradient_bytes, optimizer_bytes: bytes kept per parameter. optimizer_on_host: the
+    optimizer's state is in host memory, and parameters are updated there.
 
     >>> TrainedModel({"model_type": "llama"}).precision
     'bf16'
@@ -120,14 +118,13 @@ class Tmpc:
 
     recompute: the configuration recomputes activations in the backward pass.
 
-    shared_bytes: memory that the d replicas of a stage divide among them: each holds 1/d. Memory is then
-    a*y + b + shared/d.
+    shared_bytes: memory that the d replicas of a stage divide among them: each holds 1/d. Memory is then a*y + b +
+    shared/d.
 
     least_data_parallel_degree: only stages with at least this many replicas may use the configuration.
 
     forward_s, backward_s: the passes that make up p; None where only p is known (``passes`` states the assumption
-    then).
-    Any two of p and these two determine the third.
+    then). Any two of p and these two determine the third.
 
     weight_s: the part of backward_s that computes gradients of weights; None if unknown.
 
@@ -207,10 +204,9 @@ class Layer:
     """A node of the DNN's graph. ``tmpcs[t]`` lists the configurations for tensor-parallel degree t.
 
     path: the module's name in the user's model, such as "model.layers.17"; empty if unknown. tied: a name that all
-    layers
-    with the same tied weights share; empty for untied weights. experts: the number of experts its tokens are routed to,
-    0
-    if it has none. key_heads: the heads of keys and values in its attention, 0 without attention or if unknown.
+    layers with the same tied weights share; empty for untied weights. experts: the number of experts its tokens are
+    routed to, 0 if it has none. key_heads: the heads of keys and values in its attention, 0 without attention or if
+    unknown.
     predictor: whether it predicts a further token (multi-token prediction) in addition to the decoder.
 
     >>> Layer(0, "block", {1: [Tmpc("plain", 0.03)], 2: [Tmpc("plain", 0.02)]}).tmpcs[2][0].time_per_sample_s
@@ -259,9 +255,9 @@ class Edge:
 class Tensor:
     """A tensor with several ends, which each stage sends or receives once, however many of its layers make or use it.
 
-    ``layers`` are its makers and users, in any order. A stage with some but not all of them moves it:
-    ``forward_bytes`` per sample in the forward pass, ``backward_bytes`` in the backward pass. It does not constrain the
-    order of stages; edges do. An edge's own bytes, in contrast, are charged for each edge, as in Piper.
+    ``layers`` are its makers and users, in any order. A stage with some but not all of them moves it: ``forward_bytes``
+    per sample in the forward pass, ``backward_bytes`` in the backward pass. It does not constrain the order of stages;
+    edges do. An edge's own bytes, in contrast, are charged for each edge, as in Piper.
 
     >>> Tensor((0, 1, 5), "16MiB", "16MiB").layers
     (0, 1, 5)
@@ -283,9 +279,8 @@ class Instance:
     tensors: charged once for each stage, in addition to edges, which are charged one by one. schedule: the schedule for
     its plans; None: unknown, and ``solve`` then takes Piper's. model: the trained model, and how it is trained; None:
     unknown. Plans do not depend on it; launch files do. notes: a sentence for each thing that the reader assumed,
-    changed,
-    or takes for a mistake; notes do not change costs. measured_threads: the CPU threads of each process when its
-    times were measured; None if they were not measured on a CPU. schemes: TMPCs that were found from operators, in
+    changed, or takes for a mistake; notes do not change costs. measured_threads: the CPU threads of each process when
+    its times were measured; None if they were not measured on a CPU. schemes: TMPCs that were found from operators, in
     full, by the words of their ids (``workloads.schemes``).
 
     devices: K. microbatches: N, in a batch. memory_bytes: M, of each device. bandwidth_bytes_per_s: B, from a device to
@@ -362,10 +357,8 @@ class Instance:
         cluster: Cluster | None = None,
     ) -> Instance:
         """The same workload on another cluster, or under another schedule; None keeps the present value. A new
-        bandwidth
-        replaces all links; ``cluster``, which must be valid, replaces the whole cluster. Sizes are numbers of bytes or
-        texts
-        such as "8GiB" and "25GB/s".
+        bandwidth replaces all links; ``cluster``, which must be valid, replaces the whole cluster. Sizes are numbers of
+        bytes or texts such as "8GiB" and "25GB/s".
 
         Raises UsageError for figures that make no sense.
         """

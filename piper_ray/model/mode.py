@@ -115,8 +115,7 @@ def parse_recomputation(text: str) -> Recomputation:
 
 class Sharding(IntEnum):
     """What replicas divide among them: nothing, the optimizer's state (ZeRO-1, Megatron's distributed optimizer),
-    gradients
-    too (ZeRO-2), or weights too (ZeRO-3, FSDP).
+    gradients too (ZeRO-2), or weights too (ZeRO-3, FSDP).
 
     >>> Sharding.GRADIENTS.text
     'optimizer state and gradients'
@@ -167,9 +166,9 @@ class Mode:
 
     optimizer_shards: replicas of the weights that divide what ``sharding`` names; 1 where they divide nothing,
     ALL_REPLICAS for all replicas of a stage. offload: activations wait in host memory. context: groups that share a
-    sequence's tokens; a replica then has this many times more devices. experts: ranks that experts are spread
-    over, and expert_tensor: devices that share each expert; None: experts are spread over the t devices. gathered: the
-    tensors that sequence parallelism gathers are kept whole.
+    sequence's tokens; a replica then has this many times more devices. experts: ranks that experts are spread over, and
+    expert_tensor: devices that share each expert; None: experts are spread over the t devices. gathered: the tensors
+    that sequence parallelism gathers are kept whole.
 
     ``sharding`` is NONE exactly where ``optimizer_shards`` is 1; other values are converted to this form.
 

@@ -44,8 +44,8 @@ def tmpcs_under(row: Sequence[Tmpc], mode: Mode) -> tuple[Tmpc, ...]:
     """The TMPCs of a layer at one degree that may be used when the whole model runs in ``mode``.
 
     A layer that lacks a part of the mode runs without it, and a layer that always has a part keeps it. Context
-    parallelism
-    is an exception, because it divides the tokens that layers pass on: a layer without that degree has no TMPC left.
+    parallelism is an exception, because it divides the tokens that layers pass on: a layer without that degree has no
+    TMPC left.
     """
     return tuple(row[place] for place in _places_under([tmpc.mode for tmpc in row], mode, tuple(_AXES)))
 
@@ -100,8 +100,7 @@ class OneMode(Constraint):
     always_gathered: with sequence parallelism and without recomputation, layers that have the choice keep gathered
     tensors.
     own_key_heads: each of t devices has its own heads of keys and values, without copies. If the workload states a
-    sample's
-    tokens, sequence parallelism needs them to be a multiple of a replica's devices.
+    sample's tokens, sequence parallelism needs them to be a multiple of a replica's devices.
     """
 
     recomputed: tuple[str, ...] | None = None
@@ -278,8 +277,7 @@ def _common_recomputations(rows: Iterable[Sequence[Mode]]) -> list[Recomputation
     """The recomputations of a whole model under which each layer recomputes exactly those of the parts that it has.
 
     Runtimes take one list of parts for a whole model. A layer without a TMPC for its share of such a list would
-    recompute
-    more in the run than in the plan. rows: the modes of each layer's TMPCs.
+    recompute more in the run than in the plan. rows: the modes of each layer's TMPCs.
     """
     of_row = {frozenset(one.recomputation for one in row) for row in rows}
     selective = [{one for one in row if one != Recomputation.FULL} | {Recomputation.NONE} for row in of_row]

@@ -45,8 +45,7 @@ class SolveOptions:
     machine."""
     passes_limit: int | None = None
     """A search under a schedule with chunks stops with its best plan after this many simulated passes, of about 2 ns
-    each,
-    or work counted as such. The plan is the same on every machine; null: no limit."""
+    each, or work counted as such. The plan is the same on every machine; null: no limit."""
     threads: int | None = None
     """Worker threads; null: one per available core."""
     memory_limit_bytes: float | None = None

@@ -31,8 +31,7 @@ class Passes:
 
 def passes_of(tmpc: Tmpc) -> Passes:
     """The passes of a TMPC if they are known. Otherwise a third of p is assumed to be the forward pass, or a quarter if
-    the
-    backward pass repeats it.
+    the backward pass repeats it.
 
     A backward pass makes two products for each one of the forward pass: gradients of inputs and of weights.
 

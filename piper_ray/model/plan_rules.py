@@ -56,11 +56,10 @@ def in_order(instance: Instance) -> Instance:
     """The same layers as a chain in ``layers_in_order``; tensors between other layers are relayed along the chain.
 
     An edge's tensor crosses every border between its ends, and each stage on the way receives it and sends it on. So
-    its c
-    counts between each layer and the next, from its source to its target. The edge itself stays for the bytes that its
-    ends add (fw and bw), which relays do not pay. A tensor with several ends is relayed once, from its first to its
-    last.
-    All cost formulas stay the same. Each plan of the result is one of the instance whose stages are runs of the order.
+    its c counts between each layer and the next, from its source to its target. The edge itself stays for the bytes
+    that its ends add (fw and bw), which relays do not pay. A tensor with several ends is relayed once, from its first
+    to its last. All cost formulas stay the same. Each plan of the result is one of the instance whose stages are runs
+    of the order.
     """
     order = layers_in_order(instance)
     place = {layer: index for index, layer in enumerate(order)}

@@ -63,8 +63,7 @@ class Schedule:
 
     group: microbatches that interleaved and zb-h1 run through one chunk before the next, at least the number of ranks;
     None: the least that the number of microbatches allows. ahead: forward passes of interleaved's warm-up on each rank
-    in
-    addition to the usual ones: 1 in Megatron where exchanges of experts overlap with passes of other microbatches.
+    in addition to the usual ones: 1 in Megatron where exchanges of experts overlap with passes of other microbatches.
 
     >>> Schedule(ScheduleName("interleaved"), chunks=4).v
     4
@@ -136,8 +135,7 @@ class Schedule:
 
     def to_dict(self) -> dict[str, object]:
         """The schedule in documents: ``schedule`` and ``chunks``, and ``group`` and ``ahead`` where they are not the
-        usual
-        ones."""
+        usual ones."""
         group: dict[str, object] = {} if self.group is None else {"group": self.group}
         ahead = {"ahead": self.ahead} if self.ahead else {}
         return {"schedule": self.name.value, "chunks": self.v, **group, **ahead}

@@ -18,8 +18,7 @@ from piper_ray.model.stop import StoppedBy
 
 class Status(str, Enum):
     """OPTIMAL: proved. FEASIBLE: stopped early; ``gap`` limits the distance to the optimum. INFEASIBLE: proved that
-    there is
-    no plan. UNKNOWN: stopped before a plan was found, and before it was proved that there is none.
+    there is no plan. UNKNOWN: stopped before a plan was found, and before it was proved that there is none.
 
     >>> Status("optimal")
     <Status.OPTIMAL: 'optimal'>
@@ -201,8 +200,7 @@ class Forecast:
 
     downsets, pairs: the numbers of the lattice. memory_bytes: the peak of the process. seconds: the time of one thread
     on this machine. If there are too many downsets to list them all, it is the time of a solve that lists only those
-    that a
-    plan as good as the best can use.
+    that a plan as good as the best can use.
 
     >>> Forecast(downsets=83, pairs=3403, memory_bytes=2e8, seconds=0.01).downsets
     83
@@ -240,12 +238,10 @@ class Solution:
     lower_bound_s: no plan is faster. gap: (time_per_sample_s - lower_bound_s) / time_per_sample_s. stopped_by: what
     ended the search before a proof; None if it ended by itself. blocks: what was given up when layers were merged into
     blocks; None if they were not. The plan still consists of layers, and ``lower_bound_s`` holds for all plans of
-    layers,
-    whether or not they keep blocks whole. schedule: the schedule of the time and the bound. Under a schedule that
-    flushes,
-    the time is the simulated time of a batch divided by N, and the bound holds for every plan. step: the terms of such
-    a
-    step. An OPTIMAL plan of a stopped search has the best time, but another plan may need fewer devices or stages.
+    layers, whether or not they keep blocks whole. schedule: the schedule of the time and the bound. Under a schedule
+    that flushes, the time is the simulated time of a batch divided by N, and the bound holds for every plan. step: the
+    terms of such a step. An OPTIMAL plan of a stopped search has the best time, but another plan may need fewer devices
+    or stages.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")

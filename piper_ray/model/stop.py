@@ -15,15 +15,11 @@ class StoppedBy(str, Enum):
     """What ended a search before its proof. OPERATOR_BLOCKS: only plans of whole blocks were searched.
 
     Under schedules that flush: TOO_MANY_PLANS, TOO_MANY_STATES: more than a search examines, or keeps. CHOICES_MERGED:
-    a
-    stage has more undominated TMPC choices than the search distinguishes, so the bound belongs to better choices. Under
-    schedules with chunks: NO_BETTER_BOUND, neither bound nor plan improved further; WORK_LIMIT, the allowed number of
-    passes
-    was simulated. TOO_SLOW: no plan keeps the requested time. TOO_MANY_DOWNSETS: even the downsets that a better plan
-    can
-    use are too many to list. INEXACT: sums of layers' figures lose the small ones. PROCESS_LOST: something outside,
-    such as
-    Ray, ended the process that searched.
+    a stage has more undominated TMPC choices than the search distinguishes, so the bound belongs to better choices.
+    Under schedules with chunks: NO_BETTER_BOUND, neither bound nor plan improved further; WORK_LIMIT, the allowed
+    number of passes was simulated. TOO_SLOW: no plan keeps the requested time. TOO_MANY_DOWNSETS: even the downsets
+    that a better plan can use are too many to list. INEXACT: sums of layers' figures lose the small ones. PROCESS_LOST:
+    something outside, such as Ray, ended the process that searched.
 
     >>> StoppedBy("time limit")
     <StoppedBy.TIME_LIMIT: 'time limit'>
@@ -98,12 +94,10 @@ class _Wish:
 
 class Stop(Generic[_Answer]):
     """``request`` ends the work that received this object, from any thread or signal handler. The work checks it about
-    ten
-    times a second.
+    ten times a second.
 
     Work in a long step cannot check. Then another thread can read the latest answer that the work offered, carry out
-    what
-    the work would do at its end, and abandon the work.
+    what the work would do at its end, and abandon the work.
 
     >>> import piper_ray
     >>> bert = piper_ray.estimate("bert-large", "A100-80")
@@ -139,8 +133,8 @@ class Stop(Generic[_Answer]):
         self._answer = answer
 
     def conclude(self, answer: _Answer) -> None:
-        """answer: the final answer. If the end was requested, ``rest`` is called before the remaining work begins,
-        and may hold it off, so that nobody has to wait for that work."""
+        """answer: the final answer. If the end was requested, ``rest`` is called before the remaining work begins, and
+        may hold it off, so that nobody has to wait for that work."""
         self.offer(lambda: answer)
         if self.requested:
             self.is_concluded = True
@@ -164,8 +158,7 @@ class Stop(Generic[_Answer]):
     @contextlib.contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
         """end: what the work does at its end, called by ``give_up`` if the work is abandoned inside this context. It
-        must be
-        safe to call while the work runs."""
+        must be safe to call while the work runs."""
         self._endings.append(end)
         try:
             yield
@@ -174,8 +167,7 @@ class Stop(Generic[_Answer]):
 
     def give_up(self) -> None:
         """Does what the work would do at its end, in place of work that cannot continue, because the process is about
-        to end.
-        Errors are ignored."""
+        to end. Errors are ignored."""
         for end in reversed(self._endings.copy()):
             with contextlib.suppress(Exception):
                 end()

@@ -33,8 +33,7 @@ def parse_bytes(value: str | float, *, unit_required: bool = False) -> float:
     """A size in bytes, from a number or from text with a unit (kB, MB, GB, KiB, MiB, GiB, Gbit, ...).
 
     Text without a unit counts bytes, or is refused if ``unit_required``. Raises UsageError for that and for anything
-    that is
-    not a finite size >= 0.
+    that is not a finite size >= 0.
     """
     expected = "a size such as 8GiB or 80GB" if unit_required else "a size such as 8GiB, 80GB or a number of bytes"
     return _parse(value, value, expected, "", unit_required)
