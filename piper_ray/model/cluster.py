@@ -5,9 +5,9 @@ paper's own table have formulas of their own. Source: Piper, section 3; levels o
 
 **Where stages lie.** Ranks are numbered by t, then d, then stages, as runtimes number them. Nodes are divided into
 blocks by their prime factors: a node of 8 devices into blocks of 1, 2, 4 or 8. A stage of d t devices lies within a
-node if d t is the size of such a block. Otherwise replicas share a node in groups whose number divides d and whose
-devices make a block. Since each size divides the next, blocks placed in descending size always fit on as many devices
-as they have, so the assumed placement is always possible.
+node if d t is the size of such a block. Otherwise n of its replicas share a node, where n divides d and n t is the size
+of a block. Since each size divides the next, blocks placed in descending size always fit on as many devices as they
+have, so the assumed placement is always possible.
 
 **Transfers between stages.** Where all stages have the same d and t, under 1f1b and gpipe, groups hold whole stages and
 are filled from the back (``border_periods``), so each border has the link of its position. Otherwise borders are

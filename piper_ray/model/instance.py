@@ -228,7 +228,7 @@ class Layer:
         convert_fields(self, _rows, "tmpcs")
 
     def __repr__(self) -> str:
-        given: object = self.tmpcs  # until it is looked through it may be anything
+        given: object = self.tmpcs  # before the check it may have any type
         rows = given.items() if isinstance(given, Mapping) else ()
         counts = "".join(f"; t={t}: {plural(len(row), 'TMPC')}" for t, row in rows if isinstance(row, tuple))
         return f"Layer({self.id!r}, {shown(self.name)}{counts})"

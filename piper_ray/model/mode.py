@@ -165,8 +165,9 @@ class Mode:
     """How a layer runs on the devices of a replica.
 
     optimizer_shards: replicas of the weights that divide what ``sharding`` names; 1 where they divide nothing,
-    ALL_REPLICAS for all replicas of a stage. offload: activations wait in host memory. context: groups that share a
-    sequence's tokens; a replica then has this many times more devices. experts: ranks that experts are spread over, and
+    ALL_REPLICAS for all replicas of a stage. offload: activations wait in host memory. context: the number of groups
+    that share a sequence's tokens; a replica has the devices of all groups. experts: ranks that experts are spread
+    over, and
     expert_tensor: devices that share each expert; None: experts are spread over the t devices. gathered: the tensors
     that sequence parallelism gathers are kept whole.
 
