@@ -221,7 +221,7 @@ def charged_s(stages: Stages, rank_of: Sequence[int], rate: Rate) -> list[tuple[
     them.
 
     Transfers between stages on one rank are free. A tensor with several ends moves at the slowest rate of all pairs of
-    its stages, where a stage also forms a pair with another on devices of its own kind.
+    its stages; the pairs include stages on equal devices.
     """
     moved: list[dict[float, list[tuple[float, float]]]] = [defaultdict(list) for _ in stages.figures]
     for message in stages.messages:
