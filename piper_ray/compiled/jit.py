@@ -93,7 +93,7 @@ def inner_kernel(function: _Function) -> _Function:
 
 
 def leaf_kernel(function: _Function) -> _Function:
-    """An inner kernel that makes no arrays. Without reference counts, which take most of the time of an inner loop."""
+    """An inner kernel without arrays, so that it needs no reference counts, which would take most of its time."""
     return _for_kernels(function, MergedCompiler, _nrt=False)
 
 

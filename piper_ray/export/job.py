@@ -320,7 +320,7 @@ class ExportJob:
 
     @cached_property
     def pieces_of_stages(self) -> tuple[tuple[int, ...], ...]:
-        """The pieces of each stage. Ends without layers count to the outer stages. Raises UsageError if stages divide a
+        """The pieces of each stage. Ends without layers belong to the outer stages. Raises UsageError if stages divide a
         piece."""
         stages = [list(stage) for stage in self.pieces.of_stages(self.plan)]
         stages[0] = sorted({0, *stages[0]})

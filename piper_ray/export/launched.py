@@ -95,7 +95,7 @@ _PATH_LIKE = re.compile(r"[\w./\\~-]*[./\\_a-ln-su-zA-DF-KM-Z][\w./\\~-]*")
 """Matches texts that look like a path, which no layout does."""
 
 _LAYOUT_FILES = ("megatron.args", "torchtitan.json", "system.yaml", "plan.yaml", "stages.json", "piper_plan.py")
-"""The file of an exported folder that states the plan is one of these."""
+"""One of these files of an exported folder states the plan."""
 
 _TITAN_FILES = ["torchtitan.json", "piper_plan.py"]
 """Both belong to one export; the first one states the plan."""
