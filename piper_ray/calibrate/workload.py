@@ -108,10 +108,10 @@ def estimate(
     model: a known name such as "llama3-70b", an id of the Hugging Face hub, or the path of a config.json. gpu: an entry
     of the table of hardware, such as "H100-SXM". domain: GPUs that share the fast link, if these are several nodes.
     hardware: the path of a TOML file whose entries replace those of the table. tokens: the tokens of a sample. images:
-    the images of a sample, for models with image input. microbatch_size, global_batch: in samples. None: the value of the
-    model's own training, or of the GPU's node. precision: of matrix products, "bf16", "fp16" or "fp8". software: the
-    generation of training software, such as "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are trained
-    while the model is frozen (LoRA).
+    the images of a sample, for models with image input. microbatch_size, global_batch: in samples. None: the value of
+    the model's own training, or of the GPU's node. precision: of matrix products, "bf16", "fp16" or "fp8". software:
+    the generation of training software, such as "megatron-core", "nemo" or "fsdp". lora: rank of adapters that are
+    trained while the model is frozen (LoRA).
 
     Further ways to run layers, each a TMPC of its own. zero, zero_2, fsdp: the number of replicas that divide the
     optimizer state, also gradients, also weights; zero="all", fsdp="all": all replicas of a stage. context_parallel:

@@ -51,7 +51,8 @@ class Imported:
 def import_plan(
     instance: Instance, layout: str | Source, run_as: RunAs = AS_IT_SAYS, asked: Asked = THE_ONE
 ) -> Imported:
-    """The plan of a layout. layout: a text in one of the ``FORMS``, possibly with its file. asked: which of the file's launches to read.
+    """The plan of a layout. layout: a text in one of the ``FORMS``, possibly with its file. asked: which of the file's
+    launches to read.
 
     Raises UsageError or InputError that states where the layout is wrong, or what is missing.
     """

@@ -320,8 +320,8 @@ class ExportJob:
 
     @cached_property
     def pieces_of_stages(self) -> tuple[tuple[int, ...], ...]:
-        """The pieces of each stage. Ends without layers belong to the outer stages. Raises UsageError if stages divide a
-        piece."""
+        """The pieces of each stage. Ends without layers belong to the outer stages. Raises UsageError if stages divide
+        a piece."""
         stages = [list(stage) for stage in self.pieces.of_stages(self.plan)]
         stages[0] = sorted({0, *stages[0]})
         stages[-1] = sorted({self.pieces.head, *stages[-1]})
