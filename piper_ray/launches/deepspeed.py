@@ -1,4 +1,4 @@
-"""DeepSpeed's part of a launch, in Megatron's words: what its own file says, and its names for things."""
+"""DeepSpeed's part of a launch in Megatron's terms: the content of its own file, and its names of settings."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _STAGES = 3
 def with_deepspeed_config(
     options: Mapping[str, object], files: Mapping[str, str], source: Source, ranks: int | None
 ) -> Launch:
-    """The launch with what the file of ``--deepspeed_config`` says beside its options.
+    """The launch with the content of the file of ``--deepspeed_config`` in addition to its options.
 
-    files: those that the script writes, by name. Raises UsageError for a stage of ZeRO that cannot be.
+    files: written by the script, by name. Raises UsageError for a stage of ZeRO that is not possible.
     """
     found = {_RENAMED.get(name, name): value for name, value in options.items()}
     notes: list[str] = []
@@ -149,9 +149,9 @@ def _sharing(stage: int, found: dict[str, object], zero: Mapping[str, object], n
 
 
 def with_older_names(options: Mapping[str, object]) -> dict[str, object]:
-    """The options with today's names for recomputation, as it was asked for before there were several kinds."""
+    """The options with today's names for recomputation, in place of those from before there were several kinds."""
     found = dict(options)
-    # Without checkpoint_activations this one decides how activations are kept, and not whether they are.
+    # Without checkpoint_activations this option only states how activations are kept, not whether they are.
     found.pop("deepspeed_activation_checkpointing", None)
     layers, checkpoints = found.pop("checkpoint_num_layers", "1"), found.pop("checkpoint_activations", None)
     layers = found.pop("activations_checkpoint_num_layers", layers)

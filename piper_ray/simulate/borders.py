@@ -1,7 +1,7 @@
-"""Where the stages of a pipeline lie, stage by stage, and which link each border between them has.
+"""Where the stages of a pipeline lie, computed stage by stage, and the link at each border between them.
 
-Ranks are in order, each stage is of as many devices, and groups are filled from the back. A stage lies whole in a group
-of each level that all stages of the plan fit into whole; at any other level all borders count as outside.
+Ranks are in order, all stages have equally many devices, and groups are filled from the back. A stage lies whole in a
+group of each level in which all stages of the plan fit whole; at any other level all borders count as outside.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def best_ring(cluster: Cluster, d: int, t: int, stages: int, ring: Callable[[Clu
 
 @lru_cache(maxsize=4096)
 def _starts(devices: int, stage_devices: int, groups: tuple[int, ...]) -> tuple[int, ...]:
-    """The first device of each stage that there is room for, numbered from the back, where no group is left by one."""
+    """The first device of each stage that fits, numbered from the back, where no stage crosses the border of a
+    group."""
     found: list[int] = []
     at = 0
     while at + stage_devices <= devices:
