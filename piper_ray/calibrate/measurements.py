@@ -134,7 +134,7 @@ _IMPOSSIBLE = 1.75
 
 def simulated(plan: PricedLayout) -> Simulation:
     """Simulates the layout event by event."""
-    transfers = Transfers.BESIDE if plan.overlap_transfers else Transfers.IN_PASSES
+    transfers = Transfers.OVERLAPPED if plan.overlap_transfers else Transfers.IN_PASSES
     options = replace(SimulationOptions.of(plan.terms), transfers=transfers)
     return simulate(plan.instance, plan.plan, plan.schedule, options=options)
 

@@ -225,7 +225,7 @@ class EveryOfferOption(OfferOptions):
     )
     recompute: list[Any] | None = option(
         "PARTS",
-        "Offer recomputing these parts of each layer, as core_attn,mlp, besides what suits the software; may be given "
+        "Offer recomputing these parts of each layer, as core_attn,mlp, and what suits the software; may be given "
         "again.",
         parse=parse_recomputation,
     )

@@ -26,7 +26,7 @@ from piper_ray.runtimes.meshes import gpus_per_node_of
 class ExportOptions:
     """Who is to read the plan, and where it goes."""
 
-    target: Target = option(None, "Who is to read it.", "--to", default=REQUIRED)
+    target: Target = option(None, "The software that reads the files.", "--to", default=REQUIRED)
     out: Path = option("DIR", "The folder to write the files to.", "--out", "-o", default=REQUIRED)
     despite_memory: bool = flag("Write a plan that needs more memory than there is, too; its README says so.")
 
@@ -34,8 +34,8 @@ class ExportOptions:
 def export(planned: PlannedOptions, wanted: ExportOptions, nodes: NodeOption, scheduled: ScheduleOptions) -> None:
     """Write PLAN for INPUT as launch arguments or configuration of a runtime, with the command that starts it.
 
-    What the form cannot hold is refused or noted by name, and so is a plan that needs more memory than there is. A
-    plan holds for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
+    A setting that the files cannot express is refused or noted by name. A plan that needs more memory than a device
+    has is refused. A plan is for one cluster: give the same --devices, --microbatches, --memory and --bandwidth as to solve.
     """
     from piper_ray.export.targets import export_plan
 

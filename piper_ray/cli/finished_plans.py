@@ -168,10 +168,10 @@ class SimulateOptions:
     latency_s: float | None = option("TIME", "Of each transfer between stages, as 5us.", parse=parse_time)
     transfers: Transfers = option(
         "HOW",
-        "How stages hand over. in-passes (Piper's model): both stages wait during a transfer. beside: stages compute "
-        "during transfers. beside-steady (interleaved, Megatron's default): as beside, but in the warm-up and the "
-        "flush a stage waits until its send is done. one-stream (torch on NCCL): as in-passes, and a receive that is "
-        "posted early delays the transfers after it.",
+        "How stages pass on tensors. in-passes (Piper's model): both stages wait during a transfer. overlapped: stages "
+        "compute during transfers. overlapped-steady (interleaved, Megatron's default): as overlapped, but in the "
+        "warm-up and the flush a stage waits until its send is done. one-stream (torch on NCCL): as in-passes, and a "
+        "receive that is posted early delays the transfers after it.",
         default=Transfers.IN_PASSES,
     )
     pass_overlap: float = option(
@@ -254,7 +254,7 @@ class PlanFiles:
 
     plan_files: list[Path] = argument(
         "PLAN...",
-        "Plans, yours first: upstream's JSON, what solve or import-plan wrote, or a launch that import-plan reads.",
+        "Plans, yours first: Piper's JSON, what solve or import-plan wrote, or a launch that import-plan reads.",
     )
 
 

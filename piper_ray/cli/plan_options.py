@@ -170,7 +170,7 @@ class TrainedOptions:
     )
     batches: Any = option(
         "SAMPLES",
-        "Samples of a batch, over all replicas; 960,1024 or 960..1056 shows a table. If left out, near the usual and "
+        "Samples of a batch, over all replicas; 960,1024 or 960..1056 shows a table. If left out, a usual size "
         "divisible by the GPUs.",
         "--global-batch",
         parse=parse_batches,

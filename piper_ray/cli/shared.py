@@ -68,7 +68,7 @@ class WorkloadOptions:
 class PlannedOptions(WorkloadOptions):
     """The options INPUT and PLAN."""
 
-    plan_file: Path = argument("PLAN", "The plan: upstream's JSON, or what solve wrote with --out or --json.")
+    plan_file: Path = argument("PLAN", "The plan: Piper's JSON, or what solve wrote with --out or --json.")
 
     def load_all(self) -> tuple[Instance, Plan, PlanClaims]:
         """The instance, the plan, and what the plan's document says of itself."""

@@ -113,7 +113,7 @@ class PlanOutput:
 
     panel: ClassVar[str] = "Answer"
 
-    out: Path | None = option("FILE", "Write the plan to FILE: upstream's JSON and our figures.", "-o", "--out")
+    out: Path | None = option("FILE", "Write the plan to FILE: Piper's JSON and our figures.", "-o", "--out")
     apart: bool = flag(
         "On devices of several kinds, also find the best pipelines of one kind each, with the microbatches shared out "
         "among these, and say which is faster."

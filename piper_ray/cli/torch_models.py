@@ -200,7 +200,7 @@ class RunOptions:
         "ID: the beginning of an id, or all.",
     )
     workload: Path | None = option(
-        "INPUT", "The workload that was planned: each rank is then held against the plan's simulation."
+        "INPUT", "The workload that was planned: each rank is then compared with the plan's simulation."
     )
     steps: int = option("COUNT", "Measured steps.", default=20, min=1)
     warm_up: int = option("COUNT", "Steps before those.", default=3, min=0)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class WarmOptions:
     """How many processes compile."""
 
-    processes: int | None = option("COUNT", "Side by side. As many as cores if not given.", min=1)
+    processes: int | None = option("COUNT", "Processes at the same time; one for each core if not given.", min=1)
 
 
 def warm(asked: WarmOptions) -> None:

@@ -111,20 +111,25 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
 
 
 def _overlaps(said: Mapping[str, object], run_as: RunAs, instance: Instance) -> Iterator[str]:
-    """Sentences on exchanges that run beside passes here and not in the workload's times, or the other way round."""
+    """Sentences on exchanges that overlap with passes here and not in the workload's times, or the other way round."""
     software = None if instance.model is None else load_software().get(instance.model.software)
     t, ranks = run_as.tensor_parallel or 1, run_as.pipeline_ranks or 1
     if software is None:
         return
     has_replicas = instance.devices > t * ranks * (run_as.context_parallel or 1)
-    for name, counts, applies in (
-        ("overlap_grad_reduce", software.gradient_overlap, has_replicas),
-        ("tp_comm_overlap", software.forward_overlap > 0, t > 1 and run_as.sequence_parallel),
+    for name, what, counts, applies in (
+        ("overlap_grad_reduce", "sums of gradients", software.gradient_overlap, has_replicas),
+        (
+            "tp_comm_overlap",
+            "tensor-parallel exchanges",
+            software.forward_overlap > 0,
+            t > 1 and run_as.sequence_parallel,
+        ),
     ):
         if applies and (is_on := said.get(name)) is not None and is_on != counts:
             yield (
-                f"{flag_of(name)} is {'' if is_on else 'not '}set: the workload's times count what it hides as "
-                f"{'hidden' if counts else 'not hidden'}"
+                f"{flag_of(name)} is {'' if is_on else 'not '}set, but the workload's times count {what} as "
+                f"{'' if counts else 'not '}overlapped: this launch may take {'longer' if counts else 'less'}"
             )
 
 
@@ -189,7 +194,9 @@ def _read(
             raise UsageError(f"{_SOURCE}: {flag_of(name)} {asked}, but the model has {own}")
     notes = [*_require_model(given, instance)]
     if named.get("use_checkpoint_args") in _TRUE:
-        notes.append("--use-checkpoint-args takes the model from a checkpoint: it is not held against the workload")
+        notes.append(
+            "--use-checkpoint-args takes the model from a checkpoint: its model is not compared with the workload's"
+        )
     run_as = _run_as(given, said, instance, notes)
     ranks = run_as.pipeline_ranks or 1
     if ranks > instance.devices:
@@ -213,7 +220,7 @@ def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
             what = "without virtual stages" if not is_interleaved else "with --no-overlap-p2p-communication"
             raise UsageError(f"{_SOURCE}: --overlap-p2p-communication-warmup-flush {what}, which Megatron refuses")
         return Transfers.IN_PASSES
-    return Transfers.BESIDE if given.overlap_p2p_communication_warmup_flush else Transfers.BESIDE_STEADY
+    return Transfers.OVERLAPPED if given.overlap_p2p_communication_warmup_flush else Transfers.OVERLAPPED_STEADY
 
 
 def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
@@ -221,13 +228,13 @@ def _require_model(given: SimpleNamespace, instance: Instance) -> Iterator[str]:
     sizes."""
     if instance.model is None or not instance.model.config:
         if given.hidden_size is not None:
-            yield "the workload does not say its model: the launch's is not held against it"
+            yield "the workload does not name its model, so the launch's model is not compared with it"
         return
     try:
         model = model_settings(require_megatron_model(instance.model))
     except UsageError:
         if given.hidden_size is not None:
-            yield "Megatron has no such model as the workload's: the launch's is not held against it"
+            yield "Megatron has no model like the workload's, so the launch's model is not compared with it"
         return
     for name in MEGATRON.model:
         said, known = getattr(given, name), _usual(model, name)

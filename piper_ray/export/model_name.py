@@ -17,7 +17,7 @@ _NAMED_ALIKE = 1.5
 
 def notes_of_model(name: str, instance: Instance) -> Iterator[str]:
     """A sentence on the name. Raises UsageError if it states another size than that of the workload's model."""
-    yield f"the launch names the model, {name}, and no sizes: they are not compared with the workload's"
+    yield f"the launch names its model, {name}, but not the sizes, so these are not compared with the workload's"
     said = _BILLIONS.search(name)
     if said is None or instance.model is None or not instance.model.config:
         return

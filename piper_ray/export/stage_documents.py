@@ -286,5 +286,5 @@ def _check_ties(job: ExportJob) -> None:
             raise UsageError(
                 f"{' and '.join(map(job.named, layers))} have weights in common, and are in stages "
                 f"{' and '.join(map(str, stages))}: torch would train each stage's apart; expected a plan with them in "
-                "one stage (solve --stages 1), or a model with weights apart"
+                "one stage (solve --stages 1), or a model that does not tie them"
             )

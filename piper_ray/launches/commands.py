@@ -77,9 +77,9 @@ def read_script(source: Source, asked: Asked) -> Launch:
         if outside.uses_yq:
             others += (
                 "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
-                "what the script adds to it is not seen then"
+                "what the script adds to it is then not known"
             )
-        raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
+        raise UsageError(f"the script starts no training software that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
         raise UsageError(f"launch {asked.number}: the script has {len(distinct)}")
     if len(distinct) > 1 and asked.number is None:
@@ -153,7 +153,7 @@ def _over_a_recipe(
             f"{named} is not there, and the command itself says nothing of how the model is divided; expected the "
             "recipe's file with --recipe NAME"
         )
-    told = (*notes, f"what {named} sets is elsewhere, and not seen")
+    told = (*notes, f"what {named} sets is in another file, which is not read")
     return Launch(Dialect.BRIDGE, overrides, ranks, None if recipe is None else named, told)
 
 
@@ -172,7 +172,7 @@ def _document(options: Mapping[str, object], source: Source) -> tuple[Launch | N
         return None, ()
     path, text = text_beside(name, source.path)
     if text is None:
-        return None, (f"{readable(name)} is not there: what it sets is not seen",)
+        return None, (f"{readable(name)} is not there: what it sets is not known",)
     try:
         document = yaml.safe_load(text)
     except yaml.YAMLError as error:
@@ -261,9 +261,9 @@ def _notes(outside: Outside) -> Iterator[str]:
         shown = ", ".join(taken[:12]) + (f" and {len(taken) - 12} more" if len(taken) > 12 else "")
         yield f"variables of the environment are taken as not set: {shown} (--set NAME=VALUE)"
     if outside.gets_arguments:
-        yield "the script is taken as started without arguments, which it would hand on"
+        yield "the script is taken as started without arguments"
     for name in dict.fromkeys(outside.not_found):
-        yield f"the script reads {name}, which is not there: what it sets is not seen"
+        yield f"the script reads {name}, which is not there: what it sets is not known"
 
 
 def _tables(options: Mapping[str, object], dotted: Sequence[str]) -> dict[str, dict[str, object]]:

@@ -41,7 +41,7 @@ def with_deepspeed_config(
     name = found.pop("deepspeed_config", None)
     document = _document(str(name), files, source) if name is not None else {}
     if name is not None and document is None:
-        notes.append(f"{readable(str(name))} is not there: what DeepSpeed's own file says is not seen")
+        notes.append(f"{readable(str(name))} is not there: what DeepSpeed's own file sets is not known")
     document = document or {}
     zero = _table(document, "zero_optimization")
     of_file = zero.get("stage")

@@ -195,7 +195,9 @@ def _primus(modules: Mapping[str, object], source: Source, asked: Asked, taken: 
     if framework not in ("megatron", "megatron_bridge"):
         raise UsageError(f"framework {framework}: expected megatron, torchtitan or megatron_bridge")
     if framework == "megatron_bridge":
-        notes.append(f"what the recipe {filled.get('flavor', name)} sets besides is elsewhere, and not seen")
+        notes.append(
+            f"what the recipe {filled.get('flavor', name)} sets otherwise is in another file, which is not read"
+        )
     settings, before = flat(filled), flat(usual)
     kept = frozenset(one for one, value in settings.items() if one in before and before[one] == value)
     return Launch(Dialect.PRIMUS, settings, None, name, tuple(notes), kept)
@@ -205,7 +207,7 @@ def _part(name: str, beside: Path | None, notes: list[str], depth: int = 0) -> d
     """The figures of a file merged over those of the files that it extends."""
     path, text = text_beside(name, beside)
     if text is None:
-        notes.append(f"{name} is not there: what it sets is not seen")
+        notes.append(f"{name} is not there: what it sets is not known")
         return {}
     document = _yaml(name, text)
     found: dict[str, object] = {}

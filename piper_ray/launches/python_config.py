@@ -414,7 +414,7 @@ class _Reader:
             if isinstance(owner, Made) and owner.arguments and not given:
                 given = list(owner.arguments)  # for a model that is looked up and then made
         if (isinstance(one.func, ast.Name) and name[:1].islower()) or name.startswith("_"):
-            self.notes.append(f"what {name} sets is elsewhere, and not seen") if not given else None
+            self.notes.append(f"what {name} sets is in another file, which is not read") if not given else None
         return Made(name, tuple(given), named)
 
     def function(

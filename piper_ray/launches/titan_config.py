@@ -114,7 +114,7 @@ def _base(
     if isinstance(file, str):
         _, text = text_beside(file, source.path)
         if text is None:
-            return {}, (f"{readable(file)} is not there: what it sets is not seen",), file
+            return {}, (f"{readable(file)} is not there: what it sets is not known",), file
         return _toml(file, text), (), file
     module, config = options.get("module"), options.get("config")
     if not isinstance(config, str) or causes(config):
@@ -125,7 +125,7 @@ def _base(
         if text is not None:
             read = read_python(text, path, config, is_titan)
             return dict(read.document), read.notes, None
-    return {}, (f"{config} of {named or 'its module'} is not there: what it sets is not seen",), config
+    return {}, (f"{config} of {named or 'its module'} is not there: what it sets is not known",), config
 
 
 def _toml(name: str, text: str) -> dict[str, object]:

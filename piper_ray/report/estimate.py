@@ -307,7 +307,7 @@ def _figures(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str
         yield f"    shared = {costs.shared_bytes:,.0f} bytes of optimizer state, a d-th on each of d replicas"
     if costs.shared_bytes and result.instance.model is not None and result.instance.model.optimizer_on_host:
         rate = f"{result.setting.gpu.host_updates_per_s:.3g} parameters/s"
-        yield f"    on the host: shared is there, and p has its update besides, at {rate} for each of N microbatches"
+        yield f"    on the host: shared is there, and p also has its update, at {rate} for each of N microbatches"
     if mode.least_data_parallel_degree > 1:
         yield f"    only in stages of {mode.least_data_parallel_degree} replicas or more"
     if costs.unsaid_s:

@@ -34,7 +34,7 @@ from piper_ray.proposal.layout_words import LayoutWords, differences, layout_wor
 from piper_ray.proposal.propose import FoundPlans, Help
 from piper_ray.report.comparison import reasons
 from piper_ray.report.folding import folded
-from piper_ray.report.simulated import beside_text, early_receives_text
+from piper_ray.report.simulated import early_receives_text, overlapped_text
 from piper_ray.report.summary import layers_text
 from piper_ray.report.terminal import NO_BREAK, Column, LiveLog, left_texts, print_fitting, print_lines, print_table
 from piper_ray.workloads.estimate.architectures.multimodal import TOWER_PATH, images_of
@@ -123,7 +123,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
         "memory",
         f"{held_text(peak_bytes)} of {held_text(limit_bytes)} on the fullest GPU ({held_text(least_bytes)} to "
         f"{held_text(most_bytes)}, {doubt.memory.words}), {held_text(left_bytes)} "
-        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}{_beside_text(best, limit_bytes)}",
+        f"({100.0 * left_bytes / limit_bytes:.0f} %) free{held}{_outside_text(best, limit_bytes)}",
     )
     if best.on_host:
         yield from _wrapped("host", _host_text(proposal.demand, best))
@@ -139,7 +139,7 @@ def answer_lines(proposal: FoundPlans, figures: Figures) -> Iterator[str]:
     if receives:
         yield from _wrapped("receives", receives)
     elif not proposal.demand.runtime.one_stream and simulation.schedule.name is ScheduleName.INTERLEAVED:
-        yield from _wrapped("transfers", beside_text(instance, best.plan, simulation))
+        yield from _wrapped("transfers", overlapped_text(instance, best.plan, simulation))
     if doubt.few:
         backed = ", ".join(f"{what} ({plural(count, 'run')})" for what, count in doubt.few.items())
         yield from _wrapped("doubt", f"hardly any measured run backs {backed}")
@@ -203,7 +203,7 @@ def _seeing(node: LayerNode) -> bool:
     return node.path.startswith(TOWER_PATH)
 
 
-def _beside_text(best: Proposed, limit_bytes: float) -> str:
+def _outside_text(best: Proposed, limit_bytes: float) -> str:
     """What a GPU has beyond the memory of which plans may use some, and for what."""
     if best.estimate.kinds:
         return ""
@@ -400,7 +400,7 @@ def settling_lines(proposal: FoundPlans) -> list[str]:
         return []
     count = min(close, _MEASURED)
     return [
-        f"{close} of these are within the interval of the first: measure the first {count}, --candidates {count} -o DIR"
+        f"{close} of these lie within the range of the first; to measure the first {count}: --candidates {count} -o DIR"
     ]
 
 

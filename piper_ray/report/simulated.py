@@ -253,16 +253,17 @@ def _listed(numbers: Sequence[int]) -> str:
     return ", ".join(shown if len(shown) <= 12 else [*shown[:6], "...", *shown[-5:]])
 
 
-def beside_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
+def overlapped_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
     """What a step takes where transfers overlap with passes, as Megatron's interleaved schedule has it."""
     default_s, flagged_s = (
         simulate(instance, plan, simulation.schedule, options=replace(simulation.options, transfers=how)).step_s
-        for how in (Transfers.BESIDE_STEADY, Transfers.BESIDE)
+        for how in (Transfers.OVERLAPPED_STEADY, Transfers.OVERLAPPED)
     )
+    default, flagged = time_text(default_s, 3), time_text(flagged_s, 3)
     return (
-        "charged in passes; Megatron overlaps them with passes, except in warm-up and flush: "
-        f"{time_text(default_s, 3)} a step, {time_text(flagged_s, 3)} with "
-        "--overlap-p2p-communication-warmup-flush (modelled)"
+        "are counted as waiting; Megatron overlaps them with passes, except in warm-up and flush: "
+        f"{default} a step (modelled)"
+        + (f", {flagged} with --overlap-p2p-communication-warmup-flush" if flagged != default else "")
     )
 
 

@@ -134,7 +134,8 @@ def _check_ties(spec: str, layers: Sequence[TracedLayer], stage_of: Mapping[int,
             other, stage = first.setdefault(id(parameter), (name, stage_of[number]))
             if stage != stage_of[number]:
                 what = f"belongs to stage {stage_of[number] + 1}, and as {other} to stage {stage + 1}"
-                faults.append(Fault(name, f"{what}; expected a plan that keeps it in one stage, or weights apart"))
+                wanted = "a plan that keeps it in one stage, as solve --runtime torch makes, or untied weights"
+                faults.append(Fault(name, f"{what}; expected {wanted}"))
     if faults:
         raise InputError(spec, faults)
 

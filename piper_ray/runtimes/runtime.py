@@ -189,7 +189,9 @@ class Runtime:
             if schedule in CHUNKED:
                 raise UsageError(f"{alone}, and {schedule.value} is for several; expected another schedule")
             if restrictions.stage_count not in (None, 1):
-                raise UsageError(f"{alone}, and {restrictions.stage_count} are asked for; expected 1, or weights apart")
+                raise UsageError(
+                    f"{alone}, and {restrictions.stage_count} are asked for; expected --stages 1, or untied weights"
+                )
         for constraint in self.constraints(instance, schedule, gpus_per_node):
             if isinstance(constraint, TensorParallelDegrees):
                 degrees = tuple(t for t in constraint.degrees if restrictions.admits_tensor_parallel_degree(t))
@@ -351,19 +353,22 @@ def rank_places(meshes: Sequence[Mesh], schedule: Schedule, context: int = 1) ->
 
 
 def rank_lines(meshes: Sequence[Mesh], schedule: Schedule, context: int = 1) -> list[str]:
-    """A line for each rank of the pipeline: its stages from 1, its ranks and nodes from 0."""
+    """A line for each rank of the pipeline: its stages from 1, its ranks and nodes from 0, and which rank has which
+    replica, context and shard (:class:`RankPlace`)."""
     pipeline_ranks, lines = sum(mesh.ranks for mesh in meshes), []
     for mesh in meshes:
         size, kind = mesh.d * mesh.t, f" of {printable(mesh.kind)}" if mesh.kind else ""
-        between = f"{mesh.t // context} group + " if context > 1 else ""
+        group = mesh.t // context
+        sizes = (("replica", mesh.d, mesh.t), ("context", context, group), ("shard", group, 1))
+        within = "".join(f" + {f'{each} x ' if each > 1 else ''}{name}" for name, count, each in sizes if count > 1)
         for place in range(mesh.first, mesh.first + mesh.ranks):
             stages = ", ".join(str(stage + 1) for stage in schedule.stages_of_rank(place, pipeline_ranks))
             first = mesh.first_rank + (place - mesh.first) * size
             nodes = _range(mesh.place(first)[0], mesh.place(first + size - 1)[0])
             lines.append(
-                f"pipeline rank {place}: stage{'s' if schedule.v > 1 else ''} {stages}; ranks "
-                f"{_range(first, first + size - 1)} on node{'' if nodes.isdecimal() else 's'} {nodes}{kind}; rank = "
-                f"{first} + {mesh.t} replica + {between}shard"
+                f"pipeline rank {place}: stage{'s' if schedule.v > 1 else ''} {stages}; rank{'s' if size > 1 else ''} "
+                f"{_range(first, first + size - 1)} on node{'' if nodes.isdecimal() else 's'} {nodes}{kind}"
+                f"{f'; rank = {first}{within}' if within else ''}"
             )
     return lines
 

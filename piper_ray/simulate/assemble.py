@@ -74,7 +74,7 @@ class _Scene:
         program = program_of(self.placed, lists, microbatches, self.seconds, self.hops, self.options.latency_s)
         if self.schedule.name is ScheduleName.DUALPIPE_V and self.options.pass_overlap:
             program = with_joined_passes(program, self.seconds.compute_s, self.options.pass_overlap)
-        if self.options.transfers is Transfers.BESIDE_STEADY:
+        if self.options.transfers is Transfers.OVERLAPPED_STEADY:
             program = program._replace(waited_for=sends_waited_for(program, self.schedule, microbatches))
         return run_program(self.placed, program, self.seconds.communication_s, self.options.transfers)
 
@@ -91,10 +91,10 @@ def simulated(instance: Instance, plan: Plan, schedule: Schedule, options: Simul
 
 
 def _check_overlaps(schedule: Schedule, options: SimulationOptions) -> None:
-    if options.transfers is Transfers.BESIDE_STEADY and schedule.name is not ScheduleName.INTERLEAVED:
+    if options.transfers is Transfers.OVERLAPPED_STEADY and schedule.name is not ScheduleName.INTERLEAVED:
         raise UsageError(
-            f"transfers beside-steady: Megatron's interleaved schedule alone has them, not {schedule.name.value}; "
-            "expected in-passes or beside"
+            f"transfers overlapped-steady: Megatron's interleaved schedule alone has them, not {schedule.name.value}; "
+            "expected in-passes or overlapped"
         )
     if options.pass_overlap and schedule.name is not ScheduleName.DUALPIPE_V:
         raise UsageError(f"pass_overlap: schedule {schedule.name.value} runs no two passes as one; dualpipe-v does")

@@ -35,27 +35,27 @@ class InFlightRule(str, Enum):
 class Transfers(str, Enum):
     """How stages pass on tensors.
 
-    IN_PASSES: both stages wait during a transfer, as in Piper's model. BESIDE: stages compute during transfers; a rank
-    sends one tensor at a time, and only a stage that needs the data waits. Under interleaved this is Megatron's
-    ``--overlap-p2p-communication-warmup-flush``. BESIDE_STEADY: Megatron's default under interleaved: as BESIDE, but in
-    the warm-up and the flush a pass waits until the preceding send has finished. ONE_STREAM: as IN_PASSES, but all
-    sends and receives of a rank share one stream, as in torch.distributed.pipelining on NCCL. A receive that is posted
-    early then delays all later transfers. Exports to torch and torchtitan post each receive when its data are produced,
-    which delays nothing and takes as long as IN_PASSES.
+    IN_PASSES: both stages wait during a transfer, as in Piper's model. OVERLAPPED: stages compute during transfers; a
+    rank sends one tensor at a time, and only a stage that needs the data waits. Under interleaved this is Megatron's
+    ``--overlap-p2p-communication-warmup-flush``. OVERLAPPED_STEADY: Megatron's default under interleaved: as
+    OVERLAPPED, but in the warm-up and the flush a pass waits until the preceding send has finished. ONE_STREAM: as
+    IN_PASSES, but all sends and receives of a rank share one stream, as in torch.distributed.pipelining on NCCL. A
+    receive that is posted early then delays all later transfers. Exports to torch and torchtitan post each receive when
+    its data are produced, which delays nothing and takes as long as IN_PASSES.
 
     >>> SimulationOptions(transfers="one-stream").transfers
     <Transfers.ONE_STREAM: 'one-stream'>
     """
 
     IN_PASSES = "in-passes"
-    BESIDE = "beside"
-    BESIDE_STEADY = "beside-steady"
+    OVERLAPPED = "overlapped"
+    OVERLAPPED_STEADY = "overlapped-steady"
     ONE_STREAM = "one-stream"
 
     @property
     def overlaps(self) -> bool:
         """Whether a rank's passes continue while it sends."""
-        return self in (Transfers.BESIDE, Transfers.BESIDE_STEADY)
+        return self in (Transfers.OVERLAPPED, Transfers.OVERLAPPED_STEADY)
 
 
 @dataclass(frozen=True)

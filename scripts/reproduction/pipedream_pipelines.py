@@ -43,7 +43,7 @@ def _simulated(
     schedule: str = "pipedream",
 ) -> Simulation:
     """With transfers beside the passes, as PipeDream's runtime has them."""
-    options = SimulationOptions(transfers=Transfers.BESIDE, in_flight=in_flight, vertical_sync=vertical_sync)
+    options = SimulationOptions(transfers=Transfers.OVERLAPPED, in_flight=in_flight, vertical_sync=vertical_sync)
     return piper_ray.simulate(instance, plan, schedule, options=options)
 
 

@@ -236,7 +236,7 @@ def test_a_config_from_stdin_for_a_gpu_whose_name_leaves_a_choice(tmp_path: Path
         config, "plan", "-", "--gpu", "h100", "--nodes", "1", *cluster, "--schedule", "1f1b", "-o", str(tmp_path)
     )
     assert finished.returncode == 0, finished.stderr
-    assert "GPU h100: H100-SXM is taken; H100-PCIe and H100-NVL are called so too" in finished.stderr
+    assert "GPU h100: H100-SXM is assumed; H100-PCIe and H100-NVL are also called h100" in finished.stderr
     made = piped(config, "estimate", "-", "--gpu", "H100-SXM", "--nodes", "1")
     assert made.returncode == 0
     assert "called so too" not in made.stderr

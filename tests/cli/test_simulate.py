@@ -64,7 +64,7 @@ def test_options_reach_the_simulation(files: tuple[Path, Path]) -> None:
     assert _step_s(files, "--schedule", "1f1b", "--optimizer", "250ms") == pytest.approx(plain_s + 0.25)
     gpipe_s = _step_s(files, "--schedule", "gpipe")
     assert _step_s(files, "--schedule", "gpipe", "--latency", "1 s") == pytest.approx(gpipe_s + 6.0)
-    assert _step_s(files, "--schedule", "1f1b", "--transfers", "beside") < plain_s
+    assert _step_s(files, "--schedule", "1f1b", "--transfers", "overlapped") < plain_s
     assert _step_s(files, "--schedule", "1f1b", "--keep", "8,8,8,8") == pytest.approx(
         _step_s(files, "--schedule", "gpipe")
     )

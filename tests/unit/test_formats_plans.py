@@ -1,4 +1,4 @@
-"""Plans: upstream's JSON and ours, read back as they were written."""
+"""Plans: Piper's JSON and ours, read back as they were written."""
 
 from __future__ import annotations
 

@@ -106,8 +106,8 @@ def test_narrower_numbers_are_multiplied_at_twice_the_rate_or_faster(key: str) -
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("h100", "GPU h100: H100-SXM is taken; H100-PCIe and H100-NVL are called so too"),
-        ("A100", "GPU A100: A100-80 is taken; A100-PCIe-80 and A100-40 and A100-PCIe-40 are called so too"),
+        ("h100", "GPU h100: H100-SXM is assumed; H100-PCIe and H100-NVL are also called h100"),
+        ("A100", "GPU A100: A100-80 is assumed; A100-PCIe-80 and A100-40 and A100-PCIe-40 are also called A100"),
         ("H100-SXM", None),
         ("mi300x", None),
         ("nothing", None),

@@ -66,7 +66,7 @@ def sharing(zero: int, fsdp: int = 1) -> Instance:
             "optimizer state in 4 shards: the workload has no such",
         ),
         (f"{TWO} --optimizer-cpu-offload", {}, "the optimizer's state is in host memory: the workload has it on GPUs"),
-        (f"{TWO} --shiny-new-thing 3", {}, "--shiny-new-thing: not known here, and left aside"),
+        (f"{TWO} --shiny-new-thing 3", {}, "--shiny-new-thing: not known here, and ignored"),
         ("Et*6|t*6L", {"data_parallel": 2}, "12 of the workload's 16 devices are left over"),
     ],
 )
@@ -425,12 +425,12 @@ def test_what_decides_nothing_of_a_plan_is_left_aside(text: str) -> None:
 
 
 def test_what_times_count_as_hidden_and_a_launch_does_not_hide_is_said() -> None:
-    told = "{} is not set: the workload's times count what it hides as hidden"
+    told = "{} is not set, but the workload's times count {} as overlapped: this launch may take longer"
     launch = "--tensor-model-parallel-size 2 --sequence-parallel"
-    assert [told.format(name) in read(f"torchrun x.py {launch} {flags}").notes
-            for name, flags in (("--overlap-grad-reduce", ""), ("--tp-comm-overlap", ""),
-                                ("--overlap-grad-reduce", "--overlap-grad-reduce"),
-                                ("--tp-comm-overlap", "--tp-comm-overlap"))] == [True, True, False, False]  # fmt: skip
+    assert [told.format(name, what) in read(f"torchrun x.py {launch} {flags}").notes
+            for name, what in (("--overlap-grad-reduce", "sums of gradients"),
+                               ("--tp-comm-overlap", "tensor-parallel exchanges"))
+            for flags in ("", name)] == [True, False, True, False]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -463,10 +463,10 @@ def test_megatrons_transfers_are_those_of_its_schedule() -> None:
     """Interleaved overlaps them, in warm-up and flush by a flag alone, which Megatron refuses elsewhere."""
     flag, chunks = "--overlap-p2p-communication-warmup-flush", "--num-virtual-stages-per-pipeline-rank 3"
     assert read(TWO).transfers is Transfers.IN_PASSES
-    assert read(f"{TWO} {chunks}").transfers is Transfers.BESIDE_STEADY
+    assert read(f"{TWO} {chunks}").transfers is Transfers.OVERLAPPED_STEADY
     assert read(f"{TWO} {chunks} --no-overlap-p2p-communication").transfers is Transfers.IN_PASSES
     found = read(f"{TWO} {chunks} {flag}")
-    assert found.transfers is Transfers.BESIDE
+    assert found.transfers is Transfers.OVERLAPPED
     assert not [note for note in found.notes if "p2p" in note]
     for said in ("", f"{chunks} --no-overlap-p2p-communication"):
         with pytest.raises(UsageError, match=r"warmup-flush .* which Megatron refuses"):
@@ -510,7 +510,7 @@ def test_other_precision_and_schedules_of_ones_own_are_noted() -> None:
     assert any(told in note for note in read(f"{bridge}'bf16_with_fp8_mixed'\n").notes)
     assert not any("mixed" in note or told in note for note in read(f"{bridge}'bf16_mixed'\n").notes)
     own = read(TITAN.format('"data_parallel_shard_degree": 1, "pipeline_parallel_schedule_csv": "mine.csv"'))
-    assert sum("pipeline_parallel_schedule_csv is left aside" in note for note in own.notes) == 1
+    assert sum("pipeline_parallel_schedule_csv is ignored" in note for note in own.notes) == 1
 
 
 def test_launches_of_torchtitan_receive_in_torchs_own_order() -> None:

@@ -126,7 +126,7 @@ def test_what_hangs_on_the_unknown_is_unseen() -> None:
     [
         ("torchrun x.py --tensor-model-parallel-size 2 $EXTRA_ARGS", "behind $EXTRA_ARGS cannot be seen here; say it"),
         ("for t in 2 4; do torchrun x.py --tensor-model-parallel-size $t; done", "comes to 2 launches; say which"),
-        ("echo hello --tensor-model-parallel-size", "comes to no launch of a runtime that is known"),
+        ("echo hello --tensor-model-parallel-size", "starts no training software that is known"),
         ("f() { f; }; f --zero-stage 1", "goes round too often"),
         ("deepspeed x.py --zero-stage 5", "zero stage 5: expected 0, 1, 2 or 3"),
         (
@@ -161,7 +161,7 @@ def test_files_beside_a_script_are_followed(tmp_path: Path) -> None:
     names = ("tensor_model_parallel_size", "lr", "micro_batch_size")
     assert [found.settings[name] for name in names] == ["8", "2", "1"]
     gone = read("#!/bin/bash\n. env.sh\ntorchrun x.py --tensor-model-parallel-size 2")
-    assert "the script reads env.sh, which is not there: what it sets is not seen" in gone.notes
+    assert "the script reads env.sh, which is not there: what it sets is not known" in gone.notes
 
 
 def test_a_script_that_a_queue_is_given_is_followed(tmp_path: Path) -> None:
@@ -190,11 +190,11 @@ def test_a_configuration_that_a_command_names_is_read_and_what_it_sets_over_it(t
     script.write_text("python run_recipe.py --recipe small model.tensor_model_parallel_size=4")
     found = read(script.read_text(), path=script)
     assert (found.dialect, found.model) == (Dialect.BRIDGE, "small")
-    assert found.notes == ("what small sets is elsewhere, and not seen",)
+    assert found.notes == ("what small sets is in another file, which is not read",)
     with pytest.raises(UsageError, match="small is not there, and the command itself says nothing of how the model is"):
         read("python run_recipe.py --recipe small checkpoint.load=x train.micro_batch_size=1", path=script)
     script.write_text("runner train --config gone.yaml --tensor_model_parallel_size 4")
-    assert "gone.yaml is not there: what it sets is not seen" in read(script.read_text(), path=script).notes
+    assert "gone.yaml is not there: what it sets is not known" in read(script.read_text(), path=script).notes
 
 
 def test_a_script_that_takes_its_options_out_of_yaml_is_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_recipe_of_a_file_in_python() -> None:
     assert (found.settings["tensor_model_parallel_size"], found.settings["global_batch_size"]) == (8, 32)
     assert found.model == "acme/Small-1B"
     assert not [name for name in found.settings if name.startswith("_")]
-    assert "what _pretrain_common sets is elsewhere, and not seen" in found.notes
+    assert "what _pretrain_common sets is in another file, which is not read" in found.notes
     assert causes(found.settings["recompute_granularity"]) == ("a value that depends on line 19",)
     assert found.settings["use_distributed_optimizer"] is True  # as Megatron-Bridge has it where one section has
     assert found.settings["pipeline_model_parallel_layout"] == [

@@ -10,7 +10,7 @@ import pytest
 
 from piper_ray.model.errors import UsageError
 from piper_ray.model.schedule import Schedule, ScheduleName
-from piper_ray.report.simulated import beside_text, early_receives_text
+from piper_ray.report.simulated import early_receives_text, overlapped_text
 from piper_ray.run.lists import torch_lists
 from piper_ray.simulate.actions import ActionKind, flush_lists
 from piper_ray.simulate.communication import (
@@ -211,7 +211,7 @@ def test_plans_are_simulated_on_one_stream() -> None:
     instance, plan = llama(), plan_of(llama(), [2, 2, 2, 2, 2, 2, 1, 1])
     schedule = Schedule(ScheduleName.INTERLEAVED, 2)
     found = {how: simulate(instance, plan, schedule, options=SimulationOptions(transfers=how)) for how in Transfers}
-    order = (Transfers.BESIDE, Transfers.BESIDE_STEADY, Transfers.IN_PASSES, Transfers.ONE_STREAM)
+    order = (Transfers.OVERLAPPED, Transfers.OVERLAPPED_STEADY, Transfers.IN_PASSES, Transfers.ONE_STREAM)
     times_s = [found[how].step_s for how in order]
     assert times_s == sorted(set(times_s))
     with pytest.raises(UsageError, match="no runtime that has one runs schedule 2bw"):
@@ -227,5 +227,5 @@ def test_what_early_receives_cost_is_told() -> None:
     assert told.startswith("in time, by the exported list; torch's own order posts them early")
     assert "% longer (modelled)" in told
     assert early_receives_text(instance, plan, simulate(instance, plan, "1f1b")) == ""
-    told = beside_text(instance, plan, interleaved)
-    assert re.search(r"but in warm-up and flush: [\d.]+ \w+ a step, [\d.]+ \w+ with --overlap-p2p", told)
+    told = overlapped_text(instance, plan, interleaved)
+    assert re.search(r"except in warm-up and flush: [\d.]+ \w+ a step \(modelled\)", told)

@@ -274,7 +274,7 @@ def test_what_estimates_do_not_tell_apart_is_to_be_measured(proposal: FoundPlans
     _, most_s = best.estimate.doubt.range_s(best.step_s)
     close = sum(one.step_s <= most_s for one in proposal.found[: LISTED + 1])
     assert close >= 3
-    told = f"{close} of these are within the interval of the first: measure the first 3, --candidates 3 -o DIR"
+    told = f"{close} of these lie within the range of the first; to measure the first 3: --candidates 3 -o DIR"
     assert told in screen(proposal).splitlines()
     assert settling_lines(replace(proposal, found=(best,))) == []
     least, most = (

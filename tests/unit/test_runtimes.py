@@ -163,7 +163,7 @@ def test_places_of_ranks() -> None:
     ]  # fmt: skip
     assert [x.stages for x in places] == [(0, 2)] * 4 + [(1, 3)] * 4
     lines = rank_lines(meshes_of(plan, under, {"": 4}, instance.cluster), under)
-    assert lines[1] == "pipeline rank 1: stages 2, 4; ranks 4-7 on node 1; rank = 4 + 2 replica + shard"
+    assert lines[1] == "pipeline rank 1: stages 2, 4; ranks 4-7 on node 1; rank = 4 + 2 x replica + shard"
     v = Schedule(ScheduleName.ZB_V)
     assert [x.stages for x in rank_places(meshes_of(plan, v, {"": 4}, instance.cluster), v)] == [(0, 3)] * 4 + [
         (1, 2)

@@ -75,14 +75,14 @@ def test_latency_by_hand() -> None:
 def test_overlapped_transfers_by_hand() -> None:
     """F 1 s, B 2 s; transfers of 1/2 s run beside them. gpipe of 2: the second F is sent while B of the last runs."""
     instance = chain([3.0, 3.0], microbatches=2, edge_bytes=GIB / 2)
-    found = simulate(instance, cut([1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.BESIDE))
+    found = simulate(instance, cut([1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     # rank 0: F 0-1, F 1-2; rank 1: F 1.5-2.5, F 2.5-3.5, B 3.5-5.5, B 5.5-7.5; rank 0: B 6-8, B 8-10.
     assert found.step_s == pytest.approx(10.0)
     assert found.ranks[0].communication_s == 0.0
     assert found.ranks[0].waiting_s == pytest.approx(0.5)
     # Longer than a pass, they hold each other up on their way out: F arrive at 3 and 5.
     slow = instance.replace(bandwidth_bytes_per_s=GIB / 4)
-    found = simulate(slow, cut([1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.BESIDE))
+    found = simulate(slow, cut([1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert found.timeline.start_s[found.timeline.of_rank(1)].tolist() == pytest.approx([3.0, 5.0, 6.0, 8.0])
     assert found.step_s == pytest.approx(14.0)
 
@@ -90,7 +90,7 @@ def test_overlapped_transfers_by_hand() -> None:
 def test_what_schedules_do_not_overlap_is_refused() -> None:
     instance, plan = chain([3.0] * 4), cut([1] * 4)
     for name, options, told in (
-        ("1f1b", SimulationOptions(transfers=Transfers.BESIDE_STEADY), "interleaved schedule alone has them"),
+        ("1f1b", SimulationOptions(transfers=Transfers.OVERLAPPED_STEADY), "interleaved schedule alone has them"),
         ("zb-v", SimulationOptions(pass_overlap=0.5), "zb-v runs no two passes as one"),
         ("dualpipe-v", SimulationOptions(transfers=Transfers.ONE_STREAM, pass_overlap=0.5), "one after the other"),
     ):
@@ -129,7 +129,7 @@ def test_sizes_at_both_ends_of_an_edge() -> None:
     found = simulate(instance, cut([1, 1]), "1f1b")
     assert [rank.communication_s for rank in found.ranks] == [pytest.approx(4.0), pytest.approx(6.0)]
     assert simulate(instance, cut([2]), "1f1b").ranks[0].communication_s == 0.0
-    overlapped = simulate(instance, cut([1, 1]), "1f1b", options=SimulationOptions(transfers=Transfers.BESIDE))
+    overlapped = simulate(instance, cut([1, 1]), "1f1b", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert overlapped.step_s == pytest.approx(6.0 + 2 * 3.0)  # as long as the slower end takes
 
 
@@ -139,7 +139,7 @@ def test_tensors_with_several_ends_are_moved_once_by_each_stage() -> None:
     )
     found = simulate(instance, cut([2, 1, 1]), "gpipe")
     assert [rank.communication_s for rank in found.ranks] == [pytest.approx(3.0), 0.0, pytest.approx(3.0)]
-    overlapped = simulate(instance, cut([2, 1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.BESIDE))
+    overlapped = simulate(instance, cut([2, 1, 1]), "gpipe", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert overlapped.step_s == pytest.approx(12.0)  # arrives before stage 2 is done, or when its gradient is
 
 
@@ -148,7 +148,7 @@ def test_a_stage_waits_for_what_jumps_over_others() -> None:
     tmpc = Tmpc("vanilla", 3.0, 0, 0, 0)
     layers = tuple(Layer(i, "", {1: (tmpc,)}) for i in range(3))
     instance = Instance(layers, (Edge(0, 1, 0), Edge(1, 2, 0), Edge(0, 2, 10 * GIB)), 3, 1, GIB, GIB)
-    found = simulate(instance, cut([1, 1, 1]), "1f1b", options=SimulationOptions(transfers=Transfers.BESIDE))
+    found = simulate(instance, cut([1, 1, 1]), "1f1b", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert found.step_s == pytest.approx(1 + 10 + 1 + 2 + 10 + 2)
     assert sum(part.duration_s for part in found.critical_path if part.what == "transfer") == pytest.approx(20.0)
 
@@ -167,7 +167,7 @@ def test_shares_add_up_and_memory_comes_back(name: ScheduleName, overlap: bool) 
         [1.0, 2.0, 1.5, 1.0, 3.0, 1.0, 1.0, 2.0], microbatches=16, weights_bytes=GIB / 8, edge_bytes=GIB / 8
     )
     options = SimulationOptions(
-        latency_s=0.01, transfers=Transfers.BESIDE if overlap else Transfers.IN_PASSES, optimizer_s=0.1
+        latency_s=0.01, transfers=Transfers.OVERLAPPED if overlap else Transfers.IN_PASSES, optimizer_s=0.1
     )
     found = simulate(instance, cut([1] * 8, 2), name, options=options)
     length_s = found.window_s[1] - found.window_s[0]
@@ -193,7 +193,7 @@ def test_each_replica_has_the_figures_of_its_own_passes(name: str) -> None:
     """Pass by pass, with replicas that have more of them than others."""
     instance = chain([7.0, 5.0, 1.0, 2.0], microbatches=210, weights_bytes=GIB, edge_bytes=GIB / 4)
     plan = cut([1, 1, 1, 1], [7, 5, 1, 2])
-    found = simulate(instance, plan, name, options=SimulationOptions(transfers=Transfers.BESIDE))
+    found = simulate(instance, plan, name, options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert len(np.unique(np.diff(found.timeline.first)[:7])) == (2 if found.schedule.asynchronous else 1)
     start_s, end_s = found.window_s
 

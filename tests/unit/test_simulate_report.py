@@ -70,7 +70,7 @@ def test_a_promise_that_latency_or_transfers_break() -> None:
     assert late.sustaining == (5, 3, 1)
     assert ": 3, 2, 1 microbatches in flight do not keep the slowest stage busy" in findings(late)[0]
     instance = chain([3.0] * 3, microbatches=8, edge_bytes=5 * GIB)
-    slow = simulate(instance, cut([1] * 3), "2bw", options=SimulationOptions(transfers=Transfers.BESIDE))
+    slow = simulate(instance, cut([1] * 3), "2bw", options=SimulationOptions(transfers=Transfers.OVERLAPPED))
     assert slow.sustaining is None
     assert findings(slow)[0].endswith("slower than the promised 24.0000 s a batch: transfers take too long to hide")
 

@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 def _simulated(name: ScheduleName) -> Simulation:
     instance = chain([1.0, 2.0, 1.5, 1.0], microbatches=16, weights_bytes=GIB / 8, edge_bytes=GIB / 8)
-    options = SimulationOptions(optimizer_s=0.1, latency_s=0.01, transfers=Transfers.BESIDE)
+    options = SimulationOptions(optimizer_s=0.1, latency_s=0.01, transfers=Transfers.OVERLAPPED)
     return simulate(instance, cut([1] * 4, 2), Schedule(name), options=options)
 
 

@@ -248,7 +248,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         raise UsageError(f"--reserve {size_text(setting.reserve_bytes)}: a GPU has {there}; expected less")
     if setting.memory_bytes <= 0.0:
         raise UsageError(
-            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has besides its "
+            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beyond its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
     priced = {

@@ -187,7 +187,7 @@ class Hardware:
         if not others:
             return None
         are = "is" if len(others) == 1 else "are"
-        return f"GPU {key}: {taken} is taken; {' and '.join(others)} {are} called so too"
+        return f"GPU {key}: {taken} is assumed; {' and '.join(others)} {are} also called {key}"
 
 
 def load_hardware(path: str | Path | None = None, on_note: OnNote = lambda text: None) -> Hardware:  # noqa: ARG005

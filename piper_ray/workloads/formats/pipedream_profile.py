@@ -69,7 +69,7 @@ def read_profile(text: str, in_flight: InFlight, overrides: Quantities, name: st
         return None
     nodes, edges = _without_ends(nodes, edges)
     if not nodes:
-        faults.at("", "no layers besides Input sources and __getitem__ sinks; expected at least one")
+        faults.at("", "no layers other than Input sources and __getitem__ sinks; expected at least one")
         return None
     activation_bytes = {node.id: node.activation_bytes for node in nodes}
     return Instance(
