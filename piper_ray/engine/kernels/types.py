@@ -166,7 +166,7 @@ class BucketArrays(NamedTuple):
     least_b: FloatArray
     least_shared: FloatArray  # float64[buckets, r], or [0, r]
     missing: IndexArray
-    many_s: FloatArray  # float64[buckets, r]: the largest sum of a member's cap_s and many_s; one_s likewise
+    many_s: FloatArray  # float64[buckets, r]: the largest sum of a member's cap_s and many_s; one_s: of cap_s and one_s
     one_s: FloatArray
     front_size: IndexArray  # int64[buckets]: 0 for buckets of one member
     front_tally: IndexArray  # int64[buckets, FRONT_SIZE]: each state of a member is at least as large in both as one
