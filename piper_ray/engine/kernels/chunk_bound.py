@@ -7,7 +7,8 @@ synchronisation of the rank at its end. All of that is a sum over layers, and so
 - at each moment a rank holds no more bytes than its memory;
 - no plan that is better than the best one known lets a rank work longer than that one's batch takes: m W + R seconds.
   Layers are whole, so that holds in whole units of time, too: the layers of a rank, each rounded down, take no more
-  than the limit rounded down (Gomory, 1958). If cases are distinguished by their fullest rank, it has a least number, too;
+  than the limit rounded down (Gomory, 1958). If cases are distinguished by their fullest rank, it has a least number,
+  too;
 - no chunk is empty: 1 - layers <= 0. A case may set other least and most numbers of layers for each chunk.
 
 A limit (held - limit) <= 0 times a price >= 0 is at most 0, so it may be added to a plan's time for a lower bound. The
