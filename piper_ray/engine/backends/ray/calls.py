@@ -152,8 +152,8 @@ class ClusterWorkers:
         return self._here.width + _IN_FLIGHT * max(1, self.workers)
 
     def start(self, memory_bytes: float, within_s: float) -> Overview:
-        """Requests workers with ``memory_bytes`` each. Waits up to ``within_s`` for machines to answer, or until one
-        does.
+        """Requests workers with ``memory_bytes`` each. Waits until all machines have answered; from
+        ``within_s`` on, one with cores suffices.
 
         Raises ClusterError if there is no cluster, or none of its machines can work.
         """

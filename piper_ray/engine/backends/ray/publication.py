@@ -45,7 +45,7 @@ class Publisher:
         return stored
 
     def sent(self, node: str, stored: Stored) -> None:
-        """Records that the node needs this, and fetches it if it does not have it."""
+        """Records that the node needs this, and that it fetches it if it does not have it."""
         if stored not in self._on_node[node]:
             self.traffic.fetched_bytes[node] += stored.size_bytes
             self._hold(node, stored)
