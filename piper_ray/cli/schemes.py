@@ -55,7 +55,8 @@ class SchemeOptions:
     out: Path | None = option(
         "FILE",
         "Write all schemes in full (.json), or the model's workload with each scheme as a further TMPC and in full, "
-        "which solve takes (.toml).",
+        "which solve takes (.toml); with --show, the sharding of a PyTorch module by module path, which torchtitan "
+        "takes (.py).",
         "-o",
         "--out",
     )
@@ -76,7 +77,8 @@ def schemes(
 
     An integer program over a table of rules gives the schemes that no other beats in time and memory, and the names of
     those that runtimes have. MODEL may be a module of PyTorch, as model.py:factory, which is traced: its layers are
-    found as profile finds them. No runtime here takes a scheme that is called new.
+    found as profile finds them. Megatron takes no scheme that is called new; torchtitan takes those of modules that a
+    sharding by module path can say.
     """
     from piper_ray.report.schemes import draw_scheme, print_scheme, print_schemes
     from piper_ray.report.terminal import console
@@ -112,7 +114,7 @@ def schemes(
     interrupted = current().number is not None
     if not interrupted and not any(one.found for one in found):
         raise UsageError("\n".join(f"{one.name}, t = {one.degree}: {one.refused}" for one in found))
-    if asked.out is not None:
+    if asked.out is not None and asked.out.suffix.lower() != ".py":
         _write(asked, subject, estimate, found, complete=not interrupted)
     if told_as.json:
         from piper_ray.report.document import to_text
@@ -128,6 +130,11 @@ def schemes(
             (of,) = (one.priced for one in found if shown[0] in one.found)
             assert of is not None
             draw_scheme(shown[0], of, asked.picture)
+        if asked.out is not None and asked.out.suffix.lower() == ".py":
+            from piper_ray.export.torchtitan_sharding import sharding_text
+
+            samples = trained.samples or 1
+            write_atomically(asked.out, sharding_text(modelled.model, samples, shown[0].name, shown[0].scheme))
     else:
         print_schemes(console(), subject, found)
     if interrupted:
@@ -147,8 +154,13 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
     if len(modelled.gpus) > 1 or ":" in modelled.gpus[0]:
         raise UsageError(f"--gpu {','.join(modelled.gpus)}: schemes are of one kind of GPU; expected one name")
     if asked.out is not None:
-        if asked.out.suffix.lower() not in (".toml", ".json"):
-            raise UsageError(f"--out {asked.out}: unknown kind of file; expected a path that ends in .json or .toml")
+        kind = asked.out.suffix.lower()
+        if kind not in (".toml", ".json", ".py"):
+            raise UsageError(
+                f"--out {asked.out}: unknown kind of file; expected a path that ends in .json, .toml or .py"
+            )
+        if kind == ".py" and (asked.show is None or not _is_module(modelled.model)):
+            raise UsageError(f"--out {asked.out}: expected a module of PyTorch, as model.py:factory, and --show ID")
         refuse_unwritable("--out", asked.out)
         if asked.out.suffix.lower() == ".toml" and modelled.nodes is None:
             raise UsageError(f"--out {asked.out}: a workload is for a cluster; expected --nodes COUNT, too")
