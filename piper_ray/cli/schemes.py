@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -61,6 +61,11 @@ class SchemeOptions:
         "--out",
     )
     strict: bool = flag("Refuse a module of PyTorch that has an operator without a rule, in place of a note.")
+    plan: Path | None = option(
+        "FILE",
+        "Also find the schemes that are cheaper at the prices of memory of a plan: FILE is what solve wrote for the "
+        "workload of the same command, under 1f1b or gpipe. Says how much of a stage other schemes could save.",
+    )
     zero: str | None = option(
         "REPLICAS", "Offer sharing the optimizer's state among all replicas of a stage, too (.toml): all."
     )
@@ -81,8 +86,8 @@ def schemes(
     sharding by module path can say.
     """
     from piper_ray.report.schemes import draw_scheme, print_scheme, print_schemes
-    from piper_ray.report.terminal import console
-    from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, schemes_document
+    from piper_ray.report.terminal import console, print_lines
+    from piper_ray.workloads.schemes.document import SchemesSubject, digest_of, saved_text, schemes_document
     from piper_ray.workloads.schemes.frontier import find_schemes
 
     in_flight = _numbers("--in-flight", asked.in_flight, 4096)
@@ -107,8 +112,12 @@ def schemes(
 
         for _, find_one in finds:
             known.append(find_one(tell))
-        return known
+        if asked.plan is None or estimate is None:
+            return known
+        asked_for.append(_asked_by_plan(asked.plan, estimate, known, asked.zero is not None, stop.check))
+        return asked_for[0][0]
 
+    asked_for: list[tuple[list[KindSchemes], float]] = []
     with working("finding schemes") as line:
         found = current().run(find)
     interrupted = current().number is not None
@@ -119,7 +128,8 @@ def schemes(
     if told_as.json:
         from piper_ray.report.document import to_text
 
-        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted)), nl=False)
+        save = asked_for[0][1] if asked_for else None
+        typer.echo(to_text(schemes_document(subject, found, __version__, not interrupted, save)), nl=False)
     elif asked.show is not None:
         shown = [one for of in found for one in of.found if digest_of(one.scheme).startswith(asked.show)]
         if not shown:
@@ -137,6 +147,8 @@ def schemes(
             write_atomically(asked.out, sharding_text(modelled.model, samples, shown[0].name, shown[0].scheme))
     else:
         print_schemes(console(), subject, found)
+        if asked_for:
+            print_lines(console(), ["", f"{asked.plan}: {saved_text(asked_for[0][1])}"])
     if interrupted:
         current().tell("these are the schemes of the layers that were done")
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -176,6 +188,8 @@ def _refuse_mistakes(modelled: ModelOptions, asked: SchemeOptions, running: Runn
         raise UsageError("--precision fp8: what is kept in 8 bits has no rules yet; expected bf16 or fp16")
     if _is_module(modelled.model) and asked.out is not None and asked.out.suffix.lower() == ".toml":
         raise UsageError(f"--out {asked.out}: a workload of a module is of profile; expected a path that ends in .json")
+    if asked.plan is not None and (_is_module(modelled.model) or modelled.nodes is None):
+        raise UsageError(f"--plan {asked.plan}: of a model that estimate knows, on the cluster of --nodes COUNT")
     if asked.strict and not _is_module(modelled.model):
         raise UsageError("--strict is for modules of PyTorch, as model.py:factory")
 
@@ -250,6 +264,46 @@ def _estimated(
     for text in found.instance.notes:
         note(text)
     return found, _degrees(asked, found.setting.stack.domain)
+
+
+def _asked_by_plan(
+    path: Path, estimate: Estimate, kinds: list[KindSchemes], zero: bool, check: Callable[[], None]
+) -> tuple[list[KindSchemes], float]:
+    """The kinds with the schemes of a plan and those that are cheaper at its prices of memory, and the share of a
+    stage's time that others save at most. Raises UsageError, InputError and InvalidPlan."""
+    import piper_ray
+    from piper_ray.model.schedule import FLUSHED
+    from piper_ray.proposal.scheme_prices import SimulatedPlan, asked_at_prices
+    from piper_ray.workloads.formats.load import plan_claims
+    from piper_ray.workloads.schemes.kept import planned_schemes
+    from piper_ray.workloads.schemes.tmpcs import SchemeOffer, with_more, with_schemes
+
+    claims = plan_claims(path)
+    if claims.schedule is None or claims.schedule.name not in FLUSHED:
+        raise UsageError(f"--plan {path}: expected a plan that solve wrote under --schedule 1f1b or gpipe")
+    own = {one.digest: planned_schemes(claims.schemes, one.priced, one.degree) for one in kinds if one.priced}
+    known = [with_more(one, own[one.digest]) if one.priced else one for one in kinds]
+    instance = with_schemes(estimate, known, zero)
+    plan = piper_ray.load_plan(path, instance)
+    options = piper_ray.SimulationOptions.of(claims.step)
+    simulation = piper_ray.simulate(instance, plan, claims.schedule, options=options)
+    rows = [
+        (instance.layer_by_id[x].tmpcs[y.tensor_parallel_degree], z) for y in plan.stages for x, z in y.tmpc_ids.items()
+    ]
+    modes = [next(one.mode for one in row if one.id == tmpc_id) for row, tmpc_id in rows]
+    if len({mode.sequence_parallel or mode.context > 1 for mode in modes}) > 1:
+        note(
+            f"{path}: values between layers lie in shards of tokens here and replicated there; what it takes to bring "
+            "them from one to the other is not counted: solve --runtime megatron finds plans of one of both"
+        )
+    best = SimulatedPlan(replace(estimate, instance=instance), plan, simulation, claims.step)
+    offer, save = asked_at_prices(best, SchemeOffer(zero, own), check)
+    if save is None:
+        raise UsageError(
+            f"--plan {path}: a stage has t = 1, several stages are on a rank, or the optimizer's state is on the host: "
+            "no scheme is asked for there"
+        )
+    return [with_more(one, offer.more.get(one.digest, ())) if one.priced else one for one in known], save
 
 
 def _write(

@@ -12,7 +12,7 @@ from piper_ray.export.torchtitan_sharding import sharding_text
 from piper_ray.model.errors import UsageError
 from piper_ray.workloads.measure.module_sharding import ModuleSharding, module_shardings
 from piper_ray.workloads.measure.operators import traced_programs
-from piper_ray.workloads.schemes.frontier import BORDERS
+from piper_ray.workloads.schemes.layers import BORDERS
 from piper_ray.workloads.schemes.names import known_divisions
 from piper_ray.workloads.schemes.program import SchemeProgram
 from piper_ray.workloads.schemes.scheme import Scheme
