@@ -81,7 +81,10 @@ class _Shardings:
         exported = exported_module(
             spec, self._program.path, self._program.model, tuple(path for path in modules if path)
         )
+        repeated = {entry.fqn.partition("@")[0] for entry in exported.module_call_graph if "@" in entry.fqn}
         for entry in exported.module_call_graph:
+            if entry.fqn.partition("@")[0] in repeated:  # whatever is said of it is said of all its calls
+                continue
             names = [str(name) for name in inspect.signature(modules[entry.fqn].forward).parameters]
             if not entry.fqn:
                 arguments = {str(x): self._nodes[str(x)] for x in exported.graph_signature.user_inputs}
@@ -178,8 +181,9 @@ class _Shardings:
         leaves = {border} if name in self._graph.leaving else set()
         where = {call.path: call for call in self._calls.values() if maker and self._value(call.result) == name}
         path = max(where, key=len, default="")
-        if name != move.value and not where:
-            yield f"{move.value} is moved before its bias is added, where no module ends"
+        biases = {x for step in self._graph.consumers[move.value] for x in step.inputs} & {*self._scheme.weights}
+        if name != move.value and (not where or any(self._scheme.weights[x].axis for x in biases)):
+            yield f"{move.value} is moved before its bias is added, where no module ends or the bias lies in shards"
         at_end = name != move.value or {*readings.values()} | leaves == {move.target}
         if path in where and at_end and not self._of(path).leaving:
             yield from self._put(move, path, where[path].result)
