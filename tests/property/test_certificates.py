@@ -82,11 +82,13 @@ def test_random_instances(seed: int) -> None:
         assert_proved(random_instance(50_000 + 10 * seed + number))
 
 
+@pytest.mark.long
 @given(instances(most_layers=4), st.sampled_from(_RULES))
 def test_restrictions(instance: Instance, restrictions: Restrictions) -> None:
     assert_proved(instance, restrictions)
 
 
+@pytest.mark.long
 @given(instances(most_layers=4))
 def test_plans_that_keep_the_order(instance: Instance) -> None:
     restrictions = Restrictions(constraints=[KeepOrder()])

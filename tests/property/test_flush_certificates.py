@@ -62,7 +62,7 @@ def is_accepted(certificate: Certificate, instance: Instance = TOWERS) -> bool:
     return True
 
 
-@pytest.mark.parametrize("schedule", FLUSHED)
+@pytest.mark.parametrize("schedule", long_after(8, FLUSHED))
 @pytest.mark.parametrize("seed", long_after(12, range(150)))
 def test_no_more_than_every_plan_takes_and_all_of_it(seed: int, schedule: str) -> None:
     instance = uneven_layers(seed)
@@ -153,7 +153,7 @@ def _changed_first(certificate: Certificate, change: Callable[[PassPrices], Pass
     return replace(certificate, prices=(change(certificate.prices[0]), *certificate.prices[1:]))
 
 
-@pytest.mark.parametrize("schedule", [*FLUSHED, *long_after(1, CHUNKED)])
+@pytest.mark.parametrize("schedule", long_after(1, [*FLUSHED, *long_after(1, CHUNKED)]))
 def test_forged_prices_prove_no_more(schedule: str) -> None:
     """Whatever the prices say, the bound on the best plan known is not exceeded; and what is no path is refused."""
     certificate, best_s = certified(schedule), solved(schedule).time_per_sample_s
@@ -323,7 +323,7 @@ def _by_tails(instance: Instance) -> bool:
     return verify_certificate(instance, certify(instance, solution, threads=1), threads=1).tails > 0
 
 
-@pytest.mark.parametrize("schedule", [*FLUSHED, *CHUNKED])
+@pytest.mark.parametrize("schedule", long_after(4, [*FLUSHED, *CHUNKED]))
 @pytest.mark.parametrize("seed", long_after(2, range(20)))
 def test_price_sums_are_those_of_exact_rationals(seed: int, schedule: str) -> None:
     """Of prices as they are found, and of these with other weights and much dearer memory."""

@@ -62,7 +62,7 @@ def _assert_same_memory(rng: random.Random, timeline: Timeline, twin: Pipeline) 
         assert memory_steps(timeline, figures, rank).peak_bytes == expected
 
 
-@pytest.mark.parametrize("name", long_after(4, FLUSHED))
+@pytest.mark.parametrize("name", long_after(3, FLUSHED))
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_flushed(name: ScheduleName, overlapped: bool) -> None:
     rng = random.Random(f"{name.value} {overlapped}")

@@ -139,6 +139,7 @@ def with_free_edges(instance: Instance, rng: Random) -> Instance:
 SEEDS = long_after(1, [range(100), range(100, 300)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_contraction_of_all_that_is_free_changes_nothing(seeds: range, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is asked for where lattices are large, on small ones."""
@@ -183,7 +184,7 @@ WIDE = {
 }
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", long_after(1, WIDE))
 def test_threads_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     send_every_level_to_the_backend(monkeypatch)
     solutions = []
@@ -197,6 +198,7 @@ def test_threads_change_no_byte(name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert same_answer(solutions[0], solutions[2])
 
 
+@pytest.mark.long
 def test_threads_change_no_byte_where_levels_are_large() -> None:
     """No setting touched: levels of this lattice go to the threads by themselves, the small ones do not."""
     instance = parallel_branches(1, 13, devices=13, microbatches=6, memory_bytes=60.0)

@@ -274,6 +274,7 @@ def test_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "profile needs torch, which is not installed: pip install 'piper-ray[torch]'" in result.stderr
 
 
+@pytest.mark.long
 def test_nothing_else_imports_torch() -> None:
     modules = "piper_ray.cli.app, piper_ray.engine.solve, piper_ray.workloads.formats"
     code = f"import sys, {modules}; print('torch' in sys.modules)"

@@ -224,6 +224,7 @@ def test_what_is_in_use_is_left_alone(base: Path) -> None:
     await_end(keeper)  # it still removes its folder
 
 
+@pytest.mark.long
 def test_why_it_does_not_start_is_told(base: Path) -> None:
     (base / "file").touch()
     sweep = ("sweep", str(write_small(base)), "--storage", str(base / "dataset"), "--address", "local")

@@ -307,6 +307,7 @@ print(threads() - before)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="threads of any kind are counted in /proc")
 def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
     """One of Arrow's that lets go of Python's memory while the interpreter ends takes the process down (exit 134)."""
