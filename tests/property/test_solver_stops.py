@@ -68,7 +68,7 @@ def test_gap(name: str, gap: float) -> None:
         assert solution.stopped_by == "gap"
 
 
-@pytest.mark.parametrize("seed", long_after(10, range(40)))
+@pytest.mark.parametrize("seed", long_after(5, range(20)))
 def test_gap_on_random_instances(seed: int) -> None:
     instance = random_instance(seed, most_layers=7)
     exact = solve(instance, options=ONE_THREAD)
