@@ -197,6 +197,7 @@ def test_other_streams_that_were_never_open_are_nobodys_fault(small: Path, tmp_p
     assert json.loads(out.read_text())["stages"]
 
 
+@pytest.mark.long
 @needs_full
 def test_a_log_on_a_full_disk_costs_neither_the_plan_nor_the_exit_code(small: Path, tmp_path: Path) -> None:
     """As with ``piper-ray solve ... > log 2>&1``: nobody can be told."""

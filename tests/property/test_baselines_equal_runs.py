@@ -153,6 +153,7 @@ def test_equal_runs_of_random_graphs() -> None:
     assert 40 <= feasible <= 115
 
 
+@pytest.mark.long
 def test_equal_runs_of_repeated_layers() -> None:
     feasible = separate_is_better = 0
     for seed in range(120):

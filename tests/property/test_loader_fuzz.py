@@ -14,7 +14,7 @@ from piper_ray.workloads.formats import load, to_toml, to_upstream
 from tests.formats_support import assert_consistent, chained_instance, mutated_files, random_instance, repeated_layer
 from tests.lengths import long_after
 
-FILES_PER_SEED = 1000
+FILES_PER_SEED = 500
 
 
 @pytest.mark.parametrize("seed", long_after(1, range(3)))

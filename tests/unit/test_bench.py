@@ -115,6 +115,7 @@ def test_the_command_is_run_and_weighed(environment: Mapping[str, str]) -> None:
     assert timing.time_per_sample_s == pytest.approx(0.020957337870016697, rel=1e-9)
 
 
+@pytest.mark.long
 def test_a_bench_reports_the_solve(environment: Mapping[str, str]) -> None:
     (record,) = run_benchmarks([solve_id(CASES["bert32-n512"], one_thread=True)], environment)
     timing = Timing.of_benchmark(record)

@@ -71,6 +71,7 @@ def moves(plans: list[Proposed], training: Training) -> Iterator[tuple[Proposed,
         yield before, after, True, training.optimizer_bytes, moved.state_bytes
 
 
+@pytest.mark.long
 def test_what_moves_is_what_was_not_there(plans: list[Proposed]) -> None:
     kinds = plans[0].estimate.architecture.nodes
     training = plans[0].estimate.setting.training

@@ -88,7 +88,7 @@ def test_each_stage_pays_what_it_surely_pays_for_long_edges() -> None:
     assert surely > 500
 
 
-@pytest.mark.parametrize(("cells", "schedule"), long_after(1, product((_MANY, _FEW), FlushSchedule.flushed())))
+@pytest.mark.parametrize(("cells", "schedule"), long_after(0, product((_MANY, _FEW), FlushSchedule.flushed())))
 def test_no_plan_of_a_task_takes_less(schedule: FlushSchedule, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(border_bound, "_CELLS", cells)
     rng, compared, closer, ruled_out = Random(9), 0, 0, 0

@@ -189,7 +189,7 @@ def test_level_of_a_vertex_is_the_size_of_the_least_downset_with_it() -> None:
 
 
 @pytest.mark.parametrize("device_weight", long_after(1, [1, 10]))
-@pytest.mark.parametrize("name", long_after(3, INSTANCES))
+@pytest.mark.parametrize("name", long_after(2, INSTANCES))
 def test_open_buckets_by_their_formula(name: str, device_weight: int) -> None:
     made = case(INSTANCES[name])
     for factor in (0.7, 1.1, 3.0):
@@ -239,7 +239,7 @@ def opened_plainly(scan: Scan, i: int) -> dict[int, tuple[int, int]]:
     return expected
 
 
-@pytest.mark.parametrize("name", long_after(4, INSTANCES))
+@pytest.mark.parametrize("name", long_after(2, INSTANCES))
 def test_refined_bounds_by_their_formula(name: str) -> None:
     """Between the formula in exact arithmetic and the same with a hair more time and memory."""
     made = case(INSTANCES[name])

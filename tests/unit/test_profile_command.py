@@ -33,6 +33,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(app, ["profile", *map(str, arguments)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_gpt_of_96_equal_blocks_is_profiled_and_planned(tmp_path: Path, device: str) -> None:
     out = tmp_path / "gpt.toml"

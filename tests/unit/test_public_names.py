@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import FunctionType
 
@@ -16,11 +17,17 @@ import piper_ray
 ROOT = Path(piper_ray.__file__).parent
 
 
+@cache
+def modules() -> tuple[ast.Module, ...]:
+    """Of the package, parsed."""
+    return tuple(ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py"))
+
+
 def named_types() -> set[str]:
     """Classes and type aliases of the package, by name."""
     found = set()
-    for path in ROOT.rglob("*.py"):
-        for statement in ast.parse(path.read_text("utf-8")).body:
+    for module in modules():
+        for statement in module.body:
             if isinstance(statement, ast.ClassDef):
                 found.add(statement.name)
             elif isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
@@ -75,12 +82,7 @@ def unnamed() -> Iterator[str]:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found = Counter(
-        node.name
-        for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.ClassDef)
-    )
+    found = Counter(node.name for module in modules() for node in ast.walk(module) if isinstance(node, ast.ClassDef))
     assert found
     assert [name for name, times in found.items() if times > 1] == []
 

@@ -107,6 +107,7 @@ def folders(base: Path) -> list[str]:
     return [path.name for path in base.iterdir() if PREFIX in path.name]
 
 
+@pytest.mark.long
 def test_it_ends_with_the_session_and_the_environment_is_as_it_was(base: Path) -> None:
     with driver(base) as process:
         keeper = int(line(process))

@@ -67,7 +67,7 @@ def test_schedules_with_a_flush_have_lists_and_no_others(name: ScheduleName) -> 
         flush_lists(schedule, 2, 4)
 
 
-@pytest.mark.parametrize(("name", "chunks", "torch_name"), long_after(5, OF_TORCH))
+@pytest.mark.parametrize(("name", "chunks", "torch_name"), long_after(3, OF_TORCH))
 def test_lists_are_torchs(name: ScheduleName, chunks: int, torch_name: str) -> None:
     compared = 0
     schedule = Schedule(name, chunks)

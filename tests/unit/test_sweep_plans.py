@@ -237,6 +237,7 @@ def row_of(sweep: Sweep, stop: Stop[Any] | None = None) -> dict[str, object]:
     return plan_row(point, subject, stop or Stop())
 
 
+@pytest.mark.long
 def test_it_goes_on_where_it_was(done: tuple[Path, Path, Progress], rows: list[dict[str, Any]], tmp_path: Path) -> None:
     source, location, progress = done
     again = run_sweep(source, location, resume=True)
