@@ -18,15 +18,12 @@ ROOT = Path(piper_ray.__file__).parent
 
 
 @cache
-def modules() -> tuple[ast.Module, ...]:
-    """Of the package, parsed."""
-    return tuple(ast.parse(path.read_text("utf-8")) for path in ROOT.rglob("*.py"))
-
-
-def named_types() -> set[str]:
-    """Classes and type aliases of the package, by name."""
-    found = set()
-    for module in modules():
+def declared() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Classes and type aliases of the package by name, and the names of all its classes."""
+    found, classes = set[str](), list[str]()
+    for path in ROOT.rglob("*.py"):
+        module = ast.parse(path.read_text("utf-8"))
+        classes += (node.name for node in ast.walk(module) if isinstance(node, ast.ClassDef))
         for statement in module.body:
             if isinstance(statement, ast.ClassDef):
                 found.add(statement.name)
@@ -34,7 +31,11 @@ def named_types() -> set[str]:
                 is_type_variable = isinstance(statement.value, ast.Call)
                 if statement.targets[0].id[0].isupper() and not is_type_variable:
                     found.add(statement.targets[0].id)
-    return {name for name in found if not name.startswith("_") and not name.isupper()}
+    return frozenset(name for name in found if not name.startswith("_") and not name.isupper()), tuple(classes)
+
+
+def named_types() -> frozenset[str]:
+    return declared()[0]
 
 
 def functions_of(value: object) -> Iterator[FunctionType]:
@@ -82,7 +83,7 @@ def unnamed() -> Iterator[str]:
 
 
 def test_no_two_classes_have_one_name() -> None:
-    found = Counter(node.name for module in modules() for node in ast.walk(module) if isinstance(node, ast.ClassDef))
+    found = Counter(declared()[1])
     assert found
     assert [name for name, times in found.items() if times > 1] == []
 
