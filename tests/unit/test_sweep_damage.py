@@ -190,7 +190,7 @@ def test_other_damage_is_noticed_too(storage: Path, damaged: Callable[[Path], No
     assert list(raised.value.damage) == damage
 
 
-@pytest.mark.parametrize("damaged", long_after(5, [pytest.param(damage, id=damage.__name__) for damage in DAMAGES]))
+@pytest.mark.parametrize("damaged", long_after(5, DAMAGES), ids=lambda damage: damage.__name__)
 def test_what_is_lost_is_told_and_solved_again(tmp_path: Path, damaged: Callable[[Path], None]) -> None:
     text = """
 [workloads]
