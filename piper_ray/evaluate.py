@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import fsum
 from typing import TYPE_CHECKING, Literal
 
+from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.constraints import SustainedRate
 from piper_ray.model.errors import InvalidPlan, UsageError
@@ -29,6 +30,7 @@ from piper_ray.model.plan_rules import (
 )
 from piper_ray.model.restrictions import Restrictions
 from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName, StepTerms
+from piper_ray.simulate.borders import best_ring
 
 if TYPE_CHECKING:
     from piper_ray.simulate.result import Simulation
@@ -183,6 +185,7 @@ def evaluation_of(
     timeline, microbatches = simulation.timeline, simulation.microbatches
     devices = plan.devices // simulation.schedule.v
     factor = simulation.options.all_reduce.factor * (1.0 - simulation.options.all_reduce_overlap)
+    in_groups = lies_in_groups(instance.cluster, plan, simulation.schedule)
     parts: list[tuple[float, float, float]] = []
     for number, figures in enumerate(simulation.stages):
         mine = timeline.stage == number
@@ -190,8 +193,8 @@ def evaluation_of(
         passes = timeline.microbatches * d
         communication = float(timeline.communication_s[mine].sum()) / passes
         busy = float((timeline.end_s[mine] - timeline.start_s[mine]).sum()) / passes
-        links = links_holding(instance.cluster.of_kind(plan.stages[number].kind), devices)
-        bandwidth = _ring_bytes_per_s(links, d, figures.tensor_parallel_degree)
+        own, t = instance.cluster.of_kind(plan.stages[number].kind), figures.tensor_parallel_degree
+        bandwidth = replicas_bytes_per_s(own, devices, d, t, len(plan.stages) if in_groups else None)
         resync = factor * (d - 1) / d * figures.weights_bytes / (microbatches * bandwidth)
         if simulation.schedule.asynchronous:  # its passes have it in them
             resync = 0.0
@@ -450,8 +453,11 @@ def links_holding(cluster: Cluster, devices: int) -> list[tuple[int, float]]:
     return found
 
 
-def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
-    """Of a ring through d replicas, in a plan of so many devices; inf for one replica."""
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
+    """Of a ring through d replicas, in a plan of so many devices; inf for one replica. stages: of a plan whose links
+    follow from where its stages lie."""
+    if stages is not None:
+        return best_ring(cluster, d, t, stages, replicas_bytes_per_s)
     return _ring_bytes_per_s(links_holding(cluster, devices), d, t)
 
 

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement, pairwise, product
+from itertools import combinations_with_replacement, groupby, pairwise, product
 
 import numpy as np
 
 from piper_ray.certificate.certificate import StageWay
 from piper_ray.certificate.kernels.downsets import Floats, Ints
 from piper_ray.certificate.tables import Vertices, crossing_tensors, edge_bytes_of
-from piper_ray.evaluate import links_holding
+from piper_ray.evaluate import links_holding, replicas_bytes_per_s
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
-from piper_ray.simulate.borders import border_levels
+from piper_ray.simulate.borders import border_levels, whole_groups
 
 
 def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
@@ -35,20 +35,29 @@ def outermost_bytes_per_s(cluster: Cluster, one: str, other: str) -> float:
     return links_holding(own, own.devices)[-1][1]
 
 
-def borders_of(cluster: Cluster, schedule: Schedule, stage_devices: int, most: int) -> list[tuple[int, ...]]:
-    """For some numbers of stages the links of their borders, by the stages behind, as numbers from the outermost link
-    inwards: no plan is charged less by one of these, and each as much as it takes. One of nothing where all are alike.
+def borders_of(
+    cluster: Cluster, schedule: Schedule, d: int, t: int, most: int
+) -> list[tuple[int, tuple[int, ...], float]]:
+    """The fewest of some numbers of stages; the links of their borders, by the stages behind, as numbers from the
+    outermost link inwards, up to the most of these; and the bandwidth of rings. One of all, with no borders, where
+    links do not depend on how many there are.
 
     Behind the last stage there is no border, nor in front of the first: what stands there, other borders have too.
     """
     held = links_holding(cluster, cluster.devices)
     if len(held) == 1 or cluster.kinds or schedule.name not in FLUSHED:
-        return [()]
-    found: list[tuple[int, ...]] = []
-    for stages in range(1, most + 1):
-        own = tuple(len(held) - 1 - level for level in border_levels(cluster, stage_devices, stages))
-        found = [one for one in found if own[: len(one)] != one] + [own]
-    return [(min(own, default=0), *own, min(own, default=0)) for own in found]
+        return [(1, (), replicas_bytes_per_s(cluster, cluster.devices, d, t))]
+
+    def links(stages: int) -> tuple[tuple[int, ...], float]:
+        found = replicas_bytes_per_s(cluster, cluster.devices, d, t, stages)
+        return whole_groups(cluster, d * t, stages), found
+
+    found = []
+    for (_, ring), numbers in groupby(range(1, most + 1), links):
+        alike = [*numbers]
+        own = tuple(len(held) - 1 - level for level in border_levels(cluster, d * t, alike[-1]))
+        found.append((alike[0], (min(own, default=0), *own, min(own, default=0)), ring))
+    return found
 
 
 @dataclass(frozen=True)

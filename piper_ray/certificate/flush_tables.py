@@ -28,7 +28,6 @@ from piper_ray.certificate.tables import (
     tensors_of,
 )
 from piper_ray.evaluate import replicas_bytes_per_s
-from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import CertificateRefused
 from piper_ray.model.instance import Instance, Tmpc
 from piper_ray.model.schedule import Schedule, ScheduleName, StepTerms
@@ -53,7 +52,7 @@ _NO_TIME = 1e-18
 class OnDegrees:
     """All plans of one d, and one t on each kind of devices. ways: those in which their stages may run. layers: ids,
     each after what it hands anything to. sync_s_per_byte: by the kind of a stage's devices. borders: of
-    ``borders_of``."""
+    ``borders_of``, for plans of ``fewest_ranks`` or more."""
 
     instance: Instance
     schedule: Schedule
@@ -63,6 +62,7 @@ class OnDegrees:
     layers: tuple[int, ...]
     sync_s_per_byte: Mapping[str, float]
     borders: tuple[int, ...] = ()
+    fewest_ranks: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -206,23 +206,22 @@ def pairs_of(
             of_kind = dict(zip(names, each, strict=True))
             used = tuple(way for way in able if way.degree == of_kind[way.kind])
             sync = {
-                name: _sync_s_per_byte(instance.cluster.of_kind(name), step, d, t)
-                for name, t in of_kind.items()
+                name: _sync_s_per_byte(step, d, replicas_bytes_per_s(x, x.devices, d, t))
+                for name, x, t in zip(names, map(instance.cluster.of_kind, names), each, strict=True)
                 if t > 0
             }
             if used:
                 whole = OnDegrees(instance, schedule, d, each, used, layers, sync)
-                parts = borders_of(instance.cluster, schedule, d * each[0], whole.most_ranks)
-                found += [replace(whole, borders=borders) for borders in parts]
+                for fewest, borders, ring in borders_of(instance.cluster, schedule, d, each[0], whole.most_ranks):
+                    if borders:
+                        sync = {"": _sync_s_per_byte(step, d, ring)}
+                    found.append(replace(whole, fewest_ranks=fewest, borders=borders, sync_s_per_byte=sync))
     return found
 
 
-def _sync_s_per_byte(cluster: Cluster, step: StepTerms, d: int, t: int) -> float:
+def _sync_s_per_byte(step: StepTerms, d: int, ring_bytes_per_s: float) -> float:
     """Of a stage's replicas."""
-    if d == 1:
-        return 0.0
-    link = replicas_bytes_per_s(cluster, cluster.devices, d, t)
-    return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * link)
+    return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / (d * ring_bytes_per_s)
 
 
 def _after_successors(instance: Instance) -> tuple[int, ...]:
@@ -421,6 +420,7 @@ def shape_of(pair: OnDegrees, limit_s: float) -> FlushShape:
         share=pair.share_of_kind,
         mix_unit=units_of(pair.most_of_kind),
         borders=np.array(pair.borders, np.int64),
+        fewest_stages=pair.fewest_ranks,
     )
 
 

@@ -78,9 +78,16 @@ def rank_counts(instance: Instance, restrictions: Restrictions, *devices: int) -
     return range(least, min(most, len(instance.layers)) + 1)
 
 
-def sync_s_per_byte(step: StepTerms, cluster: Cluster, data_parallel_degree: int, tensor_parallel_degree: int) -> float:
+def sync_s_per_byte(
+    step: StepTerms,
+    cluster: Cluster,
+    data_parallel_degree: int,
+    tensor_parallel_degree: int,
+    stages: int | None = None,
+) -> float:
     """Seconds at the end of a step for each byte of a stage's weights, whose gradients d replicas sum up, as far as
     these do not hide beside backward passes. The optimizer takes every rank as long, so it is none of a plan's figures.
+    stages: see ``Cluster.replicas_link``.
     """
-    d, link = data_parallel_degree, cluster.replicas_link(data_parallel_degree, tensor_parallel_degree)
+    d, link = data_parallel_degree, cluster.replicas_link(data_parallel_degree, tensor_parallel_degree, stages)
     return step.all_reduce.factor * (1.0 - step.all_reduce_overlap) * (d - 1) / d / link.bandwidth_bytes_per_s

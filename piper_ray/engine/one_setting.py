@@ -344,7 +344,8 @@ def _worths_at(rows: FloatArray, t: int, kinds: AlikeLayers, restrictions: Restr
             continue
         of_d = of_d.only(able)
         work_s = of_d.total(_TIME)
-        sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t)
+        fewest = counts[0] if schedule.name in FLUSHED else None  # the fewer there are, the nearer are replicas
+        sum_s = 0.0 if schedule.asynchronous else sync_s_per_byte(under.step, instance.cluster, d, t, fewest)
         batch_s = of_d.least_batch_s(counts, m, schedule, sum_s, memory_bytes)
         ranks = np.array(counts)
         kept_bytes = of_d.total(_FIXED)[:, None] / ranks

@@ -46,6 +46,8 @@ class _TitanFlags(_RuntimeFlags):
     training: list[PlanFlag]
     costly: list[str]
     harmless_tables: list[str]
+    tables: list[str]
+    training_fields: list[str]
 
 
 class _TorchFlags(Closed):

@@ -128,7 +128,7 @@ def _plan(instance: Instance, pieces: ModelPieces, read: ReadLayout, run_as: Run
     known = {tmpc.mode for layer in instance.layers for row in layer.tmpcs.values() for tmpc in row}
     _require_degree(instance, known, run_as, t)
     d = _replicas(instance, run_as, t, ranks)
-    notes = [*read.notes, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
+    notes = [*read.notes, *read.of_times, *_place_of_state(instance, run_as), *_way_to_experts(instance, run_as)]
     setting = _setting(instance, known, run_as, t, d, notes)
     schedule = _schedule(run_as, len(stages) // ranks, ranks, instance.microbatches // d)
     plain = replace(setting, recomputation=Recomputation.NONE)

@@ -45,12 +45,13 @@ class ExportJob:
     @property
     def shared_groups(self) -> list[dict[str, int]]:
         """Groups of GPUs whose place in the list of nodes counts, as they are not all full: how many GPUs they have,
-        how many pipeline ranks each of them, how many of these the first, and how many GPUs are idle in each."""
-        ranks, size = self.pipeline_ranks, self.plan.stages[0].devices
+        how many pipeline ranks each of them (0: a part of one), how many of these the first, and how many GPUs are idle
+        in each."""
+        ranks = self.pipeline_ranks
         return [
-            {"gpus": gpus, "ranks": shared, "first": ranks % shared or shared, "idle": gpus - shared * size}
-            for gpus, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
-            if ranks > shared and (ranks % shared or gpus > shared * size)
+            {"gpus": gpus, "ranks": shared, "first": ranks % (shared or 1) or shared, "idle": gpus - used}
+            for gpus, used, shared in shared_groups(self.plan, self.schedule, self.instance.cluster)
+            if ranks > shared and (ranks % (shared or 1) or gpus > used)
         ]
 
     @property

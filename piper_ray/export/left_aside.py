@@ -24,8 +24,6 @@ _ALIKE = 0.85
 _NOTHING = (None, False, 0, "", "none", "null", "false", "no", "None", "False", "fp32", "torch.float32", "float32")
 """Values that ask for nothing: switches that are off, and the usual precision of what is kept."""
 
-_MOST_SHOWN = 12
-
 
 def notes_of_the_rest(settings: Mapping[str, object], read: Collection[str]) -> Iterator[str]:
     """Sentences on what is left aside. settings: by name in Python, of Megatron's or like them. read: names that were
@@ -69,8 +67,7 @@ def _shown(name: str) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    shown = ", ".join(printable(flag_of(name)) for name in names[:_MOST_SHOWN])
-    return shown if len(names) <= _MOST_SHOWN else f"{shown} and {len(names) - _MOST_SHOWN} more"
+    return ", ".join(printable(flag_of(name)) for name in names)
 
 
 def _recomputes(name: str, word: str) -> bool:

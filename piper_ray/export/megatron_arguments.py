@@ -23,7 +23,7 @@ from piper_ray.model.instance import Instance
 from piper_ray.model.mode import ALL_REPLICAS, Recomputation
 from piper_ray.runtimes.pieces import ModelPieces
 from piper_ray.simulate.run import Transfers
-from piper_ray.workloads.estimate.software import TokenDispatcher
+from piper_ray.workloads.estimate.software import TokenDispatcher, load_software
 
 _SOURCE = "Megatron arguments"
 
@@ -89,6 +89,12 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         usual = "" if "moe_token_dispatcher_type" in named else ", as no --moe-token-dispatcher-type is said"
         read = replace(read, notes=(*read.notes, f"Megatron hands all tokens to each rank of their experts{usual}"))
     read = replace(read, run_as=replace(read.run_as, dispatcher=dispatcher))
+    own = (
+        {}
+        if launch.dialect not in _MEGATRON_ITSELF
+        else dict.fromkeys(("overlap_grad_reduce", "tp_comm_overlap"), False)
+    )
+    read = replace(read, of_times=tuple(_overlaps(own | figures_of(launch.settings), read.run_as, instance)))
     is_named = launch.model is not None and named.get("hidden_size") is None
     model = notes_of_model(str(launch.model), instance) if is_named else ()
     said, notes = read.run_as, [*launch.notes, *model, *read.notes, *rest]
@@ -102,6 +108,24 @@ def read_settings(launch: Launch, pieces: ModelPieces, instance: Instance) -> Re
         )
         started = None
     return replace(read, run_as=replace(said, world=started), notes=tuple(notes))
+
+
+def _overlaps(said: Mapping[str, object], run_as: RunAs, instance: Instance) -> Iterator[str]:
+    """Sentences on exchanges that run beside passes here and not in the workload's times, or the other way round."""
+    software = None if instance.model is None else load_software().get(instance.model.software)
+    t, ranks = run_as.tensor_parallel or 1, run_as.pipeline_ranks or 1
+    if software is None:
+        return
+    has_replicas = instance.devices > t * ranks * (run_as.context_parallel or 1)
+    for name, counts, applies in (
+        ("overlap_grad_reduce", software.gradient_overlap, has_replicas),
+        ("tp_comm_overlap", software.forward_overlap > 0, t > 1 and run_as.sequence_parallel),
+    ):
+        if applies and (is_on := said.get(name)) is not None and is_on != counts:
+            yield (
+                f"{flag_of(name)} is {'' if is_on else 'not '}set: the workload's times count what it hides as "
+                f"{'hidden' if counts else 'not hidden'}"
+            )
 
 
 _MEGATRON_ITSELF = (Dialect.MEGATRON, Dialect.FLAGSCALE)

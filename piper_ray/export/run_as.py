@@ -64,8 +64,8 @@ AS_IT_SAYS = RunAs()
 
 @dataclass(frozen=True)
 class ReadLayout:
-    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how its
-    stages hand over."""
+    """Pieces of each stage, what is said beside, and what is not held by a plan, a sentence each. transfers: how
+    its stages hand over. of_times: further sentences, on times alone."""
 
     stages: tuple[tuple[int, ...], ...]
     run_as: RunAs
@@ -73,6 +73,7 @@ class ReadLayout:
     source: str = ""
     batch: Mapping[str, object] = field(default_factory=dict)
     transfers: Transfers = Transfers.IN_PASSES
+    of_times: tuple[str, ...] = ()
 
 
 def check_batch(instance: Instance, source: str, said: Mapping[str, object]) -> None:

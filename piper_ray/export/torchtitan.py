@@ -321,6 +321,10 @@ def _is_ours(document: Mapping[str, object]) -> bool:
     return "layers" in document
 
 
+_UNSAID: tuple[object, ...] = (None, False, "", 0, [])
+"""Values that ask for nothing."""
+
+
 def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object], *, chunked: bool) -> Iterator[str]:
     if _is_ours(document):
         return
@@ -334,10 +338,22 @@ def _left_aside(parallelism: Mapping[str, object], document: Mapping[str, object
         if isinstance(values, Mapping) and table not in TITAN.harmless_tables
         for name, value in values.items()
         if f"{table}.{name}" in TITAN.costly or (table in TITAN.costly and name not in ("made_by", "arguments"))
-        if value not in (None, False, "", 0, [])
+        if value not in _UNSAID
     ]
     if found:
         yield f"{', '.join(found)}: left aside, as plans do not hold them; what they change is not in times and memory"
+    known = {*TITAN.tables, *TITAN.harmless_tables, *(name.partition(".")[0] for name in TITAN.costly)}
+    unknown = [name for name, value in document.items() if isinstance(value, Mapping) and name not in known]
+    training = document.get("training")
+    for name, value in training.items() if isinstance(training, Mapping) else ():
+        if name not in TITAN.training_fields and f"training.{name}" not in TITAN.costly and value not in _UNSAID:
+            unknown.append(f"training.{name}")
+    if unknown:
+        yield f"{', '.join(map(printable, unknown))}: not known here, and left aside"
+    optimizer = document.get("optimizer")
+    named = str(optimizer.get("name", "adam")) if isinstance(optimizer, Mapping) else "adam"
+    if "muon" in str(optimizer).lower() or "adam" not in named.lower():
+        yield "the optimizer is another one than Adam, which times and memory are of"
     checkpoint = document.get("activation_checkpoint")
     option = checkpoint.get("selective_ac_option") if isinstance(checkpoint, Mapping) else None
     if isinstance(checkpoint, Mapping) and checkpoint.get("mode") == "selective" and option not in (None, "op"):

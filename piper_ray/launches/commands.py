@@ -23,6 +23,7 @@ _TELLING = frozenset({
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "pipeline_model_parallel_layout",
     "expert_model_parallel_size", "context_parallel_size", "sequence_parallel", "num_layers", "micro_batch_size",
     "global_batch_size", "use_distributed_optimizer", "model_parallel_size", "zero_stage", "recompute_granularity",
+    "deepspeed_config",
 })  # fmt: skip
 """Options of which a launch of Megatron's has at least one."""
 
@@ -50,7 +51,15 @@ _ON_A_NODE = ("ntasks-per-node", "gpus-per-node", "gres=gpu")
 _SHORT = {"N": "nodes", "n": "ntasks"}
 _OPTION = re.compile(r"--?[A-Za-z\ue000]")
 _OF_OPTIONS = re.compile(r"ARG|OPT|FLAG|PARAM|CONF|EXTRA|OVERRIDE|OPTS", re.IGNORECASE)
-_OF_PLACES = re.compile(r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name")
+_OF_PLACES = re.compile(
+    r"data|path|save|load|dir|file|tokenizer|vocab|merge|blend|cache|prefix|project|name|sglang|vllm"
+)
+
+_SWIFT = {
+    "use_distributed_optimizer": True, "recompute_granularity": "selective", "moe_token_dispatcher_type": "alltoall",
+    "micro_batch_size": "1", "global_batch_size": "16",
+}  # fmt: skip
+"""What ms-swift's command ``megatron`` takes where nothing is said, and Megatron-LM does not."""
 
 
 def read_script(source: Source, asked: Asked) -> Launch:
@@ -67,7 +76,8 @@ def read_script(source: Source, asked: Asked) -> Launch:
         others = f" (it runs {', '.join(outside.not_found)}, which is not there)" if outside.not_found else ""
         if outside.uses_yq:
             others += (
-                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable"
+                "; yq takes its options out of a YAML file: give that file, with --set NAME=VALUE for each variable; "
+                "what the script adds to it is not seen then"
             )
         raise UsageError(f"the script comes to no launch of a runtime that is known{others}")
     if asked.number is not None and not 1 <= asked.number <= len(distinct):
@@ -103,6 +113,8 @@ def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> L
     script = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "-m"), None)
     options = dict(_options(words if script is None else words[script + 1 :]))
     before = options if script is None else dict(_options(words[:script]))
+    if str(options.get("deepspeed")).endswith(".json"):  # as Hugging Face's trainer takes its name
+        options["deepspeed_config"] = options.pop("deepspeed")
     starts = {name: before.pop(name) for name in _STARTERS if name in before}
     ranks = _ranks(starts)
     dotted = [name for name in options if name.partition(".")[0] in _TITAN_TABLES and "." in name]
@@ -122,7 +134,11 @@ def _launch(words: Sequence[str], files: Mapping[str, str], source: Source) -> L
     is_deepspeed = "deepspeed" in options or "zero_stage" in options or "deepspeed_config" in options
     if is_deepspeed:
         return with_deepspeed_config(options, files, source, ranks)
-    return Launch(Dialect.MEGATRON, with_older_names(options), ranks, notes=notes)
+    model = None
+    if words[0] == "megatron":
+        options = _SWIFT | {name: None if value == "none" else value for name, value in options.items()}
+        model = options.pop("model", None)
+    return Launch(Dialect.MEGATRON, with_older_names(options), ranks, None if model is None else str(model), notes)
 
 
 def _over_a_recipe(

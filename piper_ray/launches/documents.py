@@ -21,9 +21,12 @@ from piper_ray.workloads.formats.documents import merged
 _VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?P<sign>:-?)?(?P<usual>[^}]*)\}|\$(?P<plain>[A-Z_]\w*)")
 _ANOTHER = re.compile(r"\$\{(?P<path>[a-z_]\w*(?:\.\w+)+)\}")
 _DEEP = 6
-_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}
+_DEEPSPEED = {"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "pipe_parallel_size"}
 _NO_SETTINGS = frozenset({"made_by", "arguments", "env_vars", "ENV_VARS", "envs"})
 """Keys under which no settings of a training stand."""
+
+_EITHER = frozenset({"use_distributed_optimizer", "overlap_param_gather"})
+"""Switches that Megatron-Bridge turns on in each section where one section has them on."""
 
 _OF_A_BATCH = frozenset({"micro_batch_size", "global_batch_size"})
 _SINGLES = {"tensor_model_parallel_size", "pipeline_model_parallel_size"}
@@ -55,18 +58,9 @@ def _of_kind(document: Mapping[str, object], source: Source, asked: Asked, taken
         return _flat_launch(filled)
     if is_titan(document):
         return titan_launch(document, None)
-    if _DEEPSPEED & document.keys():
-        options: dict[str, object] = {"tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 1}
-        read = with_deepspeed_config(
-            {**options, "deepspeed_config": "it"}, {"it": json.dumps(document, default=str)}, source, None
-        )
-        return Launch(
-            read.dialect,
-            read.settings,
-            None,
-            None,
-            (*read.notes, "layers are not divided, as DeepSpeed's file alone says"),
-        )
+    options = {str(name).replace("-", "_"): value for name, value in document.items()}
+    if _DEEPSPEED & options.keys():
+        return with_deepspeed_config({"deepspeed_config": "it"}, {"it": json.dumps(options, default=str)}, source, None)
     return _flat_launch(document)
 
 
@@ -75,8 +69,21 @@ def _flat_launch(document: Mapping[str, object]) -> Launch | None:
     settings = flat(document)
     if not settings.keys() & _SINGLES:
         return None
-    system = document.get("system")
-    return Launch(Dialect.FLAGSCALE if isinstance(system, Mapping) else Dialect.BRIDGE, settings)
+    system, model = document.get("system"), document.get("model")
+    optimizer = model.get("optim") if isinstance(model, Mapping) else None
+    if isinstance(optimizer, Mapping) and optimizer.get("name") == "distributed_fused_adam":  # NeMo
+        settings.setdefault("use_distributed_optimizer", True)
+    return Launch(Dialect.FLAGSCALE if isinstance(system, Mapping) else Dialect.BRIDGE, settings, _started(document))
+
+
+def _started(document: Mapping[str, object]) -> int | None:
+    """The processes that FlagScale starts: on one node where no file lists nodes, and else on as many as it says."""
+    experiment = document.get("experiment")
+    runner = experiment.get("runner") if isinstance(experiment, Mapping) else None
+    if not isinstance(runner, Mapping):
+        return None
+    nodes, each = runner.get("nnodes", None if runner.get("hostfile") else 1), runner.get("nproc_per_node")
+    return nodes * each if type(nodes) is int and type(each) is int else None
 
 
 def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object]:
@@ -95,7 +102,7 @@ def flat(document: Mapping[str, object], depth: int = _DEEP) -> dict[str, object
                 decides = "parallel" in inner or inner in _OF_A_BATCH
                 if decides and before is not None and said is not None and before != said:
                     raise UsageError(f"layout: {inner} is said as {before} and as {said}; expected one")
-                if said is not None or inner not in found:
+                if (said is not None or inner not in found) and not (inner in _EITHER and before is True):
                     found[inner] = said
     return found
 

@@ -312,8 +312,9 @@ class _Script:
             self.run_text(" ".join(words[1:]), depth + 1, line)
         elif name in ("source", ".") and len(words) > 1:
             self._file(words[1], None, depth, line)
-        elif name == "read" and document is not None:
-            self.state.variables[words[-1]] = document.strip()
+        elif name in ("read", "mapfile", "readarray"):
+            is_seen = name == "read" and document is not None
+            self.state.variables[words[-1]] = document.strip() if is_seen and document else unseen(" ".join(words))
         elif name == "set" and "--" in words:
             self.state.arguments = words[words.index("--") + 1 :]
         elif name == "shift" and self.state.arguments is not None:

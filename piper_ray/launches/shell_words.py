@@ -141,6 +141,10 @@ class ShellWords:
         if at < len(source):
             yield False, [_ESCAPED_IN_QUOTES.sub(_unescaped, source[at:].decode())]
 
+    def _sets_arrays(self) -> bool:
+        """Whether the script sets its arrays itself, as far as it is there."""
+        return not self.outside.not_found and any(isinstance(one, list) for one in self.state.variables.values())
+
     def _suppose(self, name: str, usual: str) -> None:
         self.supposes = True
         if name.isdigit():
@@ -210,6 +214,10 @@ class ShellWords:
             return
         elif sign and sign not in (":?", "?"):
             yield not quoted, [self._changed(found, signs, operand, node)]
+            return
+        if found is None and all_of and named.type == "subscript" and self._sets_arrays():
+            self._suppose(text_of(named).partition("[")[0], "")  # an array, which no environment has
+            yield not quoted, []
             return
         if found is None:
             yield self._variable(name, quoted=quoted) if named.type != "subscript" else (False, [unseen(f"${name}")])

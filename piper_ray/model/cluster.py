@@ -9,12 +9,15 @@ else as many of its replicas share one as divide d and make a block. Blocks of t
 first, on as many devices as they have, since each size divides the next: what is counted on here can be had.
 
 **What stages hand over.** Where all stages have one d and one t, under 1f1b and gpipe, groups hold whole stages and are
-filled from the back (``border_periods``), so each border has the link that its place gives it. Else borders are charged
-at the link between nodes, unless the whole plan fits into one: some two neighbours lie in different nodes.
+filled from the back (``border_periods``), so each border has the link that its place gives it. The replicas of a stage
+that lies whole in a group have the group's, and those of a larger one lie in groups by any number that divides d, if
+there is room: 8 of 8 devices in each group of 72. Else borders are charged at the link between nodes, unless the whole
+plan fits into one: some two neighbours lie in different nodes.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -176,8 +179,12 @@ class Cluster:
         them."""
         if len(self.links) == 1 or not self.packed:
             return self
-        held = next(index for index, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
+        held = self.level_holding(devices)
         return self if held == len(self.links) - 1 else self._within(held)
+
+    def level_holding(self, devices: int) -> int:
+        """The number of the link of the least group that holds so many."""
+        return next(k for k, link in enumerate(self.links) if link.devices is None or devices <= link.devices)
 
     def levels(self) -> tuple[Cluster, ...]:
         """What is to be searched so that all plans are found at what they cost: for each group that leaves devices out
@@ -201,24 +208,59 @@ class Cluster:
             return self
         return SpreadCluster(self.devices, self.memory_bytes, self.links, self.node_devices)
 
-    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int) -> Link:
+    def replicas_link(self, data_parallel_degree: int, tensor_parallel_degree: int, stages: int | None = None) -> Link:
         """What a ring through the d replicas of a stage, t devices each, has: t rings in all, one for each shard.
 
-        None is slower than the last link.
+        None is slower than the last link. stages: of a plan with one d and one t under a flush. A stage may lie whole
+        in a group (``border_periods``), or n of its replicas in each, where groups have room for the whole plan so.
+
+        >>> racks = Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s")))
+        >>> [racks.replicas_link(d, 8, stages=1).bandwidth_bytes_per_s / 1e9 for d in (8, 32)]  # 64 of 72
+        [1800.0, 800.0]
         """
         if len(self.links) == 1:
             return self.links[0]
-        return Link(self._ring_bytes_per_s(len(self.links) - 1, data_parallel_degree, tensor_parallel_degree))
+        d, t = data_parallel_degree, tensor_parallel_degree
+        if stages is None:
+            return Link(self._ring_bytes_per_s(len(self.links) - 1, d, t))
+        return Link(self._packed_ring(d, t, stages)[0])
+
+    def replicas_together(self, d: int, t: int, stages: int) -> tuple[int, int]:
+        """Of a plan as in ``replicas_link``, on clusters with several links: the devices of the groups that hold n
+        replicas of a stage each, and this n; 1: only blocks are counted on.
+
+        >>> Cluster(4 * 72, "186GB", (Link("1800GB/s", 72), Link("100GB/s"))).replicas_together(32, 8, stages=1)
+        (72, 8)
+        """
+        _, level, n = self._packed_ring(d, t, stages)
+        return self.links[level].devices or self.devices, n
+
+    def _packed_ring(self, d: int, t: int, stages: int) -> tuple[float, int, int]:
+        """The bandwidth of a ring, and the level whose groups hold n replicas each, by the n that is best for it."""
+        level = self.level_holding(d * t * stages)
+        for inner, period in enumerate(self.border_periods(d * t, stages)[:level]):
+            if period > 0:
+                return self._ring_bytes_per_s(inner, d, t), inner, d
+        own, best = self.level_bytes_per_s(level), (self._ring_bytes_per_s(level, d, t), level, 1)
+        below = self.links[level - 1].devices or self.devices
+        held = min(self.links[level].devices or self.devices, self.devices)
+        for n in range(min(d, below // t) if level > 0 else 0, 1, -1):
+            if n * own <= best[0]:
+                break
+            if d % n == 0 and _room(held, [(n * t, 1), (below, below // (n * t))]) >= stages * d // n:
+                found = ring_bytes_per_s(d, n, self._ring_bytes_per_s(level - 1, n, t), own)
+                best = max(best, (found, level - 1, n))
+        return best
 
     def border_periods(self, stage_devices: int, stages: int) -> tuple[int, ...]:
         """For each link but the last its c: the border with q stages behind it leaves a group where c divides q.
 
-        c stages of so many devices lie whole in a group, the rest of which is idle. c is 1 where a stage is larger than
-        a group, or where so many stages do not lie whole in the least group that holds them without gaps.
+        c stages of so many devices lie whole in a group, the rest of which is idle. 0, and all borders leave it, where
+        a stage is larger, or where so many do not lie whole in the least group that holds them without gaps.
 
         >>> cluster = Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s")))
         >>> cluster.border_periods(2, 8), cluster.border_periods(3, 4), cluster.border_periods(3, 5)
-        ((4,), (2,), (1,))
+        ((4,), (2,), (0,))
         """
         groups = [link.devices for link in self.links[:-1] if link.devices is not None]
         held = min(next((x for x in groups if stage_devices * stages <= x), self.devices), self.devices)
@@ -228,25 +270,33 @@ class Cluster:
             level = (group, _room(group, whole))
             is_whole = level[1] > 0 and (group >= held or _room(held, [*whole, level]) >= stages)
             whole += [level] if is_whole else []
-            found.append(level[1] if is_whole else 1)
+            found.append(level[1] if is_whole else 0)
         return tuple(found)
 
-    def needed_devices(self, stage_devices: int, stages: int) -> int:
-        """The least number of devices on which such a plan has the same borders as on all of them: on fewer there may
-        be no room for whole stages.
+    def needed_devices(self, d: int, t: int, stages: int) -> int:
+        """The least number of devices on which such a plan has the same links as on all of them: on fewer there may be
+        no room for whole stages, or for as many replicas in each group.
 
-        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(3, 4)  # two in each node
+        >>> Cluster(16, "80GB", (Link("900GB/s", 8), Link("50GB/s"))).needed_devices(1, 3, 4)  # two in each node
         14
         """
-        periods = self.border_periods(stage_devices, stages)
-        counts = range(stage_devices * stages, self.devices)
-        found = (x for x in counts if replace(self, devices=x).border_periods(stage_devices, stages) == periods)
-        return next(found, self.devices)
+
+        def links(devices: int) -> tuple[Link, tuple[int, ...]]:
+            own = replace(self, devices=devices)
+            return own.replicas_link(d, t, stages), own.border_periods(d * t, stages)
+
+        counts, wanted = range(d * t * stages, self.devices), links(self.devices)
+        return d * t * stages + bisect_left(counts, True, key=lambda devices: links(devices) == wanted)
 
     def border_bytes_per_s(self, behind: int, periods: Sequence[int]) -> float:
         """The rate at the border with so many stages behind it. periods: of ``border_periods``."""
-        left = [level for level, period in enumerate(periods, start=1) if behind % period == 0]
-        return self.level_bytes_per_s(max(left, default=0))
+        return self.level_bytes_per_s(self.border_level(behind, periods))
+
+    @staticmethod
+    def border_level(behind: int, periods: Sequence[int]) -> int:
+        """The number of the link there."""
+        left = [level for level, period in enumerate(periods, start=1) if period == 0 or behind % period == 0]
+        return max(left, default=0)
 
     @property
     def border_rates(self) -> tuple[float, ...]:

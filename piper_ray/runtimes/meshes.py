@@ -65,31 +65,37 @@ def meshes_of(plan: Plan, schedule: Schedule, node_of: Mapping[str, int], cluste
     """Front to back. plan: one with the same degrees on each kind. node_of: GPUs of a node of each kind."""
     found: list[Mesh] = []
     first = rank = node = 0
-    of_ranks, shared = plan.stages[: len(plan.stages) // schedule.v], dict(shared_groups(plan, schedule, cluster))
+    of_ranks = plan.stages[: len(plan.stages) // schedule.v]
+    shared = {gpus: (used, ranks) for gpus, used, ranks in shared_groups(plan, schedule, cluster)}
     for kind, stages in groupby(of_ranks, key=lambda stage: stage.kind):
         (d, t), *others = [(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in stages]
         ranks, size = 1 + len(others), node_of[kind]
-        in_a_node = shared.get(size, 0)
+        used, in_a_node = shared.get(size, (size, 0))
         alone = ranks % in_a_node if 0 < in_a_node < ranks else 0
         for count in (alone, ranks - alone):
             if count > 0:
-                made = Mesh(kind, first, count, d, t, rank, node, in_a_node * d * t or size)
+                made = Mesh(kind, first, count, d, t, rank, node, used)
                 found.append(made)
                 first, rank, node = first + made.ranks, rank + made.devices, node + made.nodes
     return tuple(found)
 
 
-def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int]]:
-    """Devices of groups with a link of their own that several neighbouring stages are charged at, and how many stages
-    lie in each; groups are filled from the back. Of plans with one d and one t, on devices of one kind."""
+def shared_groups(plan: Plan, schedule: Schedule, cluster: Cluster) -> list[tuple[int, int, int]]:
+    """Devices of groups with a link of their own whose place counts: several stages lie in each, or not all devices are
+    used. With each how many are used, and how many stages lie in it; 0: a part of one. Groups are filled from the back.
+    Of plans with one d and one t, on devices of one kind."""
     if cluster.kinds or schedule.name not in FLUSHED:
         return []
-    periods = cluster.border_periods(plan.stages[0].devices, len(plan.stages))
-    return [
-        (link.devices, period)
-        for link, period in zip(cluster.links, periods, strict=False)
-        if period > 1 and link.devices is not None
-    ]
+    first, count, found = plan.stages[0], len(plan.stages), []
+    for link, period in zip(cluster.links, cluster.border_periods(first.devices, count), strict=False):
+        if link.devices is not None and period > 0 and first.devices < link.devices:
+            found.append((link.devices, period * first.devices, period))
+    d, t = first.data_parallel_degree, first.tensor_parallel_degree
+    group, n = cluster.replicas_together(d, t, count) if len(cluster.links) > 1 else (0, d)
+    run = n * t
+    if 1 < n < d and group % run > 0:
+        found.append((group, group // run * run, 0))
+    return found
 
 
 def node_sizes(instance: Instance, gpus_per_node: int) -> dict[str, int]:

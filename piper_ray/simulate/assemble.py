@@ -14,14 +14,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from piper_ray.model.borders import lies_in_groups
 from piper_ray.model.cluster import Cluster
 from piper_ray.model.errors import UsageError
 from piper_ray.model.instance import Batch, Instance
 from piper_ray.model.plan import Plan
 from piper_ray.model.plan_rules import as_planned, unpassed_edges
-from piper_ray.model.schedule import FLUSHED, PAPERS_SCHEDULE, Schedule, ScheduleName
+from piper_ray.model.schedule import PAPERS_SCHEDULE, Schedule, ScheduleName
 from piper_ray.simulate.actions import ActionKind, Actions, flush_lists, gpipe, one_f_one_b
-from piper_ray.simulate.borders import border_rates
+from piper_ray.simulate.borders import best_ring, border_rates
 from piper_ray.simulate.kernels.events import Floats
 from piper_ray.simulate.overlaps import sends_waited_for, with_buffers, with_joined_passes
 from piper_ray.simulate.result import PROMISE_KEPT, Interval, PathPart, RankSimulation, Simulation, pass_of
@@ -120,14 +121,17 @@ def most_bytes(instance: Instance, plan: Plan) -> float:
 
 def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: SimulationOptions) -> _Scene:
     instance = as_planned(instance, plan)
-    own_rates = _border_rates(instance.cluster, plan, schedule)
-    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if own_rates else frozenset())
+    in_groups = lies_in_groups(instance.cluster, plan, schedule)
+    stages = stages_of(instance, plan, schedule, unpassed_edges(instance) if in_groups else frozenset())
     if schedule.name is ScheduleName.INTERLEAVED and options.transfers.overlaps:
         stages = with_buffers(stages, schedule, instance.microbatches)
     figures = stages.figures
     placed = layout(schedule, figures)
     cluster, devices = instance.cluster, plan.devices // schedule.v
     kinds = [stage.kind for stage in plan.stages]
+
+    size, count = plan.stages[0].devices, len(plan.stages)
+    own_rates = border_rates(cluster, size, count) if in_groups else []
 
     def rate(source: int, target: int, is_unpassed: bool) -> float:
         if is_unpassed:
@@ -136,7 +140,13 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
 
     replicas_bandwidth = np.array(
         [
-            replicas_bytes_per_s(cluster.of_kind(kind), devices, x.data_parallel_degree, x.tensor_parallel_degree)
+            replicas_bytes_per_s(
+                cluster.of_kind(kind),
+                devices,
+                x.data_parallel_degree,
+                x.tensor_parallel_degree,
+                count if in_groups else None,
+            )
             for x, kind in zip(figures, kinds, strict=True)
         ]
     )
@@ -162,15 +172,6 @@ def _scene(instance: Instance, plan: Plan, schedule: Schedule, options: Simulati
         instance.microbatches,
         plan.in_flight if schedule.asynchronous else None,
     )
-
-
-def _border_rates(cluster: Cluster, plan: Plan, schedule: Schedule) -> list[float]:
-    """Bytes per second at each border, the last one first; none where all borders are charged alike."""
-    degrees = {(stage.data_parallel_degree, stage.tensor_parallel_degree) for stage in plan.stages}
-    if len(cluster.links) == 1 or cluster.kinds or schedule.name not in FLUSHED or len(degrees) != 1:
-        return []
-    d, t = degrees.pop()
-    return border_rates(cluster, d * t, len(plan.stages)) if d > 0 and t > 0 else []
 
 
 def _batch(instance: Instance, options: SimulationOptions) -> Batch:
@@ -438,10 +439,13 @@ def transfer_bytes_per_s(cluster: Cluster, devices: int, one: str = "", other: s
     return bandwidth
 
 
-def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int) -> float:
+def replicas_bytes_per_s(cluster: Cluster, devices: int, d: int, t: int, stages: int | None = None) -> float:
     """The bandwidth of a ring through the d replicas of a stage, t devices each, in a plan of so many devices. Where
-    several replicas share a node, each has a link out of it. inf for one replica.
+    several replicas share a node, each has a link out of it. inf for one replica. stages: of a plan whose links
+    follow from where its stages lie.
     """
+    if stages is not None:
+        return best_ring(cluster, d, t, stages, replicas_bytes_per_s)
     *inner, (_, between) = _groups(cluster, devices)
     row = max((n for n in (size // t for size in cluster.blocks if size % t == 0) if d % n == 0), default=1)
     carried, near = float("inf"), 1

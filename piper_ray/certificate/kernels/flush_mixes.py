@@ -46,9 +46,9 @@ def share_left(mix: int, shape: FlushShape) -> float:
 
 @leaf_kernel
 def ends_whole(mix: int, shape: FlushShape) -> bool:
-    """Whether nothing is to be in front: the first stage counts as having one of its own kind there."""
+    """Whether nothing has to be in front: the first stage counts as having one of its own kind there."""
     kinds = shape.share.size
-    return bool(mix % kinds == mix // kinds % kinds)
+    return bool(mix % kinds == mix // kinds % kinds and stages_of(mix, shape) >= shape.fewest_stages)
 
 
 @leaf_kernel

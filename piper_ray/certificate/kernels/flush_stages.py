@@ -47,7 +47,8 @@ class FlushShape(NamedTuple):
     """Of all plans that are looked at. room: float64[most_stages + 1], of the last so many positions together: no stage
     takes more than a position's room times what the batch takes beyond the work of all stages. most_of_kind, share:
     of each kind of devices, the stages that there may be on it, and what a second counts there. mix_unit: see
-    ``flush_mixes``. borders: with one kind, int64[most_stages + 1] where borders differ: see ``flush_kinds``."""
+    ``flush_mixes``. borders: with one kind, int64[most_stages + 1] where borders differ: see ``flush_kinds``;
+    then plans have fewest_stages or more."""
 
     gpipe: bool
     microbatches: int
@@ -59,6 +60,7 @@ class FlushShape(NamedTuple):
     share: Floats
     mix_unit: Ints
     borders: Ints
+    fewest_stages: int
 
 
 class StageTables(NamedTuple):

@@ -23,7 +23,7 @@ from piper_ray.engine.kernels.flush_mixes import MixTables, mix_tables
 from piper_ray.engine.kernels.flush_types import FlushTask
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
 from piper_ray.engine.lattice.layer_graph import LayerGraph, ancestors, descendants
-from piper_ray.model.cluster import Cluster
+from piper_ray.model.cluster import Cluster, Link
 from piper_ray.model.instance import Instance
 from piper_ray.model.schedule import FLUSHED, Schedule
 
@@ -43,16 +43,18 @@ class Placed:
 @dataclass(frozen=True)
 class BorderRates:
     """On devices of one kind. rates: of borders, in bytes per second, the fastest first. Edges that may skip stages go
-    at the last one, that of the outermost link."""
+    at the last one, that of the outermost link. by_stages: whether the links of borders, or of replicas, depend on how
+    many stages there are."""
 
     rates: tuple[float, ...] = ()
+    by_stages: bool = False
 
     @classmethod
     def of(cls, instance: Instance, graph: LayerGraph, schedule: Schedule) -> BorderRates:
         """One rate alone where borders are alike: with one link, under 2bw, or where all edges may skip stages."""
         rates, cluster = instance.cluster.border_rates, instance.cluster
-        by_number = len(rates) > 1 and schedule.name in FLUSHED and not cluster.kinds
-        return cls(rates if by_number and unpassed_edges(graph).any() else rates[-1:])
+        by_stages = len(cluster.links) > 1 and schedule.name in FLUSHED and not cluster.kinds
+        return cls(rates if by_stages and unpassed_edges(graph).any() else rates[-1:], by_stages)
 
     def numbers(self, cluster: Cluster, degree: int) -> range:
         """Of the rates that borders between stages of at least so many devices may have."""
@@ -61,15 +63,21 @@ class BorderRates:
         shared = next(k for k, x in enumerate(cluster.links) if x.devices is None or 2 * degree <= x.devices)
         return range(self.rates.index(cluster.level_bytes_per_s(shared)), len(self.rates))
 
-    def parts(self, cluster: Cluster, stage_devices: int, stages: range) -> Iterator[tuple[range, tuple[int, ...]]]:
-        """The numbers of stages with the same rates at their borders; and these rates' numbers, by the stages behind:
-        behind the last stage the slowest of all. None where all borders are alike."""
-        if len(self.rates) == 1:
+    def parts(self, cluster: Cluster, d: int, t: int, stages: range) -> Iterator[tuple[range, tuple[int, ...]]]:
+        """The numbers of stages with the same rates at their borders and of their replicas; and the numbers of the
+        borders' rates, by the stages behind: behind the last stage the slowest of all. None where all are alike."""
+        if not self.by_stages:
             yield stages, ()
             return
-        for periods, counts in groupby(stages, key=lambda p: cluster.border_periods(stage_devices, p)):
+
+        def links(count: int) -> tuple[tuple[int, ...], Link]:
+            return cluster.border_periods(d * t, count), cluster.replicas_link(d, t, count)
+
+        for (periods, _), counts in groupby(stages, key=links):
             part = [*counts]
-            found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
+            found = [0] * part[-1]
+            if len(self.rates) > 1:
+                found = [self.rates.index(cluster.border_bytes_per_s(q, periods)) for q in range(1, part[-1] + 1)]
             yield range(part[0], part[-1] + 1), (max(found[:-1], default=found[-1]), *found)
 
 

@@ -254,9 +254,10 @@ class _Problem:
 
     def needed_devices(self, chosen: ChosenStages, cluster: Cluster) -> int:
         """Those without which the plan takes longer, or is none."""
-        if len(self.workload.border_rates.rates) == 1:
+        if not self.workload.border_rates.by_stages:
             return chosen.devices
-        return cluster.needed_devices(chosen.devices // chosen.stages, chosen.stages)
+        d = chosen.task.data_parallel_degree
+        return cluster.needed_devices(d, chosen.devices // (chosen.stages * d), chosen.stages)
 
     def tasks(self, workload: FlushWorkload, instance: Instance) -> list[DegreePair]:
         """Of the lattice, or of the chain. instance: on other devices."""

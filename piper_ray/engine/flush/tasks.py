@@ -85,9 +85,9 @@ def list_tasks(
     move = moves_of(placed, len(of_kind) if has_kinds else len(borders.rates))
 
     @cache
-    def sync_of(d: int) -> FloatArray:
+    def sync_of(d: int, count: int | None) -> FloatArray:
         alike = {(x.variant.kind, x.variant.degree) for x in placed}
-        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t) for kind, t in alike}
+        found = {(kind, t): sync_s_per_byte(step, of_kind[kind], d, t, count) for kind, t in alike}
         return np.array([found[x.variant.kind, x.variant.degree] for x in placed])
 
     for d, degrees, usable, stages, of_borders in _parts(instance, workload, schedule, restrictions):
@@ -108,7 +108,7 @@ def list_tasks(
             stages=stages[-1] if is_fixed else 0,
             most_memory_bytes=float(memory_bytes[list(variants)].max()),
             memory_bytes=memory_bytes,
-            sync_s_per_byte=sync_of(d),
+            sync_s_per_byte=sync_of(d, stages[0] if borders.by_stages else None),
             tensor_parallel_degrees=tensor_parallel_degrees,
             variants=np.array(variants, np.int64),
             bounding=np.array(bounding, np.int64),
@@ -154,13 +154,13 @@ def _parts(
     instance: Instance, workload: FlushWorkload, schedule: Schedule, restrictions: Restrictions
 ) -> Iterator[tuple[int, tuple[int, ...], tuple[int, ...], range, tuple[int, ...]]]:
     """Each choice of degrees with the numbers of its variants, for all numbers of stages with the same rates at their
-    borders: see ``BorderRates.parts``."""
+    borders and of their replicas: see ``BorderRates.parts``."""
     for d, degrees, usable in degree_choices(instance, restrictions, [x.variant for x in workload.placed]):
         stages = rank_counts(instance, restrictions, *(d * t for t in degrees))
         if schedule.name is ScheduleName.TWO_BW:  # Piper's bound on the sum of d
             stages = range(stages.start, min(stages.stop, instance.data_parallel_limit // d + 1))
         if stages:
-            for part in workload.border_rates.parts(instance.cluster, d * degrees[0], stages):
+            for part in workload.border_rates.parts(instance.cluster, d, degrees[0], stages):
                 yield d, degrees, usable, *part
 
 

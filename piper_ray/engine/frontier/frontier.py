@@ -157,10 +157,10 @@ class _Frontiers:
         def needed(plan: Plan, position: int) -> int:
             if by_sum:
                 return plan.data_parallel_sum
-            cluster = on(position).cluster
+            cluster, first = on(position).cluster, plan.stages[0]
             if self._planned_for.name not in FLUSHED or cluster.kinds:
                 return plan.devices
-            return cluster.needed_devices(plan.stages[0].devices, len(plan.stages))
+            return cluster.needed_devices(first.data_parallel_degree, first.tensor_parallel_degree, len(plan.stages))
 
         falling = not self.restrictions.all_devices
         return Walk(positions, by_sum, falling, solve, lambda position: self._unknown(on(position)), shape, needed)

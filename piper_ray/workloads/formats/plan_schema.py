@@ -42,6 +42,13 @@ class StageFigures(_Documented):
     """What limits the stage. time: hardly any stage is slower; memory: it takes nearly all memory there is."""
 
 
+class StageLink(_Documented):
+    bandwidth_bytes_per_s: float
+    """What each device has to the next stage."""
+    group_devices: int | None
+    """The devices of the group, with a link of its own, that both stages lie in; null: the plan counts on none."""
+
+
 class StageDocument(_Documented):
     nodes: list[int]
     """The ids of its layers, in the order of the instance."""
@@ -61,6 +68,8 @@ class StageDocument(_Documented):
     """Whether each layer recomputes activations in the backward pass, in the order of ``nodes``; null: none does."""
     ranks: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     """The first and the last rank of its devices, counted from 0 at the first stage; t neighbours are a replica."""
+    to_next: StageLink | None = None
+    """The link to the next stage; null: the last stage, or links do not differ, or ranks hold several stages."""
     schemes: dict[str, dict[str, object]] | None = None
     """TMPCs found from operators, in full, by the words of their ids: where each value lies and what moves."""
     figures: StageFigures | None = None

@@ -12,11 +12,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Annotated
 
 from pydantic import Field
 
 from piper_ray.model import limits
+from piper_ray.model.borders import stage_borders
 from piper_ray.model.errors import UsageError
 from piper_ray.model.figures import plural, size_option
 from piper_ray.model.instance import Instance, Layer
@@ -63,7 +65,9 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
     schedule: that which the plan is for.
     """
     documents: list[Document] = []
-    for document, stage, ranks in zip(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), strict=True):
+    borders = stage_borders(instance.cluster, plan, schedule)
+    of_stages = zip_longest(plan.stage_dicts(), plan.stages, plan.ranks_under(schedule), borders)
+    for document, stage, ranks, border in of_stages:
         layers = [instance.layer_by_id.get(layer) for layer in stage.layers]
         document["names"] = ["" if layer is None else layer.name for layer in layers]
         document["paths"] = ["" if layer is None else layer.path for layer in layers]
@@ -74,6 +78,11 @@ def stage_documents(instance: Instance, plan: Plan, schedule: Schedule = PAPERS_
         if found := {word: instance.schemes[word] for word in sorted(words & instance.schemes.keys())}:
             document["schemes"] = found
         document["ranks"] = [ranks.start, ranks.stop - 1]
+        if border is not None:
+            document["to_next"] = {
+                "bandwidth_bytes_per_s": border.bandwidth_bytes_per_s,
+                "group_devices": border.group_devices,
+            }
         documents.append(document)
     return documents
 

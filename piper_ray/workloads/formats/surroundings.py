@@ -253,8 +253,9 @@ def _read_kinds(
     rate = "bandwidth_bytes_per_s"
     of_rate = {rate: given["between"]} if "between" in given else {}
     between = _read_quantities(of_rate, {rate: paths["between"]}, None, faults, (rate,), units=units)[rate]
-    if faults:
-        return Cluster(None, None, (Link(None),))  # type: ignore[arg-type] # nobody looks at it
+    if faults:  # nobody looks at it, but for the names of its kinds
+        named = tuple(found) if len(found) == len(listed) else ()
+        return Cluster(None, None, (Link(None),), kinds=named)  # type: ignore[arg-type]
     return Cluster.of_kinds(found, between)
 
 

@@ -135,7 +135,7 @@ def read_upstream(document: Mapping[str, object], overrides: Quantities, name: s
     cluster: Cluster = surroundings["cluster"]
     kinds = kind_names(document["kinds"]) if "kinds" in document else [""]
     layers = [_read_node(node, f"nodes[{index}]", neighbours, kinds, faults) for index, node in enumerate(nodes)]
-    if not faults:
+    if cluster.kinds or not faults:
         graph.check_kinds(((f"nodes[{k}].TMPCs", x) for k, x in enumerate(layers) if x is not None), cluster, faults)
     drawn = [faults.model(_UpstreamEdge, edge, f"edges[{index}]") for index, edge in enumerate(edges)]
     tensors = _read_tensors(document, [layer.id for layer in layers if layer is not None], faults)

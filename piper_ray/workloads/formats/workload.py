@@ -31,18 +31,20 @@ def read_workload(document: Mapping[str, object], overrides: Quantities, name: s
         for key in tables[name_of_table]:
             if key not in known:
                 faults.at(path_of(name_of_table, key), f"unknown key; expected one of {', '.join(known)}")
-    surroundings = read_surroundings(document, schema.PATHS, overrides, name, faults, units=True)
+    around, before = Faults(), len(faults.found)  # layers are looked at, whatever the cluster is
+    surroundings = read_surroundings(document, schema.PATHS, overrides, name, around, units=True)
     types = {key: _read_type(key, raw, faults) for key, raw in tables["types"].items()}
     chains = _read_layers(tables["layers"], types, faults)
     drawn = _read_graph(tables["graph"], tables["layers"], faults)
     expanded = None if chains is None or drawn is None else expand(chains, drawn, types, faults)
+    if expanded is not None and (surroundings["cluster"].kinds or not around):
+        placed = ((path_of("layers", layer.name), layer) for layer in expanded[0])
+        graph.check_kinds(placed, surroundings["cluster"], faults)
+    faults.found[before:before] = around.found
+    faults.notes += around.notes
     if expanded is None or faults:
         return None
     layers, edges, tensors = expanded
-    placed = ((path_of("layers", layer.name), layer) for layer in layers)
-    graph.check_kinds(placed, surroundings["cluster"], faults)
-    if faults:
-        return None
     return Instance(layers, edges, tensors=tensors, **surroundings)
 
 
