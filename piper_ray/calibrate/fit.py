@@ -81,7 +81,7 @@ def fit(measurements: Sequence[Measurement]) -> Fit:
         if abs(ratio) > math.log(_FAR):
             raise UsageError(
                 f"{one.label}: measured {one.measured_s:.4g} s, estimated {one.measured_s * math.exp(ratio):.4g} s; "
-                "that is no matter of constants: expected the same model, GPU and layout"
+                "no constants explain that: expected the same model, GPU and layout"
             )
     scale = np.sqrt(np.array([one.weight for one in measurements]))
     slopes = scale[:, None] * _jacobian(measurements, start, before, range(len(Constant)))

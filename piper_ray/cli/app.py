@@ -36,6 +36,23 @@ FORMER_NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """Options that had another name, without their dashes: still understood, and in no help."""
 
+_RUNTIMES_NAMES: Mapping[str, tuple[str, ...]] = {
+    "--tokens": ("seq-length", "seq-len", "sequence-length", "max-seq-len", "max-length"),
+    "--global-batch": ("global-batch-size", "gbs", "batch-size", "train-batch-size"),
+    "--microbatch-size": ("micro-batch-size", "micro-batch", "mbs", "local-batch-size"),
+    "--nodes": ("num-nodes", "nnodes", "num-gpus", "gpus"),
+    "--gpus-per-node": ("nproc-per-node", "n-gpus-per-node"),
+    "--tensor-parallel": ("tensor-model-parallel-size", "tensor-parallel-degree", "tp"),
+    "--stages": ("pipeline-model-parallel-size", "pipeline-parallel-degree", "pipeline-parallel", "pp"),
+    "--context-parallel": ("context-parallel-size", "context-parallel-degree", "cp"),
+    "--expert-parallel": ("expert-model-parallel-size", "expert-parallel-degree", "ep"),
+    "--precision": ("bf16", "fp16", "fp8", "fp8-format", "dtype"),
+    "--zero": ("use-distributed-optimizer", "zero-stage", "zero-1"),
+}
+"""Our options by the names that runtimes have for them, without dashes: complaints of unknown options name ours."""
+
+_CHOSEN = {"--tensor-parallel": "the tensor-parallel degrees", "--stages": "the number of pipeline stages"}
+
 _BOUND = re.compile(r"Input should be (greater|less) than or equal to (\S+)")
 _OPTIONS: Mapping[str, str] = {"samples_per_microbatch": "--microbatch-size", "tokens_per_sample": "--tokens"}
 _PARAMETER = re.compile(
@@ -67,7 +84,10 @@ def reword(complaint: Any) -> None:
         lambda found: f"must be at {'least' if found[1] == 'greater' else 'most'} {found[2]}", str(complaint.message)
     )
     possibilities = getattr(complaint, "possibilities", None)
-    if possibilities:
+    if meant := _option_meant(complaint):
+        complaint.possibilities = None
+        complaint.message += meant
+    elif possibilities:
         complaint.possibilities = None
         known = [f"--{name.lstrip('-')}" for name in possibilities]
         complaint.message = f"{complaint.message}{did_you_mean(complaint.option_name, known) or f' ({known[0]}?)'}"
@@ -76,6 +96,18 @@ def reword(complaint: Any) -> None:
         given = re.findall(r"'([^']*)'", match["given"])[0]
         meant = _BRIDGE if given == "megatron-bridge" else did_you_mean(given, known)
         complaint.message = f"{match['given']} {', '.join(known)}{meant}"
+
+
+def _option_meant(complaint: Any) -> str:
+    """What the command has for an option of a runtime's; "" for all else."""
+    given, command = getattr(complaint, "option_name", None), getattr(complaint.ctx, "command", None)
+    if given is None or command is None:
+        return ""
+    name = str(given).lstrip("-").replace("_", "-")
+    meant = next((option for option, names in _RUNTIMES_NAMES.items() if name in names), None)
+    if any(meant in parameter.opts for parameter in command.params):
+        return f"; did you mean {meant}?"
+    return f"; `piper-ray solve WORKLOAD {meant} ...` restricts {_CHOSEN[meant]}" if meant in _CHOSEN else ""
 
 
 TRACEBACK_VARIABLE = "PIPER_RAY_TRACEBACK"

@@ -222,10 +222,10 @@ class RuntimeSolve:
 
 
 def with_room(runtime: str, find: Callable[[float], _Found], missing_bytes: Callable[[_Found], float]) -> _Found:
-    """What is found so that its launch fits the memory that a runtime holds beside a plan's figures.
+    """Finds a plan whose launch fits although the runtime holds memory besides a plan's figures.
 
-    find: the best with so many bytes of each device set aside. missing_bytes: what has to be set aside for the launch
-    of what was found to fit; 0 where it does, or nobody waits for more. runtime: its title.
+    find: finds the best plan with a number of bytes of each device set aside. missing_bytes: what has to be set aside
+    for the launch of what was found to fit; 0 where it does, or nobody waits for more. runtime: its title.
     """
     set_aside_bytes, found = 0.0, find(0.0)
     while (wanted_bytes := missing_bytes(found)) > set_aside_bytes:
@@ -351,7 +351,7 @@ def alternatives_document(instance: Instance, found: Alternatives) -> list[dict[
 
 
 def write_alternatives(out: Path, instance: Instance, found: Alternatives, unwritten: Unwritten) -> None:
-    """``plan-1.json`` and so on, beside ``plan.json``."""
+    """``plan-1.json`` and so on, next to ``plan.json``."""
     for number, one in enumerate(found.found, start=1):
         with unwritten.noted():
             piper_ray.dump_plan(one.plan, out.with_stem(f"{out.stem}-{number}"), instance, one.simulation.schedule)

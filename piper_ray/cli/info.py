@@ -24,7 +24,7 @@ _MOST_IDS = 6
 
 @dataclass(frozen=True)
 class InfoOptions:
-    """What is shown beside the usual."""
+    """What is shown besides the usual."""
 
     verbose: bool = flag("Show the ids of all TMPCs.")
     picture: Path | None = option(

@@ -131,8 +131,8 @@ class Interrupts:
         """A context in which a signal, until ``run``, raises KeyboardInterrupt on the main thread: there is nothing to
         lose yet.
 
-        What is being loaded then may make another error of it, as a descriptor's ``__set_name__`` does, which is told
-        as what it comes from.
+        What is being loaded then may make another error of it, as a descriptor's ``__set_name__`` does, which is
+        reported as what it comes from.
         """
         self._raising = True
         try:

@@ -456,7 +456,7 @@ def _as_launched(demand: PlanDemand, facts: LaunchFacts | None) -> PlanDemand:
 
 
 def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, command: str) -> list[ClusterPlan]:
-    """The plan, and those for each number of nodes that is left; their files beside its own."""
+    """The plan, and those for each number of nodes that is left; their files next to its own."""
     from piper_ray.proposal.clusters import ClusterPlan, plans_of
 
     nodes, spare = found.demand.request.nodes, asked.written.spare
@@ -480,7 +480,7 @@ def _with_fewer_nodes(asked: _Question, found: FoundPlans, log: ProposalLog, com
 
 
 def _on_fewer(asked: _Question, found: FoundPlans, nodes: int) -> PlanDemand:
-    """The same batch in the same precision on so many nodes, with what the runtime can be offered on them."""
+    """The same batch in the same precision on ``nodes`` nodes, with what the runtime can be offered on them."""
     demand = found.demand
     own = asked.request(demand.model, demand.hardware, demand.gpu, nodes)
     request = replace(own, batch=found.best.batch, precision=demand.request.precision)

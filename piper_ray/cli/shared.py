@@ -59,7 +59,7 @@ class WorkloadOptions:
         read = partial(load_text, stdin_text(), name="stdin") if source == STDIN else partial(piper_ray.load, source)
         figures = {name: value for name, value in vars(self).items() if name not in ("source", "plan_file")}
         instance = read(**figures | ({} if devices is None else {"devices": devices}))
-        for text in instance.notes if left() is None else ():  # else they have been told
+        for text in instance.notes if left() is None else ():  # else they have been printed
             note(f"{source}: {text}")
         return instance
 
@@ -179,7 +179,7 @@ class RestrictionOptions:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a step takes beside its passes."""
+    """What a step takes besides its passes."""
 
     panel: ClassVar[str] = "Step"
 

@@ -178,7 +178,7 @@ def _way_to_experts(instance: Instance, run_as: RunAs) -> Iterator[str]:
     own = dispatcher_of(instance.model, ranks)
     if run_as.overlaps_experts and not instance.model.expert_overlap:
         yield (
-            "experts' exchanges run beside passes, which the workload's times do not count (estimate --overlap experts)"
+            "experts' exchanges overlap with passes, which the workload's times leave out (estimate --overlap experts)"
         )
     if run_as.dispatcher is None:
         yield f"it does not say how tokens reach experts: times are of {own.value} (--dispatcher)"

@@ -186,7 +186,7 @@ def _transfers(given: SimpleNamespace, *, is_interleaved: bool) -> Transfers:
     """Raises UsageError for a flag that Megatron refuses."""
     if not is_interleaved or given.no_overlap_p2p_communication:
         if given.overlap_p2p_communication_warmup_flush:
-            what = "without virtual stages" if not is_interleaved else "beside --no-overlap-p2p-communication"
+            what = "without virtual stages" if not is_interleaved else "with --no-overlap-p2p-communication"
             raise UsageError(f"{_SOURCE}: --overlap-p2p-communication-warmup-flush {what}, which Megatron refuses")
         return Transfers.IN_PASSES
     return Transfers.BESIDE if given.overlap_p2p_communication_warmup_flush else Transfers.BESIDE_STEADY

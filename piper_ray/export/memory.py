@@ -189,7 +189,7 @@ def _with(run: PublishedRun, given: Mapping[str, object]) -> PublishedRun:
     for name, value in own.items():
         known = getattr(run, name)
         if known not in (None, "", value):
-            raise UsageError(f"layout: it says {name}={known}, and {name}={value} is given beside it; leave one out")
+            raise UsageError(f"layout: it says {name}={known}, and {name}={value} is given as well; leave one out")
     return run.model_copy(update=own)
 
 

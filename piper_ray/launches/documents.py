@@ -153,7 +153,7 @@ def _hydra(defaults: list[object], source: Source) -> Mapping[str, object] | Non
         if isinstance(one, Mapping) and isinstance(name := one.get("train"), str):
             _, text = text_beside(f"train/{name}.yaml", source.path)
             if text is None:
-                raise UsageError(f"train/{name}.yaml, which the file takes its layout from, is not beside it")
+                raise UsageError(f"train/{name}.yaml, which the file takes its layout from, is not next to it")
             return _yaml(f"train/{name}.yaml", text)
     return None
 

@@ -46,7 +46,7 @@ class PlanShape:
         return (self.data_parallel_degree, self.tensor_parallel_degree) == degrees and self.schedule.v == schedule.v
 
     def lower_of_s(self, pipeline_ranks: int) -> float:
-        """No microbatch of such a plan on so many ranks takes less, in s."""
+        """No microbatch of such a plan on ``pipeline_ranks`` ranks takes less, in s."""
         return self.work_s / (pipeline_ranks * self.data_parallel_degree)
 
 
@@ -81,8 +81,8 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Alternatives:
-    """found: the best first. tied: so many of these, from the first on, are within the tolerance of the fastest, and in
-    the order of fewest devices, simplest layout, most memory to spare. looked_at: solves that it took.
+    """found: the best first. tied: how many of these, from the first on, are within the tolerance of the fastest, and
+    in the order of fewest devices, simplest layout, most memory to spare. looked_at: solves that it took.
     left_from_s: if the search ended early, no shape that was left is faster, in s for a microbatch.
     """
 
@@ -187,7 +187,7 @@ class _Search:
         return late or self.passes >= CHUNKED_TOTAL_PASSES or (self.stop is not None and self.stop.requested)
 
     def solve(self, shape: PlanShape, pipeline_ranks: int | None) -> Alternative | None:
-        """The best plan of the shape, on so many ranks; None: any number. None if there is none."""
+        """The best plan of the shape. pipeline_ranks: None allows any number. None if no plan fits."""
         self.looked_at += 1
         passes_limit = min(CHUNKED_SHAPE_PASSES, CHUNKED_TOTAL_PASSES - self.passes) if self.chunked else None
         asked = [

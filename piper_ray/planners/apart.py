@@ -31,7 +31,7 @@ from piper_ray.model.stop import Stop, StopSearch
 
 @dataclass(frozen=True)
 class OwnPipelines:
-    """What the devices of a kind do by themselves: so many microbatches by that plan of theirs, in so long a batch."""
+    """What the devices of one kind do alone: the number of microbatches, their plan, and the time of a batch."""
 
     kind: str
     microbatches: int
@@ -41,7 +41,7 @@ class OwnPipelines:
 
 @dataclass(frozen=True)
 class KindsApart:
-    """parts: of the kinds that do anything. sync_s: what their gradients take. solves: so many plans were sought."""
+    """parts: of the kinds that do anything. sync_s: what their gradients take. solves: how many plans were sought."""
 
     parts: tuple[OwnPipelines, ...]
     sync_s: float
@@ -66,7 +66,7 @@ def on_kind(instance: Instance, kind: str) -> Instance | None:
 
 
 def sync_of(instance: Instance, kinds: Sequence[str], step: StepTerms) -> float:
-    """Seconds that summing the gradients of so many kinds takes. Weights count as the layers' leanest TMPCs have
+    """Seconds that summing the gradients of all kinds takes. Weights count as the layers' leanest TMPCs have
     them."""
     if len(kinds) < 2:
         return 0.0
@@ -184,7 +184,7 @@ class _OfKind:
         self.least_s[n], self.is_rough[n] = max(self.least_s[n], n * worth.least_s), False
 
     def solve(self, n: int, options: SolveOptions, stop: Stop[Any] | None) -> None:
-        """The best plan for so many microbatches."""
+        """Finds the best plan for ``n`` microbatches."""
         assert self.instance is not None
         found = solve(
             self.instance.replace(microbatches=n),

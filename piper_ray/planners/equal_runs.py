@@ -114,8 +114,8 @@ def best_point(
 
 
 def _lower_s(schedule: Schedule, forward_s: Floats, backward_s: Floats, sync_s: Floats, microbatches: int) -> float:
-    """The least time of a batch of which a replica runs so many microbatches. Without a flush it is that of the slowest
-    stage's passes and sums.
+    """The least time of a batch of which a replica runs ``microbatches`` microbatches. Without a flush it is
+    that of the slowest stage's passes and sums.
 
     Else each rank waits for one forward pass of all stages before its first, does all its passes, and sums gradients.
     Or its last backward pass goes back through the stages before it.

@@ -1,4 +1,4 @@
-"""A plan of people's own beside the one that was found: valued under the same model."""
+"""A plan of the user's own, compared with the one that was found: valued under the same model."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def priced(
     flushes: int = 1,
 ) -> Proposed:
     """Their plan under the model of the estimate, on GPUs with all their memory, from one flush of their pipelines to
-    the next. transfers: of their launch; those that run beside passes are charged in them, as in all plans that it is
+    the next. transfers: of their launch; those that overlap with passes are charged in them, as in all plans that it is
     held against. flushes: how many there are in a batch."""
     instance = estimate.instance.replace(microbatches=estimate.instance.microbatches // flushes)
     estimate = replace(estimate, instance=instance)

@@ -56,7 +56,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def usual_batch(model: ModelConfig, devices: int) -> int:
-    """In samples: the model's own where so many devices divide it well, else one near it."""
+    """In samples: the model's own where ``devices`` divide it well, else one near it."""
     return model.batch if model.batch % odd_part(devices) == 0 else divisible_batch(model.batch, devices)
 
 
@@ -76,8 +76,8 @@ class PlanDemand:
     """What is to be trained where, and by what. request: its microbatch size, if any, is the only one tried.
 
     schedules: those tried, of the runtime's own. set_aside_bytes: of each GPU, left free by all plans, for what the
-    runtime holds beside a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
-    free beside. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
+    runtime holds besides a plan's figures; below 0: what GPUs have beyond the estimate. headroom: what is to be left
+    free besides. stack: GPUs and software that are no entries of tables; None: as the request says. further: other
     kinds of GPUs of the same cluster, whose batch, microbatches and precision are those of ``request``. schemes: adds
     TMPCs that are found from operators; None: there are none of these.
     """
@@ -127,12 +127,12 @@ class PlanDemand:
 
     def scheduled(self, name: ScheduleName) -> Schedule:
         """As the runtime runs it: Megatron's interleaved begins with one more forward pass on each rank where experts'
-        exchanges run beside passes, so that these are of two microbatches."""
+        exchanges overlap with passes, so that these are of two microbatches."""
         return Schedule(name, ahead=int(self.runs_beside and name is ScheduleName.INTERLEAVED))
 
     @property
     def runs_beside(self) -> bool:
-        """Whether Megatron is to run experts' exchanges beside passes of other microbatches."""
+        """Whether Megatron is to run experts' exchanges during passes of other microbatches."""
         return self.runtime.passes_ahead and Overlap.EXPERTS.value in self.request.overlaps
 
     def restrictions(self, instance: Instance, schedule: ScheduleName) -> Restrictions:
@@ -171,7 +171,7 @@ class PlanDemand:
         return replace(self, request=replace(self.request, batch=batch))
 
     def estimated(self, samples: int, batch: int | None = None, check: Callable[[], None] = lambda: None) -> Estimate:
-        """With microbatches of so many samples. check: may raise, to end it. Raises UsageError."""
+        """The estimate with microbatches of ``samples`` samples. check: may raise, to end it. Raises UsageError."""
         request = replace(self.request, samples=samples, batch=self.request.batch if batch is None else batch)
         if self.stack is None:
             kinds = replace(self, request=request).kinds
@@ -256,10 +256,10 @@ class PlanDemand:
 
 
 _NOT_BESIDE = {*Recomputation.FULL.parts, "moe"}
-"""What Megatron refuses to compute again where experts' exchanges run beside passes."""
+"""What Megatron refuses to compute again where experts' exchanges overlap with passes."""
 
 BESIDE = (
-    "with experts' exchanges beside passes (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
+    "with experts' exchanges overlapped (--overlap experts) Megatron runs several pipeline ranks interleaved alone, "
     "and recomputes neither whole layers nor moe: other plans are not tried"
 )
 

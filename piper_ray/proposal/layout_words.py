@@ -155,7 +155,7 @@ def layout_words(one: Proposed) -> LayoutWords:
 
 
 def _dispatcher(one: Proposed, ranks: int) -> str | None:
-    """How tokens reach experts on so many ranks, where it matters."""
+    """How tokens reach experts on ``ranks`` ranks, where it matters."""
     model = one.instance.model
     how = None if model is None or ranks == 1 else dispatcher_of(model, ranks)
     return None if how is None or (how is TokenDispatcher.ALL_TO_ALL and ranks <= NEAR_RANKS) else how.value

@@ -88,7 +88,7 @@ def print_clusters(
 
 
 def _first_columns(plans: Sequence[ClusterPlan], along: str) -> dict[str, list[str]]:
-    """What the rows differ in, by head; beside batches the GPUs that are idle, beside rooms what is held."""
+    """What the rows differ in, by head; with batches the GPUs that are idle, with rooms what is held."""
     demands, found = [one.demand for one in plans], [None if one.found is None else one.found.best for one in plans]
     if along == "batches":
         return {

@@ -95,7 +95,7 @@ def ids_text(instance: Instance, plan: Plan) -> str:
 
 
 def reasons(slower: Simulation, faster: Simulation, digits: int = 6) -> list[str]:
-    """Why the one is faster, as phrases with seconds in so many digits, the largest part first."""
+    """Why the one is faster, as phrases with seconds in ``digits`` digits, the largest part first."""
     one, other = parts_of(slower), parts_of(faster)
     gain_s = slower.step_s - faster.step_s
     if gain_s <= _EQUAL * slower.step_s:

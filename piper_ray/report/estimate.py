@@ -343,7 +343,7 @@ def _numbers_text(numbers: memory.Numbers, whose: str, training: Training, mode:
 
 
 def _memory_lines(result: Estimate, kind: LayerKind, mode: LayerMode) -> Iterator[str]:
-    """What b is for, and what the backward pass holds beside a and b."""
+    """What b is for, and what the backward pass holds besides a and b."""
     states = [
         (name, memory.state_bytes(kind, mode, training))
         for name, training in _parts_of(result.setting.training).items()
@@ -371,7 +371,7 @@ def _edge_text(result: Estimate, kind: LayerKind, mode: LayerMode) -> str:
     return (
         f"c = {kind.output} / {setting.largest_degree} = {edge_bytes(output, setting):,.0f} bytes to each layer that "
         f"reads it; bw = {output:,.0f} / {mode.devices} - c{' + gathering' if gathers else ''} = "
-        f"{sync_bytes(output, mode.degree, mode, setting):,.0f} bytes; fw of what it reads likewise"
+        f"{sync_bytes(output, mode.degree, mode, setting):,.0f} bytes; fw the same of what it reads"
     )
 
 

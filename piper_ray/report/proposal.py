@@ -59,8 +59,8 @@ _NO_GAP = 5e-5
 
 @dataclass(frozen=True)
 class AskedOfPlan:
-    """What was asked for beside a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans in
-    other precisions that were asked for, by their names; None where there is none."""
+    """What was asked for besides a plan. tokens, price_per_hour: of the whole training, and of one GPU. others: plans
+    in other precisions that were asked for, by their names; None where there is none."""
 
     tokens: float | None = None
     price_per_hour: float | None = None
@@ -474,7 +474,7 @@ def help_lines(best: Proposed, found: Iterable[Help]) -> Iterator[str]:
 
 
 def against_lines(proposal: FoundPlans, theirs: Theirs) -> Iterator[str]:
-    """Their plan beside the best one: time, memory, what differs, and why it is not the plan."""
+    """Their plan compared with the best one: time, memory, what differs, and why it is not the plan."""
     best, own = proposal.best, theirs.plan
     step_s = own.step_s * best.batch / own.batch  # whose pipelines may run empty several times in a batch
     step = f"{time_text(step_s, 3)} a step, {change_text(_per_sample(own) / _per_sample(best) - 1.0)}"

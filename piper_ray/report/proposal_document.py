@@ -134,7 +134,7 @@ def priced_document(one: Proposed, best: LayoutWords) -> dict[str, object]:
 
 
 def against_document(proposal: FoundPlans, theirs: Theirs) -> dict[str, object]:
-    """A plan of people's own beside the best one."""
+    """A plan of the user's own, compared with the best one."""
     words = layout_words(proposal.best)
     return {
         "name": theirs.name,

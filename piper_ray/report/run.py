@@ -1,4 +1,4 @@
-"""A run in words and as JSON: the measured step beside the promised one, and each rank's share of both."""
+"""A run in words and as JSON: the measured step and the promised one, and each rank's share of both."""
 
 from __future__ import annotations
 

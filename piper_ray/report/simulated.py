@@ -254,14 +254,15 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def beside_text(instance: Instance, plan: Plan, simulation: Simulation) -> str:
-    """What a step takes where transfers run beside passes, as Megatron's interleaved schedule has it."""
+    """What a step takes where transfers overlap with passes, as Megatron's interleaved schedule has it."""
     default_s, flagged_s = (
         simulate(instance, plan, simulation.schedule, options=replace(simulation.options, transfers=how)).step_s
         for how in (Transfers.BESIDE_STEADY, Transfers.BESIDE)
     )
     return (
-        f"charged in passes; Megatron runs them beside passes but in warm-up and flush: {time_text(default_s, 3)} a "
-        f"step, {time_text(flagged_s, 3)} with --overlap-p2p-communication-warmup-flush (modelled)"
+        "charged in passes; Megatron overlaps them with passes, except in warm-up and flush: "
+        f"{time_text(default_s, 3)} a step, {time_text(flagged_s, 3)} with "
+        "--overlap-p2p-communication-warmup-flush (modelled)"
     )
 
 

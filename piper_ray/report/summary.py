@@ -303,7 +303,7 @@ def _runs(layers: tuple[int, ...], names: dict[int, str]) -> Iterator[tuple[int,
 
 
 def _shortened(text: str, width: int) -> str:
-    """A text of at most so many characters, cut between entries of the list that it is, if it is one."""
+    """A text of at most ``width`` characters, cut between entries of the list that it is, if it is one."""
     if len(text) <= width:
         return text
     kept, comma, _ = text[: width - 3].rpartition(", ")

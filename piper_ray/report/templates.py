@@ -1,4 +1,4 @@
-"""Texts that stand in template files, beside the modules that fill them in."""
+"""Texts that stand in template files, next to the modules that fill them in."""
 
 from __future__ import annotations
 

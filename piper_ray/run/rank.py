@@ -367,7 +367,7 @@ def told(job: Job | SchemeJob, rank: int, error: Exception) -> Failure:
     if is_late:
         # A device tells of a fault when it is next asked, so the pass that hears of it is seldom the one that made it.
         heard = f"{error}, made there" if isinstance(error, PassFailed) else "what comes after the passes, made there"
-        of_rank = f"{name}: told in {heard} or in an earlier pass of this rank"
+        of_rank = f"{name}: found in {heard} or in an earlier pass of this rank"
         return Failure(InputError(job.model, [Fault(of_rank, f"{words}; CUDA_LAUNCH_BLOCKING=1 shows where")]))
     return Failure(InputError(job.model, [Fault(f"{name}: {error}", words)]))
 

@@ -49,7 +49,7 @@ FILE_ROWS = 50_000
 def read_dataset(location: str | os.PathLike[str], columns: list[str] | None = None) -> pa.Table:
     """All rows, with the workload's label as the first column. Safe while a sweep goes on.
 
-    columns: only these of ``columns.SCHEMA``, beside the label. Raises DatasetDamaged, which names them, if parts are
+    columns: only these of ``columns.SCHEMA``, besides the label. Raises DatasetDamaged, which names them, if parts are
     damaged or missing; UsageError if there is no dataset, or one of another format, and for columns that it does not
     have.
 

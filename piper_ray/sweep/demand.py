@@ -98,7 +98,7 @@ class PointQueue:
         return points
 
     def took(self, kind: Kind, points: int, seconds: float) -> None:
-        """Points of a kind were solved in so many seconds of work. A slow one counts at once, quick ones by and by."""
+        """Points of a kind were solved in ``seconds`` of work. A slow one counts at once, quick ones gradually."""
         mean_s = seconds / points
         known_s = self._mean_s.get(kind, mean_s)
         self._mean_s[kind] = max(mean_s, 0.5 * (known_s + mean_s))

@@ -1,4 +1,4 @@
-"""What a dataset shows: its points as records, each planner beside the exact one, and the best of each memory size."""
+"""What a dataset shows: its points as records, each planner with the exact one, and the best of each memory size."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_errors_say_what_to_do(layout: str, words: str) -> None:
 
 
 def test_what_is_said_twice_must_agree() -> None:
-    with pytest.raises(UsageError, match="it says seq=4096, and seq=8192 is given beside it; leave one out"):
+    with pytest.raises(UsageError, match="it says seq=4096, and seq=8192 is given as well; leave one out"):
         piper_ray.memory("llama3-8b", "tp=2,dp=2,seq=4096", tokens=8192)
 
 

@@ -8,7 +8,7 @@ over states i < k < j (layers closed under predecessors), with T and P the time 
 two states, out_k the activations that leave state k, c machines and B bytes per s. With levels of machines T is the
 value of the level below on all its w machines (w = 1 at the lowest). Weights are synchronised with each minibatch.
 
-So the published program has it. In the paper (section 3.1) weights are synchronised beside the passes, and all replicas
+So the published program has it. In the paper (section 3.1) weights are synchronised during the passes, and all replicas
 share a link:
 
     S(k, j, m) = max(T, 2 (m - 1) P / (B m)) / m

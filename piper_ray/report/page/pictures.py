@@ -92,7 +92,7 @@ class StagePlace:
 
 
 def places_of(simulation: Simulation, cluster: Cluster, within: Container[int]) -> tuple[StagePlace, ...]:
-    """Front to back, the devices of each beside those of the one before; where there are nodes, the stages that come in
+    """Front to back, the devices of each after those of the one before; where there are nodes, the stages that come in
     the largest blocks of these first, so that no block is cut by a node's border. within: stages that are placed."""
     held = []
     for _, ranks in groupby(simulation.timeline.layout.ranks, key=lambda rank: rank.place):

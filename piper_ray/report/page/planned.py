@@ -37,7 +37,7 @@ class PlannedPage:
 
 
 def planned_of(found: FoundPlans, figures: Figures) -> PlannedPage:
-    """What ``plan`` knows of its plan beside the plan itself."""
+    """What ``plan`` knows of its plan besides the plan itself."""
     heads, rows = other_plans(found)
     columns = [
         PageColumn(head.replace(" ", "-"), head, partial(_cell, place), numeric=head not in OF_WORDS)

@@ -1,4 +1,4 @@
-"""The page itself: one HTML file that needs nothing beside it, no network and no script."""
+"""The page itself: one HTML file that needs no other file, no network and no script."""
 
 from __future__ import annotations
 

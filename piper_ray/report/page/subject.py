@@ -29,7 +29,7 @@ COMPARED = ("megatron", "pipedream-2bw", "gpipe", "data-parallel", "tensor-paral
 
 @dataclass(frozen=True)
 class Compared:
-    """A planner beside the exact one, and what it found. planner: its name. note: its own words on its plan, or why
+    """A planner besides the exact one, and what it found. planner: its name. note: its own words on its plan, or why
     there is none that fits and runs so.
 
     simulation: that of its plan; None where there is none.

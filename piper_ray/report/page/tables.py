@@ -71,7 +71,7 @@ def singles(count: int) -> list[Group]:
 
 
 def groups(keys: Sequence[Hashable], most: int = MOST_ROWS) -> list[Group]:
-    """Neighbours with the same key together, and where those are still too many so many neighbouring groups as it
+    """Neighbours with the same key together, and where those are still too many as many neighbouring groups as it
     takes."""
     alike = [list(run) for _, run in groupby(range(len(keys)), key=keys.__getitem__)]
     step = -(-len(alike) // most)

@@ -24,7 +24,7 @@ TIME = "time per microbatch (s)"
 
 
 class _Panel(NamedTuple):
-    """A pair of axes with the optimum as steps over ``x``. expected: a dashed curve beside it, by what it is."""
+    """A pair of axes with the optimum as steps over ``x``. expected: a dashed curve with it, by what it is."""
 
     title: str
     x_label: str
@@ -40,7 +40,7 @@ def frontier_figure(
     budgets: Sequence[FrontierPoint],
     schedule: Schedule = PAPERS_SCHEDULE,
 ) -> Figure | None:
-    """Against devices: time per sample beside a perfect speedup, and speed per device; then time against s. None where
+    """Against devices: time per sample with a perfect speedup, and speed per device; then time against s. None where
     there is no plan."""
     panels = []
     batch = f"N = {instance.microbatches:,}"
@@ -255,7 +255,7 @@ def _explained(every: Sequence[Axes]) -> Iterator[Line2D]:
 
 
 def draw_curves(axes: Axes, lines: Sequence[tuple[Look, style.Points]]) -> None:
-    """Each as wide as is seen beside the others."""
+    """Each wide enough to be seen next to the others."""
     widths = style.widths([points for _, points in lines])
     for (look, points), of_line in zip(lines, widths, strict=True):
         axes.plot(
@@ -278,7 +278,7 @@ def finish(figure: Figure, every: Sequence[Axes], quantity: str, values: Sequenc
 
 
 def _spread(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of the values, the first and the last included, evenly spread."""
+    """At most ``most`` of the values, the first and the last included, evenly spread."""
     if len(values) <= most:
         return list(values)
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]

@@ -72,7 +72,7 @@ def timeline_element(simulation: Simulation) -> str:
 
 
 def timeline_figure(simulation: Simulation) -> Figure:
-    """Lanes over time, and beside them each rank's idle share and peak memory.
+    """Lanes over time, and next to them each rank's idle share and peak memory.
 
     Of a step too long to tell its passes apart the start and the end are drawn.
     """

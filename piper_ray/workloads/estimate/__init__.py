@@ -3,7 +3,7 @@
 ``config`` finds the model, ``architectures`` makes its layers of operators, ``adapters`` freezes them and adds LoRA's,
 ``modes`` lists the ways to run a layer, ``roofline``, which counts its FLOP, ``exchanges`` and ``memory`` price one,
 ``costs`` adds them up to a TMPC, ``build`` puts the instance together; ``layout`` prices one given layout. ``runtimes``
-says how memory is held beside that; ``hardware`` and ``software`` hold all other constants. In the planner's words:
+says how memory is held besides that; ``hardware`` and ``software`` hold all other constants. In the planner's words:
 
 - a sample is one microbatch; p is the s of its forward and backward pass, recomputation and the exchanges among t
   devices included, one after the other;

@@ -60,7 +60,7 @@ class EstimateRequest:
     software, precision: a generation (``software.toml``); bf16, fp16 or fp8. offer: further ways to run layers;
     recomputations: besides those that suit the software.
     context_exchange: how context parallelism attends to all tokens (``software.ContextExchange``); overlaps:
-    exchanges that hide beside passes beyond what the software does by default; graphs: what CUDA graphs capture
+    exchanges that hide behind passes beyond what the software does by default; graphs: what CUDA graphs capture
     (``software.CudaGraph``); dispatcher: how tokens reach experts (``software.TokenDispatcher``); None: as the
     software does by default. expert_imbalance: tokens of the busiest experts' device over the average. lora: rank
     of adapters that are trained in the model's place; 0: the model itself is. optimizer_on_host: its state is in host
@@ -248,7 +248,7 @@ def estimate_on(stack: Stack, model: ModelConfig, hardware: Hardware, request: E
         raise UsageError(f"--reserve {size_text(setting.reserve_bytes)}: a GPU has {there}; expected less")
     if setting.memory_bytes <= 0.0:
         raise UsageError(
-            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has beside its "
+            f"one layer's backward pass takes {setting.workspace_bytes:,.0f} bytes, more than a GPU has besides its "
             f"reserve of {setting.reserve_bytes:,.0f}; expected a smaller --microbatch-size or fewer --tokens"
         )
     priced = {

@@ -57,8 +57,8 @@ class ModelConfig:
 
 
 def with_images(model: ModelConfig, count: int, tokens: int | None) -> ModelConfig:
-    """With so many images a sample. tokens: of a sample; None: as many as usual. Raises UsageError for a model that
-    sees none, and for more than a sample holds."""
+    """The config with ``count`` images a sample. tokens: of a sample; None: as many as usual. Raises UsageError for a
+    model that sees none, and for more than a sample holds."""
     images, _, each = images_of(model.config)
     if not images:
         raise UsageError(f"--images {count}: {model.name} has no vision tower in front of a decoder; expected none")

@@ -70,7 +70,7 @@ class LayerCosts:
 
     idle_forward_s, idle_backward_s: the time that the GPU waits while the host launches what is next. gather_forward_s,
     gather_backward_s: FSDP's, as far as it takes longer than the pass. offload_s: moving activations to the host and
-    back. synchronised_bytes: w. offload_forward_s: of the former, beside the forward pass. weight_s: the part of
+    back. synchronised_bytes: w. offload_forward_s: of the former, during the forward pass. weight_s: the part of
     backward_s of products that give gradients of weights. shared_bytes: the bytes of state that all replicas together
     hold once. updated: parameters whose optimizer state is here. unsaid_s: the part of synchronisation that w does not
     say at any d (``synchronisation``).
@@ -131,7 +131,7 @@ class LayerCosts:
 
 
 class _Passes(NamedTuple):
-    """What a layer's passes take for a microbatch, but for what is moved beside them. forward_s, backward_s, again_s:
+    """What a layer's passes take for a microbatch, without what is moved during them. forward_s, backward_s, again_s:
     on the GPU; weight_s: of the backward pass, gradients of weights; idle_forward_s, idle_backward_s: what the GPU
     waits for the host."""
 
@@ -282,7 +282,7 @@ def _again(kind: LayerKind, mode: LayerMode, forward: Sequence[float]) -> tuple[
 
 
 def offload_s(kept_bytes: float, pass_s: float, gpu: Gpu) -> float:
-    """Activations go to the host beside the forward pass, or come back beside the backward pass.
+    """Activations go to the host during the forward pass, and come back during the backward pass.
 
     That waits for what takes longer than the pass, and takes its share of the GPU's own memory bandwidth.
     """

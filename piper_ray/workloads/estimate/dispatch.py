@@ -16,7 +16,7 @@ NEAR_RANKS = 8
 
 
 def dispatcher_for(ranks: int, stack: Stack) -> TokenDispatcher:
-    """That of the software, or the usual one for so many ranks in such nodes."""
+    """That of the software, or the usual one for ``ranks`` ranks in such nodes."""
     if stack.software.dispatcher is not None:
         return stack.software.dispatcher
     return _usual(max(ranks, stack.domain))
@@ -33,7 +33,7 @@ def dispatcher_word(stack: Stack) -> str:
 
 
 def dispatcher_of(model: TrainedModel, ranks: int) -> TokenDispatcher:
-    """How the times of a model's workload count tokens to reach experts on so many ranks. Raises UsageError."""
+    """How the times of a model's workload count tokens to reach experts on ``ranks`` ranks. Raises UsageError."""
     return dispatcher_named(model.dispatcher) if model.dispatcher else _usual(ranks)
 
 

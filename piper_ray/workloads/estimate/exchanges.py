@@ -54,7 +54,7 @@ def transfer_bytes_per_s(devices: int, gpu: Gpu, domain: int) -> float:
 
 @dataclass(frozen=True)
 class ExchangeSeconds:
-    """The seconds of exchanges in a layer's passes, without what hides beside products. again_s: those of what
+    """The seconds of exchanges in a layer's passes, without what hides behind products. again_s: those of what
     recomputation does again."""
 
     forward_s: float

@@ -37,7 +37,7 @@ class Layout:
     samples, tokens: those of a microbatch. batch: the samples of a batch, over all replicas. stages: transformer layers
     of each rank, or of each chunk in the order of the model; None: as even as they can be. optimizer_on_host: its state
     is in host memory, and updated there. overlapped: whether
-    gradients and what stages hand over run beside passes; None: as the software does.
+    gradients and what stages hand over overlap with passes; None: as the software does.
     """
 
     tensor: int
@@ -92,8 +92,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class PricedLayout:
-    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over runs beside passes. layers: what each
-    layer of the instance is, and how it is run."""
+    """What ``simulate`` needs to run it. overlap_transfers: what stages hand over overlaps with passes. layers: what
+    each layer of the instance is, and how it is run."""
 
     instance: Instance
     plan: Plan
@@ -278,7 +278,7 @@ def _synchronisation_s(kind: LayerKind, mode: LayerMode, layout: Layout, setting
 def _hidden_share(
     ranks: Sequence[Sequence[str]], costs: dict[str, LayerCosts], sync_s: dict[str, float], layout: Layout
 ) -> float:
-    """The share that fits beside passes of the synchronisation of the rank that can hide least of it.
+    """The share that hides behind passes of the synchronisation of the rank that can hide least of it.
 
     Those of one microbatch; of as many as there are ranks, where several chunks take turns with such groups of them.
     """

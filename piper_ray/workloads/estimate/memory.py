@@ -1,6 +1,6 @@
 """Bytes on each device of a layer in a mode: parameters, what a microbatch in flight keeps, what its passes need.
 
-A backward pass holds gradients on their way and inputs gathered again, beside what its microbatch kept. The layer is
+A backward pass holds gradients on their way and inputs gathered again, besides what its microbatch kept. The layer is
 gone through backwards, operator by operator, as autograd does: the gradient of an operator's input is there before that
 of its output goes, and what the operator kept goes when it is through. What counts is the largest sum on the way.
 """
@@ -20,7 +20,7 @@ _NUMBER_BYTES = 2.0
 
 _DISPATCHED_COPIES = 2.0
 _INNER_COPIES = 6.0
-"""Experts: copies of the dispatched tokens' gradients, and of the inner activations', beside those in use while the
+"""Experts: copies of the dispatched tokens' gradients, and of the inner activations', besides those in use while the
 weighted activation function is differentiated; from the peaks of layers with 160 and with 256 experts (SimuMax)."""
 
 

@@ -104,7 +104,7 @@ def worked_out_once(function: Callable[..., _Figure]) -> Callable[..., _Figure]:
 
 @dataclass(frozen=True)
 class Offer:
-    """What modes are offered beside plain ones, sequence parallelism and recomputation.
+    """What modes are offered besides plain ones, sequence parallelism and recomputation.
 
     zero, zero2, fsdp: replicas that share the optimizer's state, gradients too, weights too; 1: not offered, and
     ALL_REPLICAS for the first and the last (``on``). contexts: groups that share a sequence. experts: ranks that

@@ -326,7 +326,7 @@ class Architecture:
 
     @property
     def trained_parameters(self) -> int:
-        """All of them, those that only training has too, but those that stand still beside adapters."""
+        """All of them, those that only training has too, but those that are frozen while adapters train."""
         everything = self.parameters + self.predictor_parameters
         return everything - sum(node.kind.frozen_parameters for node in self.nodes)
 

@@ -94,7 +94,7 @@ class RankMemory:
 
     @property
     def beside_bytes(self) -> float:
-        """What the device must have beside that: CUDA's context, communicators, what is stuck in the allocator."""
+        """What the device must have besides that: CUDA's context, communicators, what is stuck in the allocator."""
         return self.device_bytes - self.allocated_bytes
 
     @property
@@ -190,7 +190,7 @@ def _work(chunk: Chunk, runtime: Traits) -> _Work:
 
 
 def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], float]:
-    """By item; and what the optimizer's step needs beside it."""
+    """By item; and what the optimizer's step needs besides it."""
     items: dict[str, float] = {}
     step_bytes = 0.0
     for chunk in layout.chunks:
@@ -204,7 +204,7 @@ def _states(layout: RankLayout, runtime: Traits) -> tuple[dict[str, float], floa
 
 
 def _fixed(layout: RankLayout, runtime: Traits) -> dict[str, float]:
-    """What is there all the time beside states."""
+    """What is there all the time besides states."""
     layers = [layer for chunk in layout.chunks for layer in chunk]
     shapes = {shape: size for kind, mode in layers for shape, size in gradient_shapes(kind, mode).items()}
     grouped = runtime.grouped_workspace_bytes if _grouped(layout) else 0.0

@@ -1,4 +1,4 @@
-"""How training runtimes hold memory, beside the formulas of layers: states of parameters, losses, copies, buffers,
+"""How training runtimes hold memory, besides the formulas of layers: states of parameters, losses, copies, buffers,
 context, fragments and what is stuck."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StateBytes:
         return {name: size for name, size in items.items() if size}
 
     def step_bytes(self, sharding: Sharding, shards: float) -> float:
-        """What a step takes beside that, a parameter."""
+        """What a step takes besides that, a parameter."""
         return self.step / (shards if sharding >= Sharding.OPTIMIZER else 1.0)
 
 

@@ -51,7 +51,7 @@ class Precision(str, Enum):
 
 
 class ContextExchange(str, Enum):
-    """How groups that share a sequence's tokens attend to all of them. RING: keys and values go around a ring beside
+    """How groups that share a sequence's tokens attend to all of them. RING: keys and values go around a ring during
     attention (Liu et al. 2023). ALL_GATHER: they are gathered before it (Grattafiori et al. 2024, section 3.3.2).
     ALL_TO_ALL: heads are handed out in place of tokens (Jacobs et al. 2023)."""
 
@@ -79,7 +79,7 @@ class SoftwareFamily(str, Enum):
 
 
 class Overlap(str, Enum):
-    """Exchanges that software hides beside passes where it is told to."""
+    """Exchanges that software hides behind passes where it is asked to."""
 
     TENSOR = "tensor"
     EXPERTS = "experts"

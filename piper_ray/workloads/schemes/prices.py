@@ -105,7 +105,7 @@ class StackPrices:
         if phase is PassPhase.FORWARD:
             return (once_s + software.message_s) * (1.0 - software.forward_overlap)
         if phase is PassPhase.KEPT and not target.axis:
-            # Asked for before the product that needs it, beside another one, as sequence parallelism does.
+            # Asked for before the product that needs it, during another one, as sequence parallelism does.
             once_s = all_gather_s(value.bytes, group, stack.gpu, stack.domain) - software.message_s
         return (once_s + software.message_s) * (1.0 - software.backward_overlap)
 
@@ -158,7 +158,7 @@ class EstimatedPrices(StackPrices):
         }[side]
 
     def _ring_s(self, operator: Operator) -> tuple[float, float]:
-        """What does not hide beside attention of keys and values that go around, and of their gradients."""
+        """What does not hide behind attention of keys and values that go around, and of their gradients."""
         kind, stack, mode = self.of.kind, self.setting.stack, LayerMode(context=self.of.degree)
         moved_s, beside_s = context_s(kind, mode, stack), forward_s(operator, kind, mode, stack)
         return max(0.0, moved_s - beside_s), max(0.0, 2.0 * moved_s - 2.0 * beside_s)

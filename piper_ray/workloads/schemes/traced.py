@@ -19,7 +19,7 @@ _ATTENTION_BACK = 2.5
 @dataclass(frozen=True)
 class TracedWork:
     """products: whole. columns, depth: axes of these sides; all others are of rows. opaque: the operator, where no rule
-    divides it. free: done beside the product before it."""
+    divides it. free: done with the product before it."""
 
     products: tuple[MatrixProducts, ...] = ()
     columns: tuple[object, ...] = ()

@@ -4,7 +4,7 @@ They run at t = 1: Megatron's tensor parallelism has no convolutions. Symbols: b
 picture that comes out, o its channels, i those that go in; k x l the kernel. A unit keeps what it hands on, which the
 next one reads, and what its norm reads; recomputation keeps the former only and convolves again.
 
-ResNet has bottlenecks or pairs of convolutions beside a shortcut (He et al. 2016); Inception-v3 (Szegedy et al. 2016),
+ResNet has bottlenecks or pairs of convolutions with a shortcut (He et al. 2016); Inception-v3 (Szegedy et al. 2016),
 here without the auxiliary classifier, has modules of branches that are concatenated.
 """
 
