@@ -16,11 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from piper_ray.engine.kernels.chunk_bound import FIGURE, LayerKinds, ShapeLimits
 from piper_ray.engine.kernels.chunk_cover import most_of_main
 from piper_ray.engine.kernels.chunk_program import BACKWARD, ChunkProgram
 from piper_ray.engine.kernels.types import FloatArray, IndexArray
+
+_Bools = npt.NDArray[np.bool_]
 
 _MOST_CHOICES = 256
 """Numbers of layers of the kinds beside the main one, in all combinations; kinds that would make more are left out."""
@@ -41,7 +44,7 @@ class RankCover:
     """
 
     first_row: IndexArray
-    timed: IndexArray
+    timed: _Bools
     room: FloatArray
     main: FloatArray
     others: FloatArray
@@ -66,7 +69,7 @@ class RankCover:
         before, and_behind = (np.append(0.0, np.cumsum(x))[first] for x in (there, round_trip if whole else there))
         crossing = 2.0 * m * np.bincount(rank_of, limits.crossing_s, p)
         takes = m * passes
-        absent = ~may[:, program.stage_of].any(axis=2)  # [kinds, p]
+        absent: _Bools = ~np.asarray(may[:, program.stage_of].any(axis=2))  # [kinds, p]
         # Of each moment: the chunks of its rank, and the fewest microbatches that a layer of a kind may be held for.
         own = program.stage_of[limits.moment_rank]
         held, may_own = np.take_along_axis(limits.held, own, axis=1), may[:, own]
@@ -87,7 +90,7 @@ class RankCover:
 
     @classmethod
     def _over(
-        cls, kinds: LayerKinds, takes_of: FloatArray, row_rank: IndexArray, room: FloatArray, timed: IndexArray
+        cls, kinds: LayerKinds, takes_of: FloatArray, row_rank: IndexArray, room: FloatArray, timed: _Bools
     ) -> RankCover:
         counts, finite = kinds.layers, np.where(np.isfinite(takes_of), takes_of, 0.0)
         main = int(counts.argmax())
